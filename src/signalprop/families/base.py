@@ -200,7 +200,7 @@ class Family:
         """A family like this one.
 
         Args:
-            model_type, fields: as of Family. own: its defaults that are others, or that this one has not.
+            model_type, fields: as of Family. own: defaults that it changes or adds.
             changes: other fields of Family.
         """
         given = {"defaults": {**self.defaults, **(own or {})}, "fields": fields or self.fields, **changes}

@@ -20,7 +20,7 @@ from signalprop.kernels.rows import Rows, held, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import vanishing
-from signalprop.theory.two_rows import LEAST, tabulated
+from signalprop.theory.two_rows import LEAST, position, within_table
 
 
 class _Kernel(NamedTuple):
@@ -329,18 +329,16 @@ class TokenAttention:
         own = np.maximum(self._row_score_variance, 1e-12)
         c = self._pair_scores * self._per_row(self._spread)[:, None]
         np.clip(c, LEAST * own[:, None], own[:, None], out=c)
-        s, beyond = map(np.asarray, tabulated(own))
+        s, beyond = map(np.asarray, within_table(own))
         if beyond.max() > 1:
             c /= beyond[:, None]
-        root = np.sqrt(s + 4)[:, None]
-        x = c / (root + np.sqrt(s[:, None] + 4 - c))
-        x *= (root + 2) / s[:, None]
+        x = np.asarray(position(s[:, None], c))
         value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
         moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
         ratio = moves / np.where(self._row_length > 1, moves, 1.0)[:, None]
         value *= s[:, None]
-        np.minimum(value, np.log(self._row_length)[:, None], out=value)  # overlaps are at most n, also beyond the table
+        np.minimum(value, np.log(self._row_length)[:, None], out=value)  # an overlap is at most n
         popular = np.expm1(value, out=value)
         popular *= ratio
         met = np.exp(jacobian, out=jacobian)

@@ -10,7 +10,7 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.theory.softmax import vanishing
-from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange, tabulated
+from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange, within_table
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
 
@@ -52,7 +52,7 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
-    within, beyond = map(np.asarray, tabulated(s))
+    within, beyond = map(np.asarray, within_table(s))
     index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
     found = np.asarray(horner(cubic, offset)).reshape(3, DEGREE + 1, -1)

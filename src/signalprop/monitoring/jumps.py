@@ -86,7 +86,7 @@ class Jumps:
         self._usual: dict[str, list[float]] = {}
 
     def seen(self, steps: Sequence[int], losses: FloatArray, gradients: FloatArray, updates: FloatArray) -> list[Jump]:
-        """What jumped in the last step; a gradient that jumps with the loss, or soon after it, is no jump of its own.
+        """What jumped in the last step; a gradient that jumps with the loss, or soon after it, is not another.
 
         Args:
             losses: (steps,). gradients, updates: (steps, places).
@@ -119,7 +119,7 @@ class Jumps:
 
 
 def _edge(what: str, before: Sequence[float], value: float) -> tuple[float, float] | None:
-    """(what is usual, the highest that is no jump) where a value jumped; else None."""
+    """(what is usual, the highest that is not a jump) where a value jumped; else None."""
     if len(before) < _BEFORE:
         return None
     if what == "loss":

@@ -23,8 +23,8 @@ from signalprop.theory.softmax import (
 # Five-point Gauss-Hermite rule for a standard normal variable: the roots of x (x^4 - 10 x^2 + 15), by hand because
 # importing np.polynomial takes longer than a prediction.
 _OUTER, _INNER = math.sqrt(5 + math.sqrt(10)), math.sqrt(5 - math.sqrt(10))
-_HERMITE_X = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
-_HERMITE_W = 4.8 / (_HERMITE_X**4 - 6 * _HERMITE_X**2 + 3) ** 2
+HERMITE_X = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
+HERMITE_W = 4.8 / (HERMITE_X**4 - 6 * HERMITE_X**2 + 3) ** 2
 _CAUSAL_POSITIONS = 24
 
 _FLOATS = SimpleNamespace(exp=math.exp, log=math.log, minimum=min, maximum=max)
@@ -171,18 +171,18 @@ def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Splin
         mean[:, 3] / mean[:, 0] / far**2,
     ]
     log_spread = math.log1p(spread)
-    factor = np.exp(math.sqrt(log_spread) * _HERMITE_X - 0.5 * log_spread)
+    factor = np.exp(math.sqrt(log_spread) * HERMITE_X - 0.5 * log_spread)
     p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
     moments = [
-        np.log(np.exp(p) @ _HERMITE_W),
-        (response * slower**2 * factor) @ _HERMITE_W,
-        (tilt * slower**2 * factor) @ _HERMITE_W,
+        np.log(np.exp(p) @ HERMITE_W),
+        (response * slower**2 * factor) @ HERMITE_W,
+        (tilt * slower**2 * factor) @ HERMITE_W,
     ]
     slopes = [
-        np.log((np.exp(j) * slower) @ _HERMITE_W),
-        np.log((np.exp(j) * slower * factor) @ _HERMITE_W),
-        (rest * slower**2) @ _HERMITE_W,
+        np.log((np.exp(j) * slower) @ HERMITE_W),
+        np.log((np.exp(j) * slower * factor) @ HERMITE_W),
+        (rest * slower**2) @ HERMITE_W,
     ]
     return Spline(np.stack(moments, axis=1)), Spline(np.stack(slopes, axis=1))
 

@@ -47,14 +47,14 @@ def exp(x: Array) -> Array:
 def safe_exp(x: Array) -> Array:
     """exp, held where the result is a normal double, so that extreme streams saturate instead of overflowing."""
     if isinstance(x, float):
-        return math.exp(x if -LARGEST < x < LARGEST else math.copysign(LARGEST, x))
+        return math.exp(x if -LARGEST < x < LARGEST or x != x else math.copysign(LARGEST, x))
     return np.asarray(np.exp(np.minimum(np.maximum(x, -LARGEST), LARGEST)))
 
 
 def within(x: Array, bound: float) -> Array:
     """x, held between -bound and bound."""
     if isinstance(x, float):
-        return x if -bound < x < bound else math.copysign(bound, x)
+        return x if -bound < x < bound or x != x else math.copysign(bound, x)  # what is not a number stays so
     return np.asarray(np.clip(x, -bound, bound))
 
 
@@ -87,7 +87,7 @@ def correlation(shared: Array, total: Array) -> Array:
     """shared / total within [-1, 1], and 0 where total is 0."""
     if isinstance(total, float) and isinstance(shared, float):
         r = shared / total if total > 0 else 0.0
-        return r if -1.0 < r < 1.0 else math.copysign(1.0, r)
+        return r if -1.0 < r < 1.0 or r != r else math.copysign(1.0, r)
     bottom = np.asarray(total, float)
     if (bottom > 0).all():
         out = shared / bottom

@@ -21,15 +21,10 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER
 from signalprop.results.profile import POINTS, Profile
 from signalprop.results.series import Series
-from signalprop.theory.branches import (
-    placed,
-)
+from signalprop.theory.branches import placed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import (
-    log,
-    plain,
-)
+from signalprop.theory.logs import log, plain
 from signalprop.theory.passes import Ahead, Back
 
 

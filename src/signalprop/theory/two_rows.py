@@ -23,6 +23,7 @@ import numpy as np
 from signalprop.files.storage import read_json
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import Array, FloatArray
+from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.softmax import Spline, node_moments, node_variances, vanishing
 
 FILE = Path(__file__).with_name("two_rows.json")
@@ -36,15 +37,13 @@ LEAST = -0.3
 DEGREE = 7
 _AT = LEAST + (1 - LEAST) * (1 - np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)) / 2
 _POLYNOMIAL = np.linalg.inv(_AT[:, None] ** np.arange(DEGREE + 1))
-# Gauss-Hermite rule of five points, as in `attention_rows`, by three.
-_OUTER, _INNER = math.sqrt(5 + math.sqrt(10)), math.sqrt(5 - math.sqrt(10))
-_FIVE = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
+# Gauss-Hermite rule of five points by three.
 _THREE = np.array([-math.sqrt(3), 0.0, math.sqrt(3)])
-_ANGLE, _SIZE = (x.ravel() for x in np.meshgrid(_FIVE, _THREE))
-_WEIGHT = np.outer([1 / 6, 2 / 3, 1 / 6], 4.8 / (_FIVE**4 - 6 * _FIVE**2 + 3) ** 2).ravel()
+_ANGLE, _SIZE = (x.ravel() for x in np.meshgrid(HERMITE_X, _THREE))
+_WEIGHT = np.outer([1 / 6, 2 / 3, 1 / 6], HERMITE_W).ravel()
 
 
-def tabulated(s: Array) -> tuple[Array, Array]:
+def within_table(s: Array) -> tuple[Array, Array]:
     """(s or the largest that is tabulated, how many times larger s is): beyond it rows are one key each, so that the
     overlap is that of c/s, and its slope in c falls as 1/s."""
     within = min(s, _MOST) if isinstance(s, float) else np.minimum(s, _MOST)
@@ -57,7 +56,7 @@ def position(s: Array, c: Array) -> Array:
     Two sharp rows part like √(s - c), over a width of about 4; where scores are small, x is c/s.
     """
     root = (s + 4.0) ** 0.5
-    return (root + 2.0) / (root + (s + 4.0 - c) ** 0.5) * (c / s)
+    return c / (root + (s + 4.0 - c) ** 0.5) * ((root + 2.0) / s)
 
 
 def share(s: Array, x: Array) -> Array:
@@ -139,7 +138,7 @@ def horner(coefficients: Iterable[Array], x: Array) -> Array:
 
 def log_overlap(s: Array, c: Array, length: int) -> Array:
     """ln Λ_V of rows whose scores do not fluctuate; c from -s/2 to s. Error: `steady`."""
-    s, beyond = tabulated(s + 1e-12)
+    s, beyond = within_table(s + 1e-12)
     x = position(s, c / beyond)
     return s * x * horner(steady(length)(s), x)
 
@@ -195,7 +194,7 @@ def fluctuating(length: int, spread: float) -> Polynomials:
 
 def log_value(s: Array, c: Array, length: int, spread: float) -> Array:
     """ln(E Λ_V) of two rows of one length, of numbers or arrays; c from LEAST s to s."""
-    s, beyond = tabulated(s + 1e-12)
+    s, beyond = within_table(s + 1e-12)
     return s * horner(fluctuating(length, spread).value(s), position(s, c / beyond))
 
 
@@ -212,7 +211,7 @@ class Slopes(NamedTuple):
 
 def slopes(s: Array, c: Array, length: int, spread: float) -> Slopes:
     """As `log_value`."""
-    within, beyond = tabulated(s + 1e-12)
+    within, beyond = within_table(s + 1e-12)
     x, found = position(within, c / beyond), fluctuating(length, spread)
     jacobian = horner(found.jacobian(within), x)
     met = (math.exp(jacobian) if isinstance(jacobian, float) else np.exp(jacobian)) * vanishing(within) / beyond

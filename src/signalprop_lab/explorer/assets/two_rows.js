@@ -14,14 +14,14 @@ const twoRows = (() => {
   const horner = (c, x) => c.reduceRight((total, value) => total * x + value);
 
   /** s or the largest that is tabulated, and how many times larger s is. */
-  function tabulated(s) {
+  function withinTable(s) {
     const within = min(s, NODES.at(-1));
     return [within, s / within];
   }
 
   function position(s, c) {
     const root = sqrt(s + 4);
-    return (root + 2) / (root + sqrt(s + 4 - c)) * (c / s);
+    return c / (root + sqrt(s + 4 - c)) * ((root + 2) / s);
   }
 
   function share(s, x) {
@@ -57,7 +57,7 @@ const twoRows = (() => {
 
   /** ln of the overlap of rows whose scores do not fluctuate. */
   function logOverlap(given, c, length) {
-    const [s, beyond] = tabulated(given + 1e-12), x = position(s, c / beyond);
+    const [s, beyond] = withinTable(given + 1e-12), x = position(s, c / beyond);
     return s * x * horner(steady(length)(s), x);
   }
 
@@ -88,7 +88,7 @@ const twoRows = (() => {
 
   /** Averages over pairs of rows of one length. */
   function pairOverlaps(given, c, length, spread) {
-    const [s, beyond] = tabulated(given + 1e-12), x = position(s, c / beyond), found = fluctuating(length, spread)(s), n = DEGREE + 1;
+    const [s, beyond] = withinTable(given + 1e-12), x = position(s, c / beyond), found = fluctuating(length, spread)(s), n = DEGREE + 1;
     const [value, jacobian, weighted] = range(3).map((k) => horner(found.slice(k * n, (k + 1) * n), x));
     const met = exp(jacobian) * vanishing(s) / beyond;
     return { value: exp(s * value), jacobian: met, weighted: (given + 1e-12) * weighted * met };
