@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.memory import peak
 from benchmarks.timing import compared, take_turns
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
@@ -117,26 +118,19 @@ def real_contexts(rounds: int = 7) -> str:
     with tempfile.TemporaryDirectory() as cache:
         variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         variables["PYTHONPYCACHEPREFIX"] = cache
-        memory: dict[str, float] = {}
 
-        def process(name: str, *arguments: str) -> Callable[[], Any]:
-            def run() -> None:
-                child = subprocess.Popen(
-                    [sys.executable, "-m", "signalprop", *arguments], env=variables, stdout=subprocess.DEVNULL
-                )
-                _, status, used = os.wait4(child.pid, 0)
-                child.returncode = os.waitstatus_to_exitcode(status)
-                if child.returncode:
-                    raise RuntimeError(f"signalprop {' '.join(arguments)} ended with {child.returncode}")
-                memory[name] = used.ru_maxrss / 1024
+        def process(*arguments: str) -> Callable[[], Any]:
+            command = ["-m", "signalprop", *arguments]
+            return lambda: subprocess.run([sys.executable, *command], check=True, capture_output=True, env=variables)
 
-            return run
+        def memory(*arguments: str) -> str:
+            return f"{peak(['-m', 'signalprop', *arguments], env=variables)[0] / 2**20:.0f} MB"
 
         names = {f"{preset}, {Architecture.preset(preset).seq_len:,} tokens": preset for preset in CONTEXTS}
-        actions = {name: process(name, "predict", preset) for name, preset in names.items()}
-        seconds = take_turns({**actions, BARE: process(BARE, "--version")}, rounds, clock=children_cpu)
-    found = {name: f"{value:.0f} MB" for name, value in memory.items()}
-    return compared("Real contexts.", seconds, BARE, **{"peak memory": found})
+        commands = {name: ("predict", preset) for name, preset in names.items()} | {BARE: ("--version",)}
+        seconds = take_turns({name: process(*words) for name, words in commands.items()}, rounds, clock=children_cpu)
+        peaks = {name: memory(*words) for name, words in commands.items()}
+    return compared("Real contexts.", seconds, BARE, **{"peak memory": peaks})
 
 
 def deep_model(n_layers: int = 768, rounds: int = 25) -> str:
