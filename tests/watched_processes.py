@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from own_model import D, OwnGPT
 from signalprop.attachment import Mapping
@@ -123,6 +124,25 @@ def whole_batch() -> Batch:
     return Batch(tokens=ids, targets=ids)
 
 
+def llama() -> LlamaForCausalLM:
+    """Four heads, which two processes can share; one of them prefers some keys."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4))
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[16:24] *= 1e3  # head 2
+    return model.train()
+
+
+def monitored_llama(model: LlamaForCausalLM) -> dict[str, Any]:
+    def call() -> Tensor:
+        loss = loss_of(model(input_ids=IDS).logits, IDS)
+        loss.backward()
+        return loss
+
+    return monitored(model, IDS, steps=2, batch=whole_batch(), call=call)
+
+
 def routes(rank: int, size: int) -> dict[str, Any]:
     """The Profile of every way to train."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -155,6 +175,14 @@ def routes(rank: int, size: int) -> dict[str, Any]:
     out["tp"] = profiled(split, torch.compile(split, backend="eager"), IDS, compiled=True)
     mapping = replace(split.signalprop_mapping(), layers=("blocks.0", "blocks.1"))
     out["monitored tp"] = monitored(split, IDS, steps=3, mapping=mapping, batch=whole_batch())
+
+    shared_heads = llama()
+    for layer in shared_heads.model.layers:
+        columns, rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
+        names = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+        plan = {f"{'mlp' if name[0] in 'gud' else 'self_attn'}.{name}": style for name, style in names.items()}
+        parallelize_module(layer, mesh, plan)
+    out["monitored heads"] = monitored_llama(shared_heads)
 
     part = own(Tokenwise)
     part.offset = rank * IDS.shape[1] // size

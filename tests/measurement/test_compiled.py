@@ -278,6 +278,14 @@ def test_monitors_of_several_processes_log_what_one_logs(processes: dict[str, An
 
 
 @pytest.mark.slow
+def test_heads_that_processes_share_are_known_by_their_number(processes: dict[str, Any]) -> None:
+    expected = watched_processes.monitored_llama(watched_processes.llama())
+    found = processes["monitored heads"]
+    same_logs(found, expected)
+    assert found["numbers"]["signal/layer_1/lowest_entropy_head"] == 2
+
+
+@pytest.mark.slow
 def test_a_sharded_model_without_a_monitor_on_every_process_says_so(processes: dict[str, Any]) -> None:
     together, alone = processes["monitored fsdp"], processes["monitor alone"]
     assert [line.partition(";")[0] for line in alone["said"]] == [
