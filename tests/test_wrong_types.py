@@ -126,7 +126,7 @@ def test_every_name_of_the_package_is_tried() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: sp.predict(3), "predict takes as subject: str or Architecture or Parametrization; it was given"),
+        (lambda: sp.predict(3), "predict takes as subject: str or Architecture or Parametrization or Module"),
         (lambda: sp.average([PROFILE, 3]), "average takes as profiles: Sequence"),
         (lambda: sp.compare(PROFILE, measured=3), "compare takes as measured: Profile"),
         (lambda: sp.simulate(TABLE, n_seeds=True), "simulate takes as n_seeds: int"),

@@ -274,6 +274,19 @@ def logits_of(output: Any) -> Tensor:
     return found
 
 
+def loss_and_logits(output: Any) -> tuple[Any, Any]:
+    """By name; of a plain tuple, as (logits, loss), its only number and its only other tensor."""
+    if isinstance(output, Tensor):
+        return None, output
+    if isinstance(output, dict):
+        return output.get("loss"), output.get("logits")
+    if type(output) not in (tuple, list):
+        return getattr(output, "loss", None), getattr(output, "logits", None)
+    tensors = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
+    losses, others = ([x for x in tensors if (x.ndim == 0) == scalar] for scalar in (True, False))
+    return losses[0] if len(losses) == 1 else None, others[0] if len(others) == 1 else None
+
+
 def in_tokens(tensor: Tensor, shape: tuple[int, int] | None) -> Tensor:
     """A tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT).
 

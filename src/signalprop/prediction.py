@@ -21,6 +21,8 @@ from signalprop.schemes.default import parametrized
 from signalprop.sublayers.attention.roles import adds_first_values, has_window
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from signalprop.sublayers.experts.load import ExpertLoads
 
 _BYTES = 5_000  # that a prediction holds of a sublayer, at least
@@ -29,7 +31,7 @@ Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 @typed
 def predict(
-    subject: str | Architecture | Parametrization,
+    subject: str | Architecture | Parametrization | nn.Module,
     inputs: InputStatistics | None = None,
     *,
     scheme: str | None = None,
@@ -39,7 +41,8 @@ def predict(
     """Predict the signal at every probe point.
 
     Args:
-        subject: a preset's name, an Architecture, or a Parametrization, which has all numbers of the network.
+        subject: a preset's name, an Architecture, or a Parametrization, which has all numbers of the network; or a
+            PyTorch model, whose weights are taken as random, with the sizes that they have.
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
@@ -53,8 +56,10 @@ def predict(
 
     Raises:
         InputError: an unknown preset or scheme, a scheme for a Parametrization, or a fidelity that does not cover the
-            architecture.
+            architecture; or a model that `read_parametrization` cannot read.
     """
+    if not isinstance(subject, (str, Architecture, Parametrization)):
+        subject = _of_model(subject)
     parametrization = parametrized(subject, scheme)
     statistics = inputs or default_statistics(parametrization.architecture)
     chosen: Fidelity = check_fidelity(fidelity)
@@ -90,6 +95,18 @@ def predict(
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
+
+
+def _of_model(model: nn.Module) -> Parametrization:
+    """Of its weights as they are; without dropout where the model is in evaluation mode."""
+    from signalprop.attachment.attached import attach, require_roles
+    from signalprop.attachment.parametrization_of import parametrization_of
+
+    attached = require_roles(attach(model))
+    a = attached.mapping.architecture
+    if not model.training:
+        a = a.replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+    return parametrization_of(attached, a)
 
 
 _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one core

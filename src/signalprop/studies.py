@@ -144,12 +144,12 @@ def _live(
     mapping: Mapping | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.measurement import measure
 
     given = [batches] if isinstance(batches, Batch) else batches
-    mapping = mapping_for(model, mapping)
+    mapping = require_roles(attach(model, mapping)).mapping
     a = mapping.architecture
     if given is None:
         given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]

@@ -180,7 +180,7 @@ class TestTheModelIsLeftAsItWas:
 
     def test_after_an_error_too(self) -> None:
         model = own().train()
-        with pytest.raises(InputError, match=r"the model does not run on a tiny batch \(TypeError: .*give arguments="):
+        with pytest.raises(InputError, match=r"does not run on a tiny batch \(TypeError: .*give the keyword arguments"):
             confirm(attach(model, model.signalprop_mapping()), {"words": torch.zeros(1, 3)})
         assert model.training
         assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
@@ -195,5 +195,4 @@ def test_arguments_can_be_given() -> None:
     model = own()
     mapping = replace(model.signalprop_mapping(), arguments=None)
     assert confirm(attach(model, mapping), {"ids": torch.arange(6)[None]}) is True
-    with pytest.raises(InputError, match="give arguments="):
-        confirm(attach(model, mapping))
+    assert confirm(attach(model, mapping)) is True  # made up, by what its first table reads

@@ -17,7 +17,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 
-HELD = ("tokens", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold
+HELD = ("tokens", "targets", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class BatchArguments:
         size = self.architecture.vocab_size
         values = {
             "tokens": _free_of(self.padding_id, batch.tokens, size, batch.keep),
+            "targets": batch.targets,
             "keep": batch.keep,
             "decoder_tokens": _free_of(self.padding_id, batch.decoder_tokens, size, _after_start(batch, self.start)),
             "segments": batch.segments,

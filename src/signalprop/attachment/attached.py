@@ -272,6 +272,20 @@ def require_roles(attached: Attached) -> Attached:
     return attach(attached.outer, mapping, attached.arguments)
 
 
+def reading_batches(attached: Attached) -> Attached:
+    """The same, able to read a Batch: of a mapping that was found, which argument holds the ids is proved now.
+
+    Raises:
+        InputError: it cannot be proved.
+    """
+    if attached.mapping.arguments is not None:
+        return attached
+    try:
+        return require_roles(attached)
+    except InputError as error:
+        raise InputError(f"give a dictionary of the model's arguments, in place of a Batch: {error}") from None
+
+
 def with_known_weights(attached: Attached) -> Attached:
     """The same; of branches that end in no one weight (experts) with the weights that are proved, for `fold`."""
     known = not attached.mapping.stream_only

@@ -55,6 +55,8 @@ def embedding_of(
         fields["n_segments"] = int(segments.weight.shape[0])
     if "position" in first:
         fields["positions"] = _kind(first["position_rows"])
+        if getattr(getattr(model, "config", None), "model_type", None) is None:  # else the configuration says it
+            fields |= ends.room(first["position"])
     embedding = EmbeddingMap(
         token=first["token"],
         position=first.get("position"),
@@ -196,6 +198,17 @@ class _Ends:
         with suppress(AttributeError, NotImplementedError, TypeError):
             return cast(nn.Module, self.model.get_input_embeddings())  # type: ignore[operator]
         return None
+
+    def room(self, position: str | float) -> dict[str, int]:
+        """How many tokens a table of positions has rows for, from the first one that is read; of a formula nothing."""
+        if not isinstance(position, str):
+            return {}
+        if position in dict(self.model.named_parameters()):
+            return {"seq_len": self.model.get_parameter(position).shape[-2]}
+        table: Any = self.model.get_submodule(position)
+        ids = self.proof.tensors.get(Seen(position, "input"))
+        first = 0 if ids is None or ids.is_floating_point() else int(ids.min())
+        return {"seq_len": table.weight.shape[0] - first}
 
     def _rest(self, rest: Tensor) -> str | float | None:
         """A parameter whose first rows these are; or what sines and cosines are in the mean square."""

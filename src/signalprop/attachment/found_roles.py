@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.found import mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
@@ -21,7 +22,7 @@ from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
-from signalprop.streams.parts import Branch, Stack
+from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
 from signalprop.streams.replay import AttentionShape, Replayed
@@ -107,6 +108,13 @@ def mapping_with_roles(
         raise unknown_weights(model, f"its layers are not those of one Architecture ({error})") from None
     items = [_item(item, one, whole) for item, one in zip(mapping.sublayers, known, strict=True)]
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
+    if mapping.arguments is None and isinstance(embedding.token, str) and whole.kind != "encoder-decoder":
+        ids = proof.tensors.get(Seen(embedding.token, "input"))
+        named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and v.equal(ids)]
+        if len(named) == 1:
+            read = {"tokens": named[0]} | ({"targets": "targets"} if "targets" in roles.arguments else {})
+            table = model.get_submodule(embedding.token)
+            mapping = replace(mapping, arguments=batch_arguments(model, whole, read, table))
     return replace(
         mapping,
         architecture=whole,

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
@@ -69,7 +69,7 @@ def diagnose(
     Raises:
         InputError: an unknown family, data that does not fit, or as the sections.
     """
-    attached = attach(model, mapping)
+    attached = reading_batches(attach(model, mapping))
     model, mapping = attached.model, attached.mapping
     held = list(batches)
     check(model, held, mapping, remove, cast)

@@ -27,6 +27,7 @@ from signalprop.data.texts import Piece, pieces
 from signalprop.diagnosis.result import number
 from signalprop.errors import InputError, refusing
 from signalprop.files.validation import typed
+from signalprop.hooks import loss_and_logits
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
@@ -345,7 +346,7 @@ def loss(
             arguments["use_cache"] = False  # keys and values of a whole batch, for nothing
         with evaluating(model), torch.inference_mode():
             output = model(**placed(model, arguments))
-            logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+            logits = loss_and_logits(output)[1]
             targets = torch.as_tensor(np.ascontiguousarray(batch.targets))
             if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape or targets.ndim < 2:
                 raise InputError(f"{type(model).__name__} gives no logits for tokens, so there is no loss")

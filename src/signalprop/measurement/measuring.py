@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach
+from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.hooks import is_compiled
+from signalprop.hooks import is_compiled, loss_and_logits
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
@@ -78,7 +78,9 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    attached = attach(model, mapping, None if isinstance(batch, Batch) else batch)
+    attached = attach(model, mapping, batch if isinstance(batch, Dictionary) else None)
+    if not isinstance(batch, Dictionary):
+        attached = reading_batches(attached)
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
@@ -330,12 +332,9 @@ def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise InputError("loss= has to return one number with a gradient (a tensor of one element)")
         return value
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    own, logits = loss_and_logits(output)
     if isinstance(own, Tensor):
         return own
-    logits = output.get("logits") if isinstance(output, dict) else getattr(output, "logits", None)
-    if logits is None and isinstance(output, Tensor):
-        logits = output
     if not isinstance(logits, Tensor):
         raise InputError(
             "the model returns no logits and no loss; give loss=, a function of its output, or backward=False"

@@ -21,7 +21,7 @@ from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.diagnosis.layers import groups
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.hooks import Hooks
+from signalprop.hooks import Hooks, loss_and_logits
 from signalprop.measurement.measuring import arguments_of, loss_of
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -217,8 +217,7 @@ def _probes(model: Transformer, arguments: dict[str, Any]) -> dict[str, Tensor]:
     out = {describe(rows, i): seen[site] for i, site in enumerate(plan.branch) if site in seen}
     for k, group in enumerate(groups(rows)):
         out[f"stream after layer {k}"] = seen[plan.stream_out[group[-1]]]
-    logits = output if isinstance(output, Tensor) else output.logits
-    return out | {"logits": logits.detach()}
+    return out | {"logits": loss_and_logits(output)[1].detach()}
 
 
 def _slope(x: FloatArray, y: FloatArray) -> tuple[float, float]:

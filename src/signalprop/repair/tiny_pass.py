@@ -19,6 +19,7 @@ from signalprop.errors import InputError, first_line
 from signalprop.hooks import Hooks
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
+from signalprop.streams.arguments import tiny_arguments
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
@@ -69,7 +70,7 @@ class TinyPass:
             return self.error
         reason = first_line(self.error)
         return InputError(
-            f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give arguments=, the "
+            f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give the "
             "keyword arguments of its forward"
         )
 
@@ -122,8 +123,8 @@ def arguments_for(attached: Attached, given: Dictionary[str, Any] | None) -> dic
     """The given arguments, or those of a tiny batch, on the model's device."""
     if given is None:
         mapping = attached.mapping
-        if mapping.arguments is None:
-            raise InputError("the mapping has no `arguments` to make the model's inputs with; give arguments=")
+        if mapping.arguments is None:  # a model that was found
+            return tiny_arguments(attached.model)
         given = mapping.arguments(tiny_batch(mapping.architecture))
     return placed(attached.model, given)
 

@@ -101,12 +101,16 @@ def _first(config: Any, *names: str) -> Any:
 
 
 def _of_modules(model: nn.Module, names: list[str]) -> dict[str, Any]:
-    """By the first module with weights: a table of tokens, a convolution over images, or a linear map."""
+    """By the first module with weights: a table of tokens, a convolution over images, or a linear map.
+
+    A model with an argument `targets` is fed those too, as nanoGPT's has logits of all positions only then.
+    """
     if not names:
         return {}
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            return {names[0]: _ids(module.num_embeddings, {module.padding_idx or 0})}
+            ids = _ids(module.num_embeddings, {module.padding_idx or 0})
+            return {names[0]: ids} | ({"targets": ids.roll(-1, 1)} if "targets" in names[1:] else {})
         if isinstance(module, nn.Conv2d):
             size = getattr(getattr(model, "patch_embed", None), "img_size", None) or (64, 64)
             return {names[0]: _random(1, module.in_channels, *size)}
