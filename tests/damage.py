@@ -142,32 +142,19 @@ def files_of(document: Any, most: int = 3) -> SearchStrategy[bytes]:
     return st.one_of(changed, changed, changed, changed, broken)
 
 
-def examine(content: SearchStrategy[Any], act: Callable[[Any], Any], examples: int, *, fixed: bool) -> None:
-    """Call `act` with so many damaged things; `fixed`: with the same ones every time."""
+def examine(file: Path, content: SearchStrategy[bytes], read: Callable[[], Any]) -> None:
+    """Write a few damaged contents to a file, the same ones every time: each is read, or refused in one line."""
 
     @settings(
-        max_examples=examples,
-        derandomize=fixed,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.generate, *([] if fixed else [Phase.shrink])],
-    )
+        max_examples=6, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )  # fmt: skip
     @given(content)
-    def run(found: Any) -> None:
-        act(found)
-
-    run()
-
-
-def examine_file(file: Path, content: SearchStrategy[bytes], read: Callable[[], Any], n: int, *, fixed: bool) -> None:
-    """Write so many damaged contents to a file, and `read` each: it is read, or refused in one line."""
-
-    def act(found: bytes) -> None:
+    def run(found: bytes) -> None:
         file.write_bytes(found)
         outcome(read)
 
-    examine(content, act, n, fixed=fixed)
+    run()
 
 
 def outcome(read: Callable[[], Any]) -> str:

@@ -149,26 +149,3 @@ def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
     for fidelity in ("moments", "kernel"):
         assert all(float(error) < 0.2 for error in told[fidelity].split())
     assert verified.count("short convolution sublayer") == 4 and "wrong" not in verified
-
-
-def source(name: str) -> Path:
-    """A file or folder by the short name that the guide gives it."""
-    homes = (ROOT / "src" / "signalprop", ROOT / "src" / "signalprop_lab", ROOT / "src", ROOT)
-    return next(home / name for home in homes if (home / name).exists())
-
-
-def test_the_guide_names_what_exists() -> None:
-    rows = re.findall(
-        r"^\| ([\w ]+?) (?:of `?[\w ]+`? )?\| (.+?) \| .+? \|$", GUIDE.split("## Add something else")[1], re.M
-    )
-    assert len(rows) == 8  # seven, and the heading
-    for _, where in rows[1:]:
-        named = re.findall(r"`([^`]+)`", where)
-        files = [source(name) for name in named if "/" in name or name.endswith(".py")]
-        assert files, where
-        text = "".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
-        symbols = [name for name in named if re.fullmatch(r"\w+", name)]
-        assert all(re.search(rf"^(?:def )?{symbol}\b", text, re.MULTILINE) for symbol in symbols), where
-    layers = GUIDE.split("## Where things go")[1].split("## ")[0]
-    for name in re.findall(r"`([\w.]+(?:/|\.py))`", layers):
-        assert source(name).exists()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from signalprop_lab.training.result import Result
 from strategies import LARGEST_DROPOUT, architectures, schemes, statistics, table_or_none
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "theory" / "checks.md"
 # What a network can be besides its norms: every row has other branches of the code.
 VARIANTS: dict[str, dict[str, Any]] = {
     "encoder": {},
@@ -242,20 +240,3 @@ def test_recipes_and_results_come_back() -> None:
         "x", "pruned", "the loss was high", 12, 1 / 3, None, math.log(257), 1000, 10, 0.1, None, "tokens", {"a": 0.7}
     )
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
-
-
-def test_the_page_names_tests_that_exist() -> None:
-    """Every `tests/...::name` in the two tables of docs/theory/checks.md is a test, and every row has one."""
-    sources: dict[str, str] = {}
-    lines = PAGE.read_text().split("### ")[0].splitlines()
-    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| ---")]
-    rows = [row for row in rows if not row.startswith(("| invariant |", "| formula |"))]
-    assert len(rows) > 30
-    for row in rows:
-        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+)(?:::(\w+))?)?`", row)
-        assert named, f"no test in the row: {row}"
-        for path, first, second in named:
-            if path not in sources:
-                sources[path] = (ROOT / path).read_text()
-            for name in filter(None, (first, second)):
-                assert re.search(rf"^\s*(?:def|class) {name}\b", sources[path], re.M), f"{path} has no {name}"

@@ -45,7 +45,7 @@ from hypothesis.strategies import SearchStrategy
 import signalprop as sp
 from commandline import Result
 from damage import check_line, commanded, damaged_bytes, files_of, outcome
-from fuzzing import test_checkpoints, test_documents, test_values
+from fuzzing import test_checkpoints, test_documents
 from gguf_file import write_gguf
 from reported import write_run
 from signalprop.cli import all_commands, command_line
@@ -104,7 +104,13 @@ NUMBERS = (
 )
 FIELDS = (*NUMBERS, "true", "null", "[1]", "none", "rotary", "decoder", "patches")
 FILES = ("o.json", "o.png", "no/such/o.json", "loop", "/dev/null", ".", "-", "a\x00b", "x" * 300, "o.xyz")
-WORDS = (*test_values.VALUES, "caf\u00e9", "--", "--help", "-h", "xavier", "gpt2")
+VALUES = (
+    "-1", "0", "1", "2", "1e99", "NaN", "inf", "", "  ", "x", "9" * 30, "9" * 5000, "0x10", "1_000", "-0", "1.5",
+    "\ud800",
+    "\x00", "\x1b[31m", "../../etc/passwd", "-", "x" * 5000, "true", "null", "[]", "{}", "[1,2]", "[" * 2000, '{"a":1}',
+    "%s", "a=b", "=", "1e-400", "\u0663", "../" * 2000,
+)  # fmt: skip
+WORDS = (*VALUES, "caf\u00e9", "--", "--help", "-h", "xavier", "gpt2")
 SOURCES = (*PRESETS, "plain")
 ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "identity", "sin", "sigmoid", "x")
 

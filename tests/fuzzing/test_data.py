@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from damage import Bomb, as_json, damaged, damaged_bytes, examine_file
+from damage import Bomb, as_json, damaged, damaged_bytes, examine
 from signalprop.data.batches import load_frames
 from signalprop.data.texts import pieces
 from signalprop.errors import InputError
@@ -27,7 +27,6 @@ from signalprop_lab.training import images, pairs_and_labels, sources, speech
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place
 
-FEW, MANY = 8, 400
 BOOK = "Fellow citizens,\r\nthe union is strong. caf\u00e9 \U0001f600\n".encode() * 3
 ROW = {"text": "one two", "label": "x", "n": 3}
 
@@ -126,24 +125,20 @@ SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], str, Callable[[Path], A
 }  # fmt: skip
 
 
-def fuzz(subject: str, folder: Path, examples: int, *, fixed: bool) -> None:
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_damaged_data(subject: str, tmp_path: Path) -> None:
     name, content, read, reader = SUBJECTS[subject]
-    (folder / "set" / "b").mkdir(parents=True)
-    (folder / "set" / "a").mkdir()
-    (folder / "set" / "b" / "0.png").write_bytes(picture("PNG"))
-    (folder / "a.tsv").write_text("audio\ttext\na.wav\thello\n")
+    for folder in ("a", "b"):
+        (tmp_path / "set" / folder).mkdir(parents=True)
+    (tmp_path / "set" / "b" / "0.png").write_bytes(picture("PNG"))
+    (tmp_path / "a.tsv").write_text("audio\ttext\na.wav\thello\n")
 
     def act() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="PIL")  # its remarks on what it reads all the same
-            reader(folder / read)
+            reader(tmp_path / read)
 
-    examine_file(folder / name, content, act, examples, fixed=fixed)
-
-
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_damaged_data(subject: str, tmp_path: Path) -> None:
-    fuzz(subject, tmp_path, FEW, fixed=True)
+    examine(tmp_path / name, content, act)
 
 
 class TestPickles:

@@ -16,7 +16,6 @@ from signalprop_lab.explorer.settings import Settings  # noqa: E402
 HERE = "http://127.0.0.1:8000"
 SMALL = Settings(n_layers=2, d_model=16, seq_len=8).model_dump()
 QUESTION = {"current": SMALL, "pinned": [{**SMALL, "n_layers": 3}], "draft": False}
-FEW, MANY = 10, 300
 
 
 @pytest.fixture(scope="module")

@@ -75,17 +75,6 @@ class TestInvariants:
         }
         check_invariants(predict(p.with_columns(**columns), data.draw(statistics(a)), fidelity="moments"))
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        ("placement", "made_by"),
-        [("pre", "xavier"), ("post", "xavier"), ("sandwich", "xavier"), ("none", "xavier"), ("pre", "deepscalelm")],
-    )
-    def test_a_hundred_thousand_layers(self, placement: str, made_by: str) -> None:
-        a = Architecture.preset("tgs", n_layers=100_000, norm_placement=placement)
-        profile = predict(scheme(made_by)(a), fidelity="moments")
-        check_invariants(profile)
-        assert Profile.from_json(profile.to_json()) == profile
-
     @pytest.mark.parametrize("activation", ["relu2", "silu", "gelu", "tanh"])
     def test_streams_without_norm_that_leave_the_range_of_doubles(self, activation: str) -> None:
         a = Architecture(n_layers=300, d_model=8, norm_placement="none", activation=activation, seq_len=16)
