@@ -87,7 +87,7 @@ def schemes(draw: Any) -> Scheme:
     known = SCHEMES[name].__dataclass_fields__
     options = {key: draw(SIZES) for key in ("gain", "qk_gain", "std", "k") if key in known}
     if "alpha" in known:
-        options["alpha"] = draw(SIZES if name == "ds-init" else st.floats(0, 3))
+        options["alpha"] = draw(SIZES if name in ("ds-init", "keel") else st.floats(0, 3))
     return scheme(name, **options)
 
 

@@ -40,20 +40,11 @@ def test_scores_of_any_size_leave_a_kernel(qk: float, causal: bool) -> None:
     )
 
 
+@pytest.mark.parametrize(("skip", "gain"), [(0.0, 1.0), (0.7, -0.4)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool) -> None:
-    """qk = 0: forward M S M^T, backward M^T G M plus what one query does, by explicit matrices."""
+def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool, skip: float, gain: float) -> None:
+    """qk = 0: forward M S M^T, backward M^T G M plus what one query does, by explicit matrices; a value skip in M."""
     length = 23
-    s, g = kernel_of(length, 0), kernel_of(length, 1)
-    m = mixing(length, causal)
-    attention = TokenAttention(s, qk=0.0, d_model=64, causal=causal)
-    np.testing.assert_allclose(attention.forward(), m @ s @ m.T, atol=1e-12)
-    np.testing.assert_allclose(attention.backward(g), m.T @ g @ m, atol=1e-12)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_value_skip_mixes_the_identity_in(causal: bool) -> None:
-    length, skip, gain = 23, 0.7, -0.4
     s, g = kernel_of(length, 0), kernel_of(length, 1)
     m = skip * np.eye(length) + gain * mixing(length, causal)
     attention = TokenAttention(s, qk=0.0, d_model=64, causal=causal, value_skip=skip, gain=gain)

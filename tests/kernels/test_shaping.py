@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.linalg import expm, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.special import softmax
 
 from signalprop.kernels.dense_shaping import (
@@ -124,23 +124,6 @@ def test_uspa_is_a_quotient_of_cholesky_factors(pair: list[float], n: int) -> No
     rho, rho_out = pair
     expected = quotient(uniform_kernel(rho_out, n), uniform_kernel(rho, n))
     np.testing.assert_allclose(USPA(rho, rho_out).matrix(n), expected, atol=EXACT)
-
-
-@settings(max_examples=40, deadline=None)
-@given(rho=st.floats(0.001, 0.95), n=st.integers(2, 60))
-def test_the_generator_of_uspa(rho: float, n: int) -> None:
-    """dL/drho = G L with G lower triangular and not negative off its diagonal: theorem 1 in one line."""
-    p = 1 + (np.arange(n + 1) - 1) * rho  # p_{i-2}, p_{i-1}
-    q = 1 / (p[:-1] * p[1:])
-    g = np.tril(np.add.outer(q, q) / 2, -1) + np.diag(q - 1 / (1 - rho)) / 2
-    sigma = uniform_kernel(rho, n)
-    np.testing.assert_allclose(g @ sigma + sigma @ g.T, 1 - np.eye(n), atol=EXACT)
-    h = 1e-5 * (1 - rho) * rho
-    slope = (np.linalg.cholesky(uniform_kernel(rho + h, n)) - np.linalg.cholesky(uniform_kernel(rho - h, n))) / (2 * h)
-    np.testing.assert_allclose(slope, g @ np.linalg.cholesky(sigma), atol=1e-5 / (1 - rho) ** 2)
-    # one short step of A is the exponential of G
-    step = USPA(rho - h, rho + h).matrix(n)
-    np.testing.assert_allclose(step, expm(2 * h * g), atol=1e-8)
 
 
 # --- whole schedules -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -99,28 +98,6 @@ def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | 
 
 
 # --- attention alone -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["e-spa", "u-spa"])
-@pytest.mark.parametrize("repeats", [0.0, 0.05])
-def test_attention_alone_meets_its_targets(kind: Any, repeats: float) -> None:
-    """Diagonal 1 behind every layer, the target's mean off it, and in sum the gradient energy that arrived."""
-    p = table(Shaping(kind=kind, repeats=repeats))
-    profile = predict_token_kernels(p, uniform(repeats))
-    np.testing.assert_allclose(profile.forward["stream_out"].variance, 1, atol=1e-10)
-    found = profile.forward["stream_out"].token_correlation[::2]
-    for layer in range(LAYERS):
-        number = float(p.shape_out[2 * layer])
-        if kind == "u-spa":
-            assert found[layer] == pytest.approx(number, abs=1e-10)
-            continue
-        factor = np.linalg.cholesky(exponential_kernel(number, TOKENS))
-        raw = factor @ uniform_kernel(repeats, TOKENS) @ factor.T
-        own = np.sqrt(np.diagonal(raw))
-        assert found[layer] == pytest.approx(moments(raw / np.outer(own, own))[1], abs=1e-10)
-    if repeats == 0:
-        assert profile.gradient is not None
-        assert profile.gradient["stream_in"].variance[0] == pytest.approx(1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -270,26 +247,6 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
 
 
 # --- JSON and errors -----------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    shaping=st.builds(
-        Shaping,
-        kind=st.sampled_from(["none", "e-spa", "u-spa"]),
-        repeats=st.floats(0, 1, exclude_max=True),
-        corrected=st.booleans(),
-        calibrated=st.booleans(),
-    ),
-    numbers=st.lists(st.floats(-1e30, 1e30), min_size=6 * LAYERS, max_size=6 * LAYERS),
-)
-def test_json_round_trip_of_shaped_tables(shaping: Shaping, numbers: list[float]) -> None:
-    shape_in, shape_out, shape_gain = np.array(numbers).reshape(3, -1)
-    p = replace(table(Shaping()), shaping=shaping)
-    p = p.with_columns(shape_in=shape_in, shape_out=shape_out, shape_gain=shape_gain)
-    again = Parametrization.from_json(json.loads(json.dumps(p.to_json())))
-    assert again == p and again.shaping == shaping
-    assert "shape_out" not in table(Shaping()).rows()[0]
 
 
 @pytest.mark.parametrize(

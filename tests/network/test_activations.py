@@ -1,8 +1,7 @@
-"""Dual activations against adaptive quadrature, mpmath, Price's theorem and published values."""
+"""Dual activations against quadrature in two dimensions and mpmath."""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 
@@ -11,13 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.integrate import fixed_quad
 
 from signalprop.errors import InputError
 from signalprop.network.activations import ACTIVATIONS, activation, register
 from signalprop.network.duals import central_dual, dual
 
 NAMES = sorted({a.name for a in ACTIVATIONS.values()})
+WITH_NUMBERS = [
+    "leaky_relu(0.35)",
+    "leaky_relu(-1)",
+    "leaky_relu(3)",
+    "transformed(gelu, 0.29854, 0.24432, -0.17792, 4.84174)",
+    "transformed(silu, -1.5, -2, 0.1, 0.6)",
+    "transformed(tanh, 2, 3, -0.8, -1.7)",
+    "transformed(relu, 0.5, 0, -1, 2)",
+    "transformed(leaky_relu(0.35112), 1.0, 0.0, 0.0, 1.33435)",
+    "transformed(transformed(gelu, 0.3, 0, 0, 2), 2, 1, 0.2, 0.5)",
+    "transformed(transformed(erf, 0.3, 0, 0, 2), -2, 0, 0.2, 0.5)",
+]
 
 
 def _panels(edges, nodes=14):
@@ -42,13 +52,16 @@ def _two_dimensional(f, s, r):
     return float((w * f(np.sqrt(s) * z)) @ inner)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + WITH_NUMBERS)
 @pytest.mark.parametrize(
     ("s", "r"), [(1.0, -0.8), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((0.1, 0.3), (10.0, 0.99)))]
 )
 def test_agrees_with_two_dimensional_quadrature(name, s, r):
     d = dual(name, s, r)
-    act = ACTIVATIONS[name]
+    act = activation(name)
+    z, w = _panels(np.linspace(-10, 10, 41))
+    mean = w * np.exp(-z * z / 2) @ act.function(np.sqrt(s) * z) / np.sqrt(2 * np.pi)
+    assert d.mean == pytest.approx(mean, rel=1e-9, abs=1e-10)
     assert d.covariance_moment == pytest.approx(
         _two_dimensional(act.function, s, r), rel=1e-8, abs=1e-11 * d.second_moment
     )
@@ -91,37 +104,6 @@ def test_one_dimensional_moments_agree_with_mpmath(name, s):
     assert d.second_moment == pytest.approx(float(second), rel=1e-11)
     # At r = 0 the slope moment is (E f')^2, and E f' = E z f(sqrt(s) z) / sqrt(s) whatever f is.
     assert d.slope_moment == pytest.approx(float(stein / root) ** 2, rel=1e-11)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("s", [1e-3, 1.0, 9.0])
-def test_price_theorem(name, s):
-    r, h = np.array([-0.9, -0.2, 0.0, 0.4, 0.95]), 1e-5
-    difference = (dual(name, s, r + h).covariance_moment - dual(name, s, r - h).covariance_moment) / (2 * h)
-    expected = s * dual(name, s, r).slope_moment
-    assert np.allclose(difference, expected, rtol=1e-6, atol=1e-7 * s * dual(name, s, 0.0).slope_second_moment)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("relu", (0.39894, 0.50000, 0.60900, 0.50000, 0.66667)),
-        ("gelu", (0.28209, 0.42522, 0.53453, 0.45585, 0.75083)),
-        ("silu", (0.20662, 0.35578, 0.51485, 0.37948, 0.82291)),
-        ("tanh", (0.0, 0.39429, 0.47255, 0.46440, 0.82848)),
-        ("relu2", (0.5, 1.5, 0.47117, 2.0, 0.60900)),
-    ],
-)
-def test_table_at_unit_variance(name, expected):
-    d = dual(name, 1.0, 0.5)
-    got = (
-        d.mean,
-        d.second_moment,
-        d.covariance_moment / d.second_moment,
-        d.slope_second_moment,
-        d.slope_moment / d.slope_second_moment,
-    )
-    assert got == pytest.approx(expected, abs=6e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,59 +160,6 @@ def test_register_a_users_own_activation():
     with pytest.raises(InputError, match="does not match"):
         register("wrong", lambda x: x**3, lambda x: x**2)
     assert "wrong" not in ACTIVATIONS
-
-
-WITH_NUMBERS = [
-    "leaky_relu(0.35)",
-    "leaky_relu(-1)",
-    "leaky_relu(3)",
-    "transformed(gelu, 0.29854, 0.24432, -0.17792, 4.84174)",
-    "transformed(silu, -1.5, -2, 0.1, 0.6)",
-    "transformed(tanh, 2, 3, -0.8, -1.7)",
-    "transformed(relu, 0.5, 0, -1, 2)",
-    "transformed(leaky_relu(0.35112), 1.0, 0.0, 0.0, 1.33435)",
-    "transformed(transformed(gelu, 0.3, 0, 0, 2), 2, 1, 0.2, 0.5)",
-    "transformed(transformed(erf, 0.3, 0, 0, 2), -2, 0, 0.2, 0.5)",
-]
-
-
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_activations_with_numbers_agree_with_scipy(name):
-    """E f, E f f and E f' f' by SciPy's nested adaptive quadrature, and each f from its definition."""
-    act, r = activation(name), 0.6
-    s = 1.3
-    breaks = np.array([-8.5, -4.0, -1.5, 0.0, 1.5, 4.0, 8.5])
-
-    def mean(f):
-        parts = itertools.pairwise(breaks)
-        return sum(fixed_quad(lambda z: f(np.sqrt(s) * z) * np.exp(-z * z / 2), a, b, n=60)[0] for a, b in parts)
-
-    def pair(f):
-        def inner(z):
-            kink = -r * z / np.sqrt(1 - r * r)  # where the other token crosses 0
-            cuts = np.unique(np.clip(np.append(breaks, kink), -8.5, 8.5))
-            return sum(
-                fixed_quad(lambda v: f(np.sqrt(s) * (r * z + np.sqrt(1 - r * r) * v)) * np.exp(-v * v / 2), a, b, n=40)[
-                    0
-                ]
-                for a, b in itertools.pairwise(cuts)
-            )
-
-        values = 0.0
-        for a, b in itertools.pairwise(breaks):
-            z, w = np.polynomial.legendre.leggauss(40)
-            z, w = (a + b) / 2 + (b - a) / 2 * z, (b - a) / 2 * w
-            weight = w * np.exp(-z * z / 2) * f(np.sqrt(s) * z)
-            values += float(weight @ np.array([inner(zi) for zi in z]))
-        return values / (2 * np.pi)
-
-    d = dual(name, s, r)
-    assert d.mean == pytest.approx(mean(act.function) / np.sqrt(2 * np.pi), rel=1e-9, abs=1e-10)
-    assert d.covariance_moment == pytest.approx(pair(act.function), rel=1e-8, abs=1e-9)
-    assert d.slope_moment == pytest.approx(pair(act.derivative), rel=1e-8, abs=1e-9)
-    x, h = np.array([-3.1, -0.7, 0.4, 2.2]), 1e-6
-    difference = (act.function(x + h) - act.function(x - h)) / (2 * h)
-    assert act.derivative(x) == pytest.approx(difference, abs=1e-7)
 
 
 PIECES = st.sampled_from(

@@ -48,13 +48,6 @@ class TestZipf:
         expected = math.fsum(x * x for x in p) / math.fsum(p) ** 2
         assert zipf_token_correlation(vocabulary) == pytest.approx(expected, rel=1e-13)
 
-    def test_it_is_the_probability_that_two_draws_agree(self) -> None:
-        p = 1 / np.arange(1, 101)
-        ids = np.random.default_rng(0).choice(100, p=p / p.sum(), size=(200, 300))
-        per_row = np.array([collision_probability(row) for row in ids])
-        error = per_row.std(ddof=1) / math.sqrt(len(per_row))
-        assert abs(per_row.mean() - zipf_token_correlation(100)) < 4 * error < 0.05 * per_row.mean()
-
     def test_the_papers_number_for_three_tables(self) -> None:
         exact = (zipf_token_correlation(32_000) + segment_correlation()) / 3
         simplified = (zipf_token_correlation(32_000, approximate=True) + segment_correlation()) / 3
