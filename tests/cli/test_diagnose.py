@@ -69,7 +69,7 @@ class TestResults:
         assert [row["layers"] for row in got["removal"]["single"]] == [[0], [1], [2]]
 
     def test_text(self, command: Command, root: Path) -> None:
-        status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "all")
+        status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "int8")
         assert status == 0
         assert re.match(
             r"llama \(llama\), [\d,]{5,7} parameters, 3 layers\n64 tokens of sotu in 4 sequences of 16", out
@@ -109,17 +109,11 @@ class TestResults:
         says = "leave out --data, --remove"
         assert says in refused("diagnose", str(root / "llama"), "--weights-only", "--remove", "--data", "x")
 
-    @pytest.mark.parametrize("against", [False, True])
-    def test_plot(self, command: Command, root: Path, tmp_path: Path, against: bool) -> None:
+    def test_plot(self, command: Command, root: Path, tmp_path: Path) -> None:
         from PIL import Image
 
-        more = ["--against", str(root / "other")] if against else []
-        assert (
-            command(
-                "diagnose", str(root / "llama"), *SMALL, "--remove", *more, "--plot", str(tmp_path / "p.png")
-            ).status
-            == 0
-        )
+        more = ("--remove", "--against", str(root / "other"), "--plot", str(tmp_path / "p.png"))
+        assert command("diagnose", str(root / "llama"), *SMALL, *more).status == 0
         with Image.open(tmp_path / "p.png") as picture:
             pixels = np.asarray(picture.convert("L"))
         assert 0.02 < (pixels < 200).mean() < 0.5
@@ -191,9 +185,7 @@ class TestInterrupted:
         monkeypatch.setattr(casts, "cast", counted(casts.cast))
         return done
 
-    @pytest.mark.parametrize(
-        ("passes", "error", "status"), [(2, KeyboardInterrupt(), 130), (4, SystemExit(143), 143), (7, ValueError(), 1)]
-    )
+    @pytest.mark.parametrize(("passes", "error", "status"), [(2, KeyboardInterrupt(), 130), (7, ValueError(), 1)])
     def test_it_goes_on(
         self, command: Command, root: Path, tmp_path: Path, passes: int, error: BaseException, status: int
     ) -> None:

@@ -60,8 +60,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     [
         ("torch", "models", ["predict", "tgs", "--fidelity", "simulate"]),
         ("torch", "models", ["compare", "tgs"]),
-        ("torch", "models", ["measure", "tgs"]),
-        ("torch", "models", ["verify"]),
         ("matplotlib", "report", ["predict", "tgs", "--plot", "a.png"]),
     ],
 )
@@ -70,9 +68,3 @@ def test_a_missing_extra_is_named(missing: str, extra: str, arguments: list[str]
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert missing in done.stderr and f"pip install 'signalprop[{extra}]'" in done.stderr
-
-
-def test_predict_works_without_any_extra() -> None:
-    names = ["torch", "transformers", "tokenizers", "safetensors", "sklearn", "matplotlib", "scipy"]
-    done = python(BLOCKED.format(names=names, arguments=["predict", "tgs", "--layers", "2"]))
-    assert (done.returncode, done.stderr) == (0, "")

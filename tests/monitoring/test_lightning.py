@@ -22,11 +22,10 @@ def training() -> Any:
     return import_module("in_lightning")
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_training_is_the_same_to_the_bit(accumulate: int, tmp_path: Path, training: Any) -> None:
-    bare = training.fit(tmp_path, [], accumulate_grad_batches=accumulate)
+def test_training_is_the_same_to_the_bit(tmp_path: Path, training: Any) -> None:
+    bare = training.fit(tmp_path, [], accumulate_grad_batches=2)
     logger, callback = training.Kept(), sp.LightningSignalCallback(every=5, also=("identity", "removal", "attention"))
-    watched = training.fit(tmp_path, [callback], logger, accumulate_grad_batches=accumulate)
+    watched = training.fit(tmp_path, [callback], logger, accumulate_grad_batches=2)
     assert all(torch.equal(p, q) for p, q in zip(bare.parameters(), watched.parameters(), strict=True))
     assert logger.signals() == [1, 5, 10]
     names = {name for _, metrics in logger.rows for name in metrics}
