@@ -1,15 +1,8 @@
-"""Small models that the benchmarks look at: of Hugging Face families, and a plain decoder as people write their own."""
+"""Small models of Hugging Face families that the benchmarks and some tests look at."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from signalprop.attachment import EmbeddingMap, HeadMap, Mapping, SublayerMap
-from signalprop.network.architecture import Architecture
 
 
 def hugging_face(
@@ -50,83 +43,3 @@ def hugging_face(
     }  # fmt: skip
     model_class, config_class, options = families[family]
     return model_class(config_class(**options | changes))
-
-
-class Attention(nn.Module):
-    """Causal attention with one map for queries, keys and values."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.inputs = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, width) -> the same."""
-        batch, tokens, width = x.shape
-        split = self.inputs(x).view(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        out: Tensor = self.output(seen.transpose(1, 2).reshape(batch, tokens, width))
-        return out
-
-
-class Block(nn.Module):
-    """A pre-norm layer."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.norm_1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.norm_2 = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, width) -> the same."""
-        x = x + self.attention(self.norm_1(x))
-        out: Tensor = x + self.feed_forward(self.norm_2(x))
-        return out
-
-
-class Decoder(nn.Module):
-    """A decoder in the manner of nanoGPT: fused query, key and value, `scaled_dot_product_attention`, GELU, learned
-    positions, the token table as the head. No dropout."""
-
-    def __init__(self, n_layers: int, width: int, heads: int, vocab_size: int = 1000, tokens: int = 128) -> None:
-        super().__init__()
-        self.size = (n_layers, width, heads, vocab_size, tokens)
-        self.token = nn.Embedding(vocab_size, width)
-        self.position = nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(n_layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocab_size, bias=False)
-        self.head.weight = self.token.weight
-        for weight in self.parameters():
-            if weight.ndim == 2:
-                nn.init.normal_(weight, 0.0, 0.02)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids (batch, tokens) -> logits."""
-        x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-    def signalprop_mapping(self) -> Mapping:
-        """Where the signal runs, for a probe."""
-        n_layers, width, heads, vocab_size, tokens = self.size
-        return Mapping(
-            architecture=Architecture(
-                kind="decoder", n_layers=n_layers, d_model=width, n_heads=heads, vocab_size=vocab_size, seq_len=tokens,
-                norm_placement="pre", activation="gelu", dropout=0.0, tied_embeddings=True,
-            ),
-            sublayers=[
-                SublayerMap(branch=f"blocks.{i}.{branch}", norm=f"blocks.{i}.norm_{j}")
-                for i in range(n_layers)
-                for j, branch in ((1, "attention"), (2, "feed_forward"))
-            ],
-            final_norm="norm",
-            embedding=EmbeddingMap(token="token", position="position"),
-            head=HeadMap(weight="head"),
-        )  # fmt: skip

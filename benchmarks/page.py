@@ -23,15 +23,14 @@ from signalprop.files.storage import read_json, write_text
 MODULES = (
     "prediction",
     "recursion",
-    "scaling",
-    "probe_overhead",
     "compiled_probes",
     "callback_overhead",
-    "applied",
     "stored_weights",
 )
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
-FINISHED = ("attention", "throughput", "cast_ranking", "report", "explore")
+FINISHED = (
+    "scaling", "probe_overhead", "applied", "attention", "throughput", "cast_ranking", "report", "explore",
+)  # fmt: skip
 SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax",
-            "torch-module-monitor", "unit-scaling")  # fmt: skip
+PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax")
 _BEGAN = time.time()
 _LOAD_AT_START = os.getloadavg()[0]
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.first_steps import OPTIMIZERS, network, pairs, table_of
-from benchmarks.role_shares import ROWS, WIDTH
 
 import signalprop as sp
 from signalprop.cli import run
+from signalprop.data.batches import load_text, text_batch, word_ids
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
 from signalprop.frontier import Frontier, frontier
 from signalprop.theory.first_step import CONSTANTS, TESTED
+from stepping import STORED, measured_over_predicted, network
 
 
 def _of(scheme: str, *shapes: tuple[int, int], **options: float) -> Frontier:
@@ -39,9 +39,9 @@ def test_xavier_wants_a_rate_of_one_over_the_width() -> None:
     assert found.exponents[0].width == pytest.approx(-1, abs=0.05)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", TESTED)
 def test_what_it_says_of_itself_is_what_was_measured(optimizer: str) -> None:
-    off = np.abs(np.log([c["measured"] / c["change"] for c in pairs() if c["optimizer"] == optimizer]))
+    off = np.abs(np.log(measured_over_predicted(optimizer)))
     said = TESTED[optimizer]
     assert f"within 1.5 of this in {100 * np.mean(off < np.log(1.5)):.0f} % of {len(off)} networks" in said
     assert f" {np.exp(off.max()):.2g} " in said or f" {np.exp(off.max()):.2g} off" in said
@@ -77,8 +77,10 @@ def test_rates_that_make_roles_even() -> None:
 
 def test_shares_are_those_of_a_real_step() -> None:
     """Of the stored rows, which were measured after the predictions: the page's median and its worst."""
-    measured = {(r["scheme"], r["layers"]): r["shares"] for r in read_json(ROWS)["rows"]}
-    table, inputs = table_of("takase", 6, WIDTH)
+    measured = {(r["scheme"], r["layers"]): r["shares"] for r in read_json(STORED / "role-rows.json")["rows"]}
+    a = network(6, 64, "pre")
+    inputs = text_batch(a, word_ids(load_text(), a.vocab_size), 64, 99).statistics(a)
+    table = sp.scheme("takase")(a, inputs)
     found = frontier([table], inputs=inputs, sequences=12).cells[0].shares
     for role, share in measured["takase", 6].items():
         assert abs(np.log(found[role] / share)) < np.log(1.25) or share < 0.01

@@ -12,14 +12,15 @@ import torch
 
 from benchmarks import callback_overhead, compiled_probes
 from benchmarks.gpu.timed import whole
-from benchmarks.monitors import Steps
+from benchmarks.models import hugging_face
 from benchmarks.timing import compared, take_turns
+from signalprop.measurement import Probe
 
 TITLE = "Watching on the device"
 ABOUT = """
 `python -m benchmarks.gpu overheads`: the comparisons of [watching a compiled step](#watching-a-compiled-step),
-[watching a training step](#watching-a-training-step) and [monitoring a run](#monitoring-a-run), with a model that fills
-the device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
+[monitoring a run](#monitoring-a-run), and a GPT-2 that is not compiled under a probe, with a model that fills the
+device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
 """
 GRAPHS = "compiled, CUDA graphs"
 WATCHED = ("compiled", GRAPHS, "compiled, checkpointing", "probe", "monitor")
@@ -47,9 +48,21 @@ def _compiled(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], 
 
 
 def _probe(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
-    steps = Steps(*_size(case).values(), device=device)
-    actions = {"bare": steps.bare, "bare again": steps.bare, "probe": lambda: steps.probed(0), "by hand": steps.by_hand}
-    return actions, {}
+    size = {name: case[name] for name in ("width", "heads", "tokens")}
+    model = hugging_face("gpt2", case["layers"], **size).to(device).train()
+    ids = torch.randint(0, 1000, (case["batch"], case["tokens"]), device=device)
+    probe = Probe(model)
+
+    def bare() -> None:
+        model.zero_grad()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+
+    def probed() -> None:
+        with probe:
+            bare()
+            probe.profile()
+
+    return {"bare": bare, "bare again": bare, "probe": probed}, {}
 
 
 def measured(case: Case, device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import rate_transfer, recursion, timing
+from benchmarks import recursion, timing
 from benchmarks.accuracy_rows import errors_of
 from benchmarks.measured import Measured, standard_errors
 from benchmarks.page import PAGE, RECORDS, SECTIONS, page
@@ -73,15 +73,6 @@ def test_scores_have_the_variance_that_was_asked_for() -> None:
 
 
 @pytest.mark.skipif(not WRITTEN, reason="nothing has been measured")
-def test_the_best_rate_lies_between_rungs() -> None:
-    rungs = (1e-3, 3e-3, 1e-2, 3e-2)
-    costs = {rate: 2 + np.log(rate / 2.2e-3) ** 2 for rate in rungs}
-    found, outermost = rate_transfer.between(costs)
-    assert found == pytest.approx(2.2e-3) and not outermost
-    assert rate_transfer.between(costs | {1e-2: np.inf}) == (3e-3, False)
-    assert rate_transfer.between({rate: cost for rate, cost in costs.items() if rate > 2e-3}) == (3e-3, True)
-
-
 def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
     assert PAGE.read_text() == page({name: read_json(RECORDS / f"{name}.json") for name in WRITTEN})
 

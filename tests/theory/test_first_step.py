@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.first_steps import LENGTH, SEQUENCES, VOCABULARY, measured, network
 
 import signalprop as sp
-from signalprop.data.batches import Batch, text_batch
 from signalprop.errors import InputError
 from signalprop.theory.first_step import FirstStep, step_of
-
-
-def batch_of(a: sp.Architecture, seed: int, sequences: int = SEQUENCES) -> Batch:
-    """Words of a law like Zipf's, quicker than text."""
-    ids = np.random.default_rng(0).zipf(1.5, 20_000) % VOCABULARY
-    return text_batch(a, ids, sequences, seed)
+from stepping import LENGTH, SEQUENCES, batch_of, change_by_adam, network
 
 
 def _step(scheme: str, optimizer: str, **options: float) -> tuple[sp.Parametrization, FirstStep]:
@@ -37,7 +30,7 @@ def test_multipliers_of_zero_move_by_the_branches_alone() -> None:
 @pytest.mark.parametrize(("scheme", "low", "high"), [("xavier", 1.0, 1.6), ("rezero", 0.85, 1.15)])
 def test_a_real_step_of_adam(scheme: str, low: float, high: float) -> None:
     table, step = _step(scheme, "adam")
-    found = measured(table, batch_of(table.architecture, 3), "adam", 3)
+    found = change_by_adam(table, batch_of(table.architecture, 3), 3)
     assert low < found / step.change < high
 
 
