@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,173 +50,72 @@ def _x_transformers(**options: Any) -> Made:
     return TransformerWrapper(num_tokens=VOCABULARY, max_seq_len=32, attn_layers=layers), {"x": _ids()}
 
 
-def _dit() -> Made:
-    from diffusers import DiTTransformer2DModel
+def _diffusers(name: str, inputs: dict[str, Any], **options: Any) -> Made:
+    """A model of diffusers on latents; of its other inputs a tuple is the shape of a stream."""
+    import diffusers
 
-    model = DiTTransformer2DModel(
-        HEADS, WIDTH // HEADS, 4, num_layers=LAYERS, sample_size=8, patch_size=2, norm_num_groups=4
-    )
+    heads = {"num_attention_heads": HEADS, "attention_head_dim": WIDTH // HEADS, "in_channels": 4}
+    model = getattr(diffusers, name)(**heads | options)
+    drawn = {"hidden_states": LATENTS} | inputs
     return model, {
-        "hidden_states": _stream(4, 8, 8),
-        "timestep": torch.tensor([3, 7]),
-        "class_labels": torch.tensor([1, 2]),
+        key: _stream(*value) if isinstance(value, tuple) else value() if callable(value) else value
+        for key, value in drawn.items()
     }
 
 
-def _pixart() -> Made:
-    from diffusers import PixArtTransformer2DModel
-
-    model = PixArtTransformer2DModel(
-        HEADS,
-        WIDTH // HEADS,
-        4,
-        num_layers=LAYERS,
-        cross_attention_dim=WIDTH,
-        sample_size=8,
-        caption_channels=WIDTH,
-        norm_num_groups=4,
-        use_additional_conditions=False,
-    )
-    none = {"resolution": None, "aspect_ratio": None}
-    return model, {
-        "hidden_states": _stream(4, 8, 8),
-        "encoder_hidden_states": _stream(),
-        "timestep": torch.tensor([3, 7]),
-        "added_cond_kwargs": none,
-    }
-
-
-def _sd3() -> Made:
-    from diffusers import SD3Transformer2DModel
-
-    model = SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        num_layers=LAYERS,
-        attention_head_dim=WIDTH // HEADS,
-        num_attention_heads=HEADS,
-        joint_attention_dim=WIDTH,
-        caption_projection_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        out_channels=4,
-        pos_embed_max_size=8,
-    )
-    return model, {
-        "hidden_states": _stream(4, 8, 8),
-        "encoder_hidden_states": _stream(),
-        "pooled_projections": _stream(WIDTH),
-        "timestep": torch.tensor([3, 7]),
-    }
-
-
-def _flux() -> Made:
-    from diffusers import FluxTransformer2DModel
-
-    model = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        num_layers=LAYERS,
-        num_single_layers=LAYERS + 1,
-        attention_head_dim=16,
-        num_attention_heads=HEADS,
-        joint_attention_dim=WIDTH,
-        pooled_projection_dim=WIDTH,
-        axes_dims_rope=(4, 4, 8),
-    )
-    return model, {
-        "hidden_states": _stream(16, 4),
-        "encoder_hidden_states": _stream(),
-        "pooled_projections": _stream(WIDTH),
-        "timestep": torch.rand(BATCH),
-        "img_ids": torch.zeros(16, 3),
-        "txt_ids": torch.zeros(LENGTH, 3),
-    }
-
-
-def _sana() -> Made:
-    from diffusers import SanaTransformer2DModel
-
-    model = SanaTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=HEADS,
-        attention_head_dim=16,
-        num_layers=LAYERS,
-        num_cross_attention_heads=HEADS,
-        cross_attention_head_dim=16,
-        cross_attention_dim=WIDTH,
-        caption_channels=WIDTH,
-        sample_size=8,
-    )
-    return model, {
-        "hidden_states": _stream(4, 8, 8),
-        "encoder_hidden_states": _stream(),
-        "timestep": torch.tensor([3, 7]),
-    }
-
-
-def _aura() -> Made:
-    from diffusers import AuraFlowTransformer2DModel
-
-    model = AuraFlowTransformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=4,
-        num_mmdit_layers=LAYERS,
-        num_single_dit_layers=LAYERS + 1,
-        attention_head_dim=16,
-        num_attention_heads=HEADS,
-        joint_attention_dim=WIDTH,
-        caption_projection_dim=WIDTH,
-        out_channels=4,
-        pos_embed_max_size=64,
-    )
-    return model, {"hidden_states": _stream(4, 8, 8), "encoder_hidden_states": _stream(), "timestep": torch.rand(BATCH)}
-
-
-def _cogvideo() -> Made:
-    from diffusers import CogVideoXTransformer3DModel
-
-    model = CogVideoXTransformer3DModel(
-        num_attention_heads=HEADS,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        time_embed_dim=16,
-        text_embed_dim=WIDTH,
-        num_layers=LAYERS,
-        sample_width=8,
-        sample_height=8,
-        sample_frames=5,
-        max_text_seq_length=LENGTH,
-    )
-    return model, {
-        "hidden_states": _stream(2, 4, 8, 8),
-        "encoder_hidden_states": _stream(),
-        "timestep": torch.tensor([3, 7]),
-    }
-
-
-def _wan() -> Made:
-    from diffusers import WanTransformer3DModel
-
-    model = WanTransformer3DModel(
-        num_attention_heads=HEADS,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        text_dim=WIDTH,
-        freq_dim=16,
-        ffn_dim=2 * WIDTH,
-        num_layers=LAYERS,
-        rope_max_seq_len=32,
-    )
-    return model, {
-        "hidden_states": _stream(4, 2, 8, 8),
-        "encoder_hidden_states": _stream(),
-        "timestep": torch.tensor([3, 7]),
-    }
+LATENTS, TEXT, TIMES = (4, 8, 8), {"encoder_hidden_states": ()}, {"timestep": torch.tensor([3, 7])}
+RANDOM_TIMES = {"timestep": lambda: torch.rand(BATCH)}
+DEEP, PATCHED, PIXELS = {"num_layers": LAYERS}, {"patch_size": 2}, {"sample_size": 8}
+CROSS = {"cross_attention_dim": WIDTH, "caption_channels": WIDTH}
+JOINT = {"joint_attention_dim": WIDTH}
+MIXED = {"caption_projection_dim": WIDTH, "out_channels": 4}
+OF_DIFFUSERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "DiT": (
+        "DiTTransformer2DModel",
+        {**TIMES, "class_labels": torch.tensor([1, 2])},
+        {**DEEP, **PATCHED, **PIXELS, "norm_num_groups": 4},
+    ),
+    "PixArt": (
+        "PixArtTransformer2DModel",
+        {**TEXT, **TIMES, "added_cond_kwargs": {"resolution": None, "aspect_ratio": None}},
+        {**DEEP, **PIXELS, **CROSS, "norm_num_groups": 4, "use_additional_conditions": False},
+    ),
+    "SD3 (MMDiT)": (
+        "SD3Transformer2DModel",
+        {**TEXT, "pooled_projections": (WIDTH,), **TIMES},
+        {**DEEP, **PATCHED, **PIXELS, **JOINT, **MIXED, "pooled_projection_dim": WIDTH, "pos_embed_max_size": 8},
+    ),
+    "Flux": (
+        "FluxTransformer2DModel",
+        {"hidden_states": (16, 4), **TEXT, "pooled_projections": (WIDTH,), **RANDOM_TIMES,
+         "img_ids": torch.zeros(16, 3), "txt_ids": torch.zeros(LENGTH, 3)},
+        {**DEEP, **JOINT, "num_single_layers": LAYERS + 1, "patch_size": 1,
+         "pooled_projection_dim": WIDTH, "axes_dims_rope": (4, 4, 8)},
+    ),
+    "AuraFlow": (
+        "AuraFlowTransformer2DModel",
+        {**TEXT, **RANDOM_TIMES},
+        {**PATCHED, **PIXELS, **JOINT, **MIXED, "num_mmdit_layers": LAYERS, "num_single_dit_layers": LAYERS + 1,
+         "pos_embed_max_size": 64},
+    ),
+    "Sana": (
+        "SanaTransformer2DModel",
+        {**TEXT, **TIMES},
+        {**DEEP, **PIXELS, **CROSS, "out_channels": 4, "num_cross_attention_heads": HEADS,
+         "cross_attention_head_dim": WIDTH // HEADS},
+    ),
+    "CogVideoX": (
+        "CogVideoXTransformer3DModel",
+        {"hidden_states": (2, *LATENTS), **TEXT, **TIMES},
+        {**DEEP, "out_channels": 4, "time_embed_dim": 16, "text_embed_dim": WIDTH, "sample_width": 8,
+         "sample_height": 8, "sample_frames": 5, "max_text_seq_length": LENGTH},
+    ),
+    "Wan": (
+        "WanTransformer3DModel",
+        {"hidden_states": (4, 2, 8, 8), **TEXT, **TIMES},
+        {**DEEP, "out_channels": 4, "text_dim": WIDTH, "freq_dim": 16, "ffn_dim": 2 * WIDTH, "rope_max_seq_len": 32},
+    ),
+}  # fmt: skip
 
 
 def declare_operators() -> None:
@@ -253,14 +153,10 @@ OTHERS: dict[str, tuple[str, Callable[[], Made]]] = {
     ),
     "x-transformers: scaled residuals": ("x-transformers", lambda: _x_transformers(scale_residual=True)),
     "x-transformers: gated residuals": ("x-transformers", lambda: _x_transformers(gate_residual=True)),
-    "diffusers: DiT": ("diffusers", _dit),
-    "diffusers: PixArt": ("diffusers", _pixart),
-    "diffusers: SD3 (MMDiT)": ("diffusers", _sd3),
-    "diffusers: Flux": ("diffusers", _flux),
-    "diffusers: AuraFlow": ("diffusers", _aura),
-    "diffusers: Sana": ("diffusers", _sana),
-    "diffusers: CogVideoX": ("diffusers", _cogvideo),
-    "diffusers: Wan": ("diffusers", _wan),
+    **{
+        f"diffusers: {name}": ("diffusers", partial(_diffusers, cls, inputs, **options))
+        for name, (cls, inputs, options) in OF_DIFFUSERS.items()
+    },
     "timm: ViT": ("timm", lambda: _timm("vit_tiny_patch16_224")),
     "timm: DeiT III": ("timm", lambda: _timm("deit3_small_patch16_224")),
     "timm: EVA-02": ("timm", lambda: _timm("eva02_tiny_patch14_224", 28)),
