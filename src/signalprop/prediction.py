@@ -100,13 +100,11 @@ def predict(
 def _of_model(model: nn.Module) -> Parametrization:
     """Of its weights as they are; without dropout where the model is in evaluation mode."""
     from signalprop.attachment.attached import attach, require_roles
+    from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import parametrization_of
 
     attached = require_roles(attach(model))
-    a = attached.mapping.architecture
-    if not model.training:
-        a = a.replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
-    return parametrization_of(attached, a)
+    return parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
 
 
 _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one core

@@ -52,7 +52,7 @@ def study(
     """Predict and measure, and say how well the two agree.
 
     Networks with fresh weights are built for every seed and read one batch. A live model is measured as it is, in the
-    mode that it is in, on several batches, and predicted from the sizes of its weights, without dropout.
+    mode that it is in, on several batches, and predicted from the sizes of its weights.
 
     Args:
         subject: a preset's name, an Architecture (both are initialised by `scheme`), a Parametrization, or a model that
@@ -145,15 +145,17 @@ def _live(
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.attached import attach, require_roles
-    from signalprop.attachment.parametrization_of import read_parametrization
+    from signalprop.attachment.live_model import in_its_mode
+    from signalprop.attachment.parametrization_of import parametrization_of
     from signalprop.measurement import measure
 
     given = [batches] if isinstance(batches, Batch) else batches
-    mapping = require_roles(attach(model, mapping)).mapping
+    attached = require_roles(attach(model, mapping))
+    mapping = attached.mapping
     a = mapping.architecture
     if given is None:
         given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
-    a = fitted(a, given[0]).replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
+    a = in_its_mode(fitted(a, given[0]), attached.model)
     backward, notes = with_gradient(a, backward)
 
     def draw(k: int) -> Profile:
@@ -163,8 +165,7 @@ def _live(
 
     measured = _measured(draw, len(given), progress)
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
-    table = read_parametrization(model, mapping, architecture=a)
-    return table, pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
+    return parametrization_of(attached, a), pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
 
 
 def fitted(architecture: Architecture, batch: Batch) -> Architecture:

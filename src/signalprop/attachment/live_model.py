@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.network.architecture import Architecture
 from signalprop.streams.placement import device_of, kept_elsewhere
 
 
@@ -91,6 +92,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before:
             module.training = training
+
+
+def in_its_mode(architecture: Architecture, model: nn.Module) -> Architecture:
+    """The same; without dropout where the model is in evaluation mode."""
+    dry = {} if model.training else {"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
+    return architecture.replace(**dry)
 
 
 def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
