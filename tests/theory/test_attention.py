@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from signalprop.theory import attention, attention_scores
+from signalprop.theory.attention import across, on_itself
 
 Matrix = NDArray[np.float64]
 
@@ -144,10 +145,8 @@ def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignor
             "omega_rows": attention_scores.rotary_coherence(256, 64, causal="rows" if causal else None),
         }
     shape = (case["s0"], case["n_keys"], case["d"], case["head"], case["p"])
-    predicted = [
-        *attention.forward(case["r"], *shape, causal=causal, **options),
-        *attention.backward(case["r"], case["r_g"], *shape, causal=causal, **options),
-    ]
+    x = on_itself(case["r"], *shape, r_g=case["r_g"], causal=causal, **options)
+    predicted = [*attention.forward(x), *attention.backward(x)]
     _assert_close(predicted, simulated[:4], error[:4], tolerance)
 
 
@@ -160,11 +159,10 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
     simulated, error = _simulate(200, skip=skip, gain=gain, **shape, **case)
     omega = attention_scores.rotary_coherence(length, head) if rotary else 1.0
     args = (case["s0"], length, case["d"], head, case["p"])
-    forward = attention.forward(case["r"], *args, causal=causal, omega=omega)
-    backward = attention.backward(case["r"], r_g, *args, causal=causal, omega=omega)
+    x = on_itself(case["r"], *args, r_g=r_g, causal=causal, omega=omega)
     predicted = [
-        *attention.mixture(*forward, case["r"], skip, gain, length, causal=causal),
-        *attention.mixture(*backward, r_g, skip, gain, length, causal=causal),
+        *attention.mixture(*attention.forward(x), case["r"], skip, gain, length, causal=causal),
+        *attention.mixture(*attention.backward(x), r_g, skip, gain, length, causal=causal),
     ]
     _assert_close(predicted, simulated[:4], error[:4], tolerance=0.03)
 
@@ -175,18 +173,19 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
 def test_cross_attention(n_queries: int, r_query: float, r: float, bias: float) -> None:
     case = _SHAPE | {"s0": 1.0, "r": r, "r_g": 0.3}
     simulated, error = _simulate(200, n_queries=n_queries, r_query=r_query, bias=bias, **case)
-    shape = (128, 64, 0.1)
-    query, key = attention.cross_backward(r_query, r, 0.3, 1.0, n_queries, 256, *shape, query_bias=bias)
-    predicted = [*attention.cross_forward(r_query, r, 1.0, 256, *shape, query_bias=bias), *key, *query]
+    x = across(r_query, r, 1.0, n_queries, 256, 128, 64, 0.1, r_g=0.3, query_bias=bias)
+    query, key = attention.backward_apart(x)
+    predicted = [*attention.forward(x), *key, *query]
     _assert_close(predicted, simulated, error, 0.03)
 
 
 def test_query_bias_in_self_attention_and_key_bias_without_effect() -> None:
     case = _SHAPE | {"s0": 1.0, "r": 0.2, "r_g": 0.5}
     simulated, error = _simulate(150, bias=0.6, **case)
-    shape = (1.0, 256, 128, 64, 0.1)
-    _assert_close(attention.backward(0.2, 0.5, *shape, query_bias=0.6), simulated[2:4], error[2:4], 0.03)
-    plain = attention.backward(0.2, 0.5, *shape)
+    biased, plain = (
+        attention.backward(on_itself(0.2, 1.0, 256, 128, 64, 0.1, r_g=0.5, query_bias=share)) for share in (0.6, 0.0)
+    )
+    _assert_close(biased, simulated[2:4], error[2:4], 0.03)
     assert plain[0] < 0.95 * simulated[2]  # the bias does matter here
 
 
@@ -194,10 +193,11 @@ def test_query_bias_in_self_attention_and_key_bias_without_effect() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7, 300])
 def test_uniform_weights_are_exact(length: int, p: float) -> None:
     r, r_g = 0.3, 0.6
-    variance, covariance = attention.forward(r, 0.0, length, 100, 32, p)
+    x = on_itself(r, 0.0, length, 100, 32, p, r_g=r_g)
+    variance, covariance = attention.forward(x)
     assert variance == pytest.approx(r + (1 - r) / length / (1 - p) + r * p / (1 - p) / length)
     assert covariance == pytest.approx(min(r + (1 - r) / length, variance))
-    variance, covariance = attention.backward(r, r_g, 0.0, length, 100, 32, p)
+    variance, covariance = attention.backward(x)
     assert variance == pytest.approx(1 / length / (1 - p) + r_g * (length - 1) / length)
     if length > 1:
         assert covariance == pytest.approx(r_g + (1 - r_g) / length)
@@ -214,11 +214,12 @@ def test_uniform_causal_weights_are_exact(length: int) -> None:
     out, back = m @ kernel @ m.T, m.T @ gradient @ m
     extra = p / (1 - p) * (m**2)
     off = ~np.eye(length, dtype=bool)
-    variance, covariance = attention.forward(r, 0.0, length, 100, 32, p, causal=True)
+    x = on_itself(r, 0.0, length, 100, 32, p, r_g=r_g, causal=True)
+    variance, covariance = attention.forward(x)
     assert variance == pytest.approx((out.diagonal() + extra.sum(axis=1)).mean(), rel=3e-3)
     if length > 1:
         assert covariance == pytest.approx(out[off].mean(), rel=1e-6)
-    variance, covariance = attention.backward(r, r_g, 0.0, length, 100, 32, p, causal=True)
+    variance, covariance = attention.backward(x)
     assert variance == pytest.approx((back.diagonal() + extra.sum(axis=0)).mean(), rel=3e-3)
     if length > 1:
         assert covariance == pytest.approx(back[off].mean(), rel=3e-3)
@@ -227,11 +228,12 @@ def test_uniform_causal_weights_are_exact(length: int) -> None:
 def test_arrays_agree_with_numbers() -> None:
     r = np.array([0.0, 0.4, 1.0])[:, None]
     length, d = np.array([1.0, 50.0, 300.0, 300.0]), np.array([64.0, 64.0, 128.0, 64.0])
-    variance, covariance = attention.backward(r, 0.3, 2.0, length, d, 32, 0.1, causal=True)
+    variance, covariance = attention.backward(on_itself(r, 2.0, length, d, 32, 0.1, r_g=0.3, causal=True))
     assert np.shape(variance) == np.shape(covariance) == (3, 4)
     for i in range(3):
         for j in range(4):
-            one = attention.backward(float(r[i, 0]), 0.3, 2.0, int(length[j]), int(d[j]), 32, 0.1, causal=True)
+            x = on_itself(float(r[i, 0]), 2.0, int(length[j]), int(d[j]), 32, 0.1, r_g=0.3, causal=True)
+            one = attention.backward(x)
             assert one == pytest.approx((variance[i, j], covariance[i, j]), rel=1e-12)
             assert isinstance(one[0], float)
 
@@ -250,12 +252,11 @@ def test_arrays_agree_with_numbers() -> None:
     query_bias=st.floats(0, 1),
 )
 def test_invariants(r, r_g, s0, length, d, head, p, causal, omega, query_bias) -> None:  # type: ignore[no-untyped-def]
-    options = {"causal": causal, "omega": omega, "query_bias": query_bias}
+    x = on_itself(r, s0, length, d, head, p, r_g=r_g, causal=causal, omega=omega, query_bias=query_bias)
+    y = across(r, r_g, s0, 2 * length, length, d, head, p, r_g=r_g)
     for variance, covariance in (
-        attention.forward(r, s0, length, d, head, p, **options),
-        attention.backward(r, r_g, s0, length, d, head, p, **options),
-        *attention.cross_backward(r, r_g, r_g, s0, 2 * length, length, d, head, p),
-    ):
+        attention.forward(x), attention.backward(x), attention.forward(y), *attention.backward_apart(y)
+    ):  # fmt: skip
         assert math.isfinite(variance) and math.isfinite(covariance)
         assert variance >= 0 and abs(covariance) <= variance * (1 + 1e-9)
 

@@ -1,10 +1,10 @@
 """Scaled dot-product attention at initialisation: forward and backward moments of one set of heads, all three paths.
 
-Every function works in units. The attention input has second moment 1 (divide by it beforehand) and token correlation
-r = (covariance + mean²)/second moment. Forward results are in units of d σ_v² times the input's second moment, where
-σ_v² is the variance of a value weight; backward results, the gradient at the attention input, in units of
-d_v σ_v² σ_g², where d_v is the width of all value heads together (query groups that share a value head count each) and
-σ_g² the gradient variance at the heads' output. Grouped key/value heads change nothing else.
+Every function works in units. The attention input has second moment 1 (divide by it beforehand). Forward results are in
+units of d σ_v² times the input's second moment, where σ_v² is the variance of a value weight; backward results, the
+gradient at the attention input, in units of d_v σ_v² σ_g², where d_v is the width of all value heads together (query
+groups that share a value head count each) and σ_g² the gradient variance at the heads' output. Grouped key/value heads
+change nothing else.
 
 The formulas, their derivations and their measured errors: docs/theory/attention.md. TGS (Kedia et al., 2024), appendix
 B.8, is the limit of uniform weights without the paths through queries and keys.
@@ -20,15 +20,31 @@ import numpy as np
 from signalprop.network.moments import Array
 from signalprop.theory import attention_rows
 from signalprop.theory.attention_rows import Band, Mask, RowMoments, RowSlopes, by_shape, namespace, pair_length
+from signalprop.theory.elements import Pair
 from signalprop.theory.logs import plain
 from signalprop.theory.two_rows import LEAST, log_value, slopes
 
 
-class _Setting(NamedTuple):
-    """One attention layer: numbers or arrays, in the order in which the public functions pass them."""
+class Attention(NamedTuple):
+    """One set of heads and what it reads: numbers (25 µs a moment), or arrays; made by `on_itself` or `across`.
 
+    Attributes:
+        xp: the functions to compute with. r_query, r_key, r_value: token correlations of what queries, keys and values
+            are made of, mean included: (covariance + mean²)/second moment; of values, in units of their own second
+            moment. r_g: of the gradient at the heads' output.
+        s0: raw score variance, `score_variance(...)`; 0 to 1e6. n_queries, n_keys: tokens, 1 to 1e6.
+        d, d_head: width of the input, and of one query/key head. p: dropout on the attention weights, in [0, 1).
+        causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
+            positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
+        omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
+            positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
+        query_bias: the share of a query's mean square that its bias contributes.
+    """
+
+    xp: Any
     r_query: Array
     r_key: Array
+    r_value: Array
     r_g: Array
     s0: Array
     n_queries: Array
@@ -39,7 +55,36 @@ class _Setting(NamedTuple):
     omega: Array
     omega_rows: Array
     query_bias: Array
-    r_value: Array
+    causal: Mask
+
+
+def on_itself(
+    r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, r_g: Array = 0.0,
+    causal: Mask = False, omega: Array = 1.0, omega_rows: Array | None = None, query_bias: Array = 0.0,
+    r_value: Array | None = None,
+) -> Attention:  # fmt: skip
+    """Attention of `length` tokens of correlation r to themselves; values may be made of something else."""
+    rows, values = omega if omega_rows is None else omega_rows, r if r_value is None else r_value
+    return _attention(r, r, values, r_g, s0, length, length, d, d_head, p, omega, rows, query_bias, causal=causal)
+
+
+def across(
+    r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0,
+    *, r_g: Array = 0.0, query_bias: Array = 0.0,
+) -> Attention:  # fmt: skip
+    """Cross-attention of one stream to another."""
+    return _attention(r_query, r_key, r_key, r_g, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
+
+
+def _attention(*values: Array, causal: Mask = False) -> Attention:
+    xp = namespace(*values)
+    if xp is np:
+        values = tuple(plain(x) for x in values)
+        xp = namespace(*values)
+    x = Attention._make((xp, *values, causal))
+    r_query, r_g = (_possible(r, x.n_queries, xp) for r in (x.r_query, x.r_g))
+    r_key, r_value = (_possible(r, x.n_keys, xp) for r in (x.r_key, x.r_value))
+    return x._replace(r_query=r_query, r_key=r_key, r_value=r_value, r_g=r_g)
 
 
 class _Scores(NamedTuple):
@@ -62,18 +107,6 @@ class _Slopes(NamedTuple):
     weighted_overlap: Array  # E c_ij Λ_J(c_ij)
 
 
-def _setting(*values: Array, r_value: Array | None = None) -> tuple[Any, _Setting]:
-    xp = namespace(*values)
-    if xp is np:
-        values = tuple(plain(x) for x in values)
-        xp = namespace(*values)
-    r_query, r_key, r_g, s0, n_queries, n_keys, *rest = values
-    r_query, r_g = _possible(r_query, n_queries, xp), _possible(r_g, n_queries, xp)
-    r_key = _possible(r_key, n_keys, xp)
-    r_value = r_key if r_value is None else _possible(plain(r_value), n_keys, xp)
-    return xp, _Setting._make((r_query, r_key, r_g, s0, n_queries, n_keys, *rest, r_value))
-
-
 def _possible(r: Array, n: Array, xp: Any) -> Array:
     """n tokens that all have the same correlation cannot have one below -1/(n-1)."""
     found: Array = xp.minimum(xp.maximum(r, -1.0 / xp.maximum(n - 1.0, 1.0)), 1.0)
@@ -85,7 +118,8 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
     return found
 
 
-def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
+def _scores(x: Attention) -> _Scores:
+    xp, causal = x.xp, x.causal
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
     own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
@@ -98,7 +132,8 @@ def _scores(xp: Any, x: _Setting, causal: Mask) -> _Scores:
     return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, v, RowMoments(*rows), xp.exp(value))
 
 
-def _slopes(x: _Setting, causal: Mask, scores: _Scores) -> _Slopes:
+def _slopes(x: Attention, scores: _Scores) -> _Slopes:
+    causal = x.causal
     met, weighted, *rows = by_shape(
         lambda s, c, n, v: [*slopes(s, c, pair_length(n, causal), v), *attention_rows.row_slopes(s, n, v, causal)],
         [scores.s, scores.c], x.n_keys, scores.spread,
@@ -106,16 +141,16 @@ def _slopes(x: _Setting, causal: Mask, scores: _Scores) -> _Slopes:
     return _Slopes(RowSlopes(*rows), met, weighted)
 
 
-def _pairs(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
+def _pairs(x: Attention) -> tuple[Array, Array]:
     """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
-    if isinstance(causal, Band):
-        return causal.meetings(int(x.n_keys))[:2]
-    if not causal:
+    if isinstance(x.causal, Band):
+        return x.causal.meetings(int(x.n_keys))[:2]
+    if not x.causal:
         meetings = x.n_queries * (x.n_queries - 1.0) / x.n_keys**2
         return meetings, meetings
-    h = _harmonic(x.n_keys, xp)
+    h = _harmonic(x.n_keys, x.xp)
     value = 2.0 - 2.0 * h / x.n_keys
-    return value, xp.maximum(value - (h * h - _harmonic_squares(x.n_keys)) / x.n_keys, 0.0)
+    return value, x.xp.maximum(value - (h * h - _harmonic_squares(x.n_keys)) / x.n_keys, 0.0)
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -136,15 +171,16 @@ def _harmonic_squares(n: Array) -> Array:
 # --- forward and backward ------------------------------------------------------------------------------------------
 
 
-def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
-    scores = _scores(xp, x, causal)
+def forward(x: Attention) -> Pair:
+    """The heads' output, of mean 0: in units of d σ_v² times the second moment of what the values are made of."""
+    xp, scores = x.xp, _scores(x)
     rows = scores.rows
     kept = 1.0 / (1.0 - x.p)
     own = kept * rows.second
     variance = x.r_value * (1.0 + x.p * own) + (1.0 - x.r_value) * own
     variance = variance + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
-    if causal:
-        value_pairs, score_pairs = _pairs(xp, x, causal)
+    if x.causal:
+        value_pairs, score_pairs = _pairs(x)
         uniform = value_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
         overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
     else:
@@ -154,14 +190,14 @@ def _forward(xp: Any, x: _Setting, causal: Mask) -> tuple[Array, Array]:
     return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
 
 
-def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores, back: _Slopes) -> tuple[Array, Array, Array, Array]:
-    """(variance, covariance) through the queries, then (variance, covariance) through keys and values."""
-    rows = scores.rows
+def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
+    """Through the queries; through keys and values."""
+    xp, rows = x.xp, scores.rows
     kept = 1.0 / (1.0 - x.p)
     per_key = x.n_queries / x.n_keys
     other_queries = xp.maximum(x.n_queries - 1.0, 1.0)
     other_keys = xp.maximum(x.n_keys - 1.0, 1.0)
-    pairs = _pairs(xp, x, causal)
+    pairs = _pairs(x)
     score_pairs = pairs[1]
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
@@ -188,10 +224,10 @@ def _backward(xp: Any, x: _Setting, causal: Mask, scores: _Scores, back: _Slopes
     total = _total(x, rows)
     key = xp.maximum(through_value + through_key, 0.0)
     key_covariance = (total - through_value - x.omega * through_key) / other_keys
-    return query, _within(query_covariance, query, xp), key, _within(key_covariance, key, xp)
+    return (query, _within(query_covariance, query, xp)), (key, _within(key_covariance, key, xp))
 
 
-def _through_value(x: _Setting, scores: _Scores, pairs: tuple[Array, Array]) -> Array:
+def _through_value(x: Attention, scores: _Scores, pairs: tuple[Array, Array]) -> Array:
     """Variance of the gradient at the values; pairs: of `_pairs`."""
     value_pairs, score_pairs = pairs
     own = x.n_queries / x.n_keys / (1.0 - x.p) * scores.rows.second
@@ -199,168 +235,48 @@ def _through_value(x: _Setting, scores: _Scores, pairs: tuple[Array, Array]) -> 
     return found
 
 
-def _total(x: _Setting, rows: RowMoments) -> Array:
+def _total(x: Attention, rows: RowMoments) -> Array:
     """The sum over all keys of the products of one key's gradient, through its value, with theirs."""
     kept = 1.0 / (1.0 - x.p)
     return x.n_queries / x.n_keys * (1.0 + x.p * kept * rows.second + x.r_g * (x.n_queries - 1.0))
 
 
-def forward(
-    r: Array,
-    s0: Array,
-    length: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    causal: Mask = False,
-    omega: Array = 1.0,
-    omega_rows: Array | None = None,
-    query_bias: Array = 0.0,
-    r_value: Array | None = None,
-) -> tuple[Array, Array]:
-    """Self-attention output: (variance, covariance of two tokens), in units of d σ_v² times the input's second moment.
+def backward_apart(x: Attention) -> tuple[Pair, Pair]:
+    """Gradients at the queries' stream, and at the keys' and values', in units of d_v σ_v² σ_g².
 
-    Args (numbers, or arrays that broadcast; all numbers: about 25 µs):
-        r: token correlation of the input, mean included: (covariance + mean²)/second moment.
-        s0: raw score variance, `score_variance(...)`; 0 to 1e6.
-        length: tokens, 1 to 1e6.
-        d: width of the input.
-        d_head: width of one query/key head.
-        p: dropout on the attention weights, in [0, 1).
-        causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
-            positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
-        omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
-            positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
-        query_bias: the share of a query's mean square that its bias contributes.
-        r_value: token correlation of what the values are made of, where it is not the input; in units of its second
-            moment then.
-
-    Returns:
-        Variance and covariance, of the broadcast shape; the mean is 0.
+    The first must also be multiplied by (second moment of the key/value stream) / (second moment of the query stream)
+    where the two differ.
     """
-    rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias, r_value=r_value)
-    return _forward(xp, x, causal)
+    scores = _scores(x)
+    return _backward(x, scores, _slopes(x, scores))
 
 
-def backward(
-    r: Array,
-    r_g: Array,
-    s0: Array,
-    length: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    causal: Mask = False,
-    omega: Array = 1.0,
-    omega_rows: Array | None = None,
-    query_bias: Array = 0.0,
-) -> tuple[Array, Array]:
-    """Gradient at a self-attention input through queries, keys and values: (variance, covariance of two tokens).
+def backward(x: Attention) -> Pair:
+    """Gradient at a self-attention input through queries, keys and values."""
+    return _both(backward_apart(x))
 
-    In units of d_v σ_v² σ_g². r_g is the token correlation of the gradient at the heads' output; everything else as in
-    `forward`.
-    """
-    rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, r_g, s0, length, length, d, d_head, p, omega, rows, query_bias)
-    scores = _scores(xp, x, causal)
-    query, query_covariance, key, key_covariance = _backward(xp, x, causal, scores, _slopes(x, causal, scores))
+
+def backward_ends(x: Attention) -> tuple[Pair, Pair]:
+    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
+    scores = _scores(x)
+    back = _slopes(x, scores)
+    return _both(_backward(x._replace(r_g=0.0), scores, back)), _both(_backward(x._replace(r_g=1.0), scores, back))
+
+
+def _both(paths: tuple[Pair, Pair]) -> Pair:
+    (query, query_covariance), (key, key_covariance) = paths
     return query + key, query_covariance + key_covariance
 
 
-def backward_ends(
-    r: Array,
-    s0: Array,
-    length: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    causal: Mask = False,
-    omega: Array = 1.0,
-    omega_rows: Array | None = None,
-    query_bias: Array = 0.0,
-    r_value: Array | None = None,
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
-    rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias, r_value=r_value)
-    scores = _scores(xp, x, causal)
-    back = _slopes(x, causal, scores)
-    low, high = (_backward(xp, x._replace(r_g=r_g), causal, scores, back) for r_g in (0.0, 1.0))
-    return (low[0] + low[2], low[1] + low[3]), (high[0] + high[2], high[1] + high[3])
-
-
-def value_ends(
-    r: Array,
-    s0: Array,
-    length: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    causal: Mask = False,
-    omega: Array = 1.0,
-    omega_rows: Array | None = None,
-    query_bias: Array = 0.0,
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+def value_ends(x: Attention) -> tuple[Pair, Pair]:
     """What comes back through the values alone, of `backward_ends`: it does not ask what they are made of."""
-    rows = omega if omega_rows is None else omega_rows
-    xp, x = _setting(r, r, 0.0, s0, length, length, d, d_head, p, omega, rows, query_bias)
-    scores = _scores(xp, x, causal)
+    scores = _scores(x)
     ends = []
-    for at in (x, x._replace(r_g=1.0)):
-        variance = xp.maximum(_through_value(at, scores, _pairs(xp, at, causal)), 0.0)
-        covariance = (_total(at, scores.rows) - variance) / xp.maximum(x.n_keys - 1.0, 1.0)
-        ends.append((variance, _within(covariance, variance, xp)))
+    for at in (x._replace(r_g=0.0), x._replace(r_g=1.0)):
+        variance = x.xp.maximum(_through_value(at, scores, _pairs(at)), 0.0)
+        covariance = (_total(at, scores.rows) - variance) / x.xp.maximum(x.n_keys - 1.0, 1.0)
+        ends.append((variance, _within(covariance, variance, x.xp)))
     return ends[0], ends[1]
-
-
-def cross_forward(
-    r_query: Array,
-    r_key: Array,
-    s0: Array,
-    n_keys: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    query_bias: Array = 0.0,
-) -> tuple[Array, Array]:
-    """Cross-attention output: (variance, covariance of two query positions).
-
-    r_query and r_key are the token correlations of the stream that asks and of the one that is attended to. In units of
-    d σ_v² times the key/value stream's second moment; otherwise as `forward`.
-    """
-    any_number_of_queries = 2.0  # allows r_query down to -1
-    xp, x = _setting(r_query, r_key, 0.0, s0, any_number_of_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
-    return _forward(xp, x, False)
-
-
-def cross_backward(
-    r_query: Array,
-    r_key: Array,
-    r_g: Array,
-    s0: Array,
-    n_queries: Array,
-    n_keys: Array,
-    d: Array,
-    d_head: Array,
-    p: Array = 0.0,
-    *,
-    query_bias: Array = 0.0,
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Gradients of cross-attention: ((variance, covariance) at the queries' stream, the same at the keys' and values').
-
-    In units of d_v σ_v² σ_g²; the first pair must also be multiplied by (second moment of the key/value stream) /
-    (second moment of the query stream) where the two differ.
-    """
-    xp, x = _setting(r_query, r_key, r_g, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
-    scores = _scores(xp, x, False)
-    query, query_covariance, key, key_covariance = _backward(xp, x, False, scores, _slopes(x, False, scores))
-    return (query, query_covariance), (key, key_covariance)
 
 
 def mixture(
@@ -389,6 +305,3 @@ def mixture(
         gain * gain * variance + skip * skip + 2.0 * skip * gain * meet,
         gain * gain * covariance + skip * skip * r + 2.0 * skip * gain * meet_another,
     )
-
-
-# --- what goes in --------------------------------------------------------------------------------------------------

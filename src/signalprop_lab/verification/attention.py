@@ -154,16 +154,14 @@ def _predict_attention(case: Case, *, causal: bool = False, rotary: bool = False
     if rotary:
         options["omega"] = attention_scores.rotary_coherence(length, head, causal="pairs" if causal else None)
         options["omega_rows"] = attention_scores.rotary_coherence(length, head, causal="rows" if causal else None)
-    shape = (case["s0"], length, case["width"], head, case["p"])
-    forward = attention.forward(case["r"], *shape, **options)
-    return [_pair(*forward), _pair(*attention.backward(case["r"], case["g_r"], *shape, **options))]
+    x = attention.on_itself(case["r"], case["s0"], length, case["width"], head, case["p"], r_g=case["g_r"], **options)
+    return [_pair(*attention.forward(x)), _pair(*attention.backward(x))]
 
 
 def _predict_cross(case: Case) -> list[Moments]:
-    r, n_keys = (case["q_r"], case["r"]), case["length"]
-    rest = (case["width"], case["head"], case["p"])
-    at_query, at_key = attention.cross_backward(*r, case["g_r"], case["s0"], case["queries"], n_keys, *rest)
-    return [_pair(*attention.cross_forward(*r, case["s0"], n_keys, *rest)), _pair(*at_query), _pair(*at_key)]
+    tokens, widths = (case["queries"], case["length"]), (case["width"], case["head"], case["p"])
+    x = attention.across(case["q_r"], case["r"], case["s0"], *tokens, *widths, r_g=case["g_r"])
+    return [_pair(*moments) for moments in (attention.forward(x), *attention.backward_apart(x))]
 
 
 _SHA_LENGTHS = 9 * [300] + 7 * [1000] + 3 * [3000] + [10_000]

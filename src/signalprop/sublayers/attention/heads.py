@@ -164,13 +164,8 @@ class SelfAttention(Heads):
         """As `BranchMoments.forward`."""
         second, r = read
         row = self.at(i)
-        s0, bias = self.scores(row, second, second)
         added = None if self.values is None else self.summed(i, row, read, memory)
-        averaged = attention.forward(
-            r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout,
-            causal=self.causal, omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
-            r_value=None if added is None else added.r,
-        )  # fmt: skip
+        averaged = attention.forward(self._read(row, read, added))
         if added is not None:
             values = linear(averaged, added.size, added.bias)
             return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
@@ -182,24 +177,29 @@ class SelfAttention(Heads):
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """As `BranchMoments.backward`, over all three paths."""
-        second, r = read
+        second = read[0]
         row = self.at(i)
-        s0, bias = self.scores(row, second, second)
-        where: dict[str, Any] = {
-            "causal": self.causal, "omega": self.rotary, "omega_rows": self.rotary_rows, "query_bias": bias
-        }  # fmt: skip
-        setting = r, s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout
         if self.values is not None:
             added = self.summed(i, row, read, memory)
-            ends = attention.backward_ends(*setting, **where, r_value=added.r)
-            return self._sent_apart(i, row, second, added.size, ends, attention.value_ends(*setting, **where))
-        low, high = attention.backward_ends(*setting, **where)
+            ends = attention.backward_ends(self._read(row, read, added))
+            by_value = attention.value_ends(self._read(row, read, None))
+            return self._sent_apart(i, row, second, added.size, ends, by_value)
+        low, high = attention.backward_ends(self._read(row, read, None))
         if self.mixes:
             low, high = (
                 attention.mixture(*end, r_g, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
                 for r_g, end in ((0.0, low), (1.0, high))
             )
         return Sent(self.from_ends(row, low, high))
+
+    def _read(self, row: Row, read: Pair, added: Summed | None) -> attention.Attention:
+        """What the formulas of one set of heads take."""
+        s0, bias = self.scores(row, read[0], read[0])
+        return attention.on_itself(
+            read[1], s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
+            omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
+            r_value=None if added is None else added.r,
+        )  # fmt: skip
 
     def summed(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Summed:
         """What the values of sublayer i are with those of the first one, `memory`: independent maps of two inputs."""

@@ -7,7 +7,7 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.network.kinds import rows_where
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.heads import Heads, mixes, settings, table_of
+from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, table_of
 from signalprop.theory import attention
 from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent
 
@@ -19,10 +19,7 @@ class CrossAttention(Heads):
         """As `BranchMoments.forward`."""
         assert memory is not None
         row = self.at(i)
-        s0, bias = self.scores(row, read[0], memory[0])
-        averaged = attention.cross_forward(
-            read[1], memory[1], s0, self.n_keys, self.d_model, self.d_head, self.attention_dropout, query_bias=bias
-        )
+        averaged = attention.forward(self._read(row, read, memory))
         squared = row.attention_gain**2
         return self.through_output(row, memory[0], (squared * averaged[0], squared * averaged[1]))
 
@@ -30,9 +27,8 @@ class CrossAttention(Heads):
         """As `BranchMoments.backward`, to the query stream and to the encoder's output."""
         assert memory is not None
         row = self.at(i)
-        s0, bias = self.scores(row, read[0], memory[0])
-        args = (s0, self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout)
-        ends = [attention.cross_backward(read[1], memory[1], r_g, *args, query_bias=bias) for r_g in (0.0, 1.0)]
+        x = self._read(row, read, memory)
+        ends = [attention.backward_apart(x._replace(r_g=r_g)) for r_g in (0.0, 1.0)]
         # both paths are in units of d_v sigma_v^2 on inputs of second moment 1: dS/dx carries the other stream's scale
         to_query = self.from_ends(row, ends[0][0], ends[1][0])
         to_key = self.from_ends(row, ends[0][1], ends[1][1])
@@ -42,6 +38,13 @@ class CrossAttention(Heads):
             BranchBackward(*(np.asarray(column * scale * squared) for column in to_query)),
             BranchBackward(*(np.asarray(column * squared) for column in to_key)),
         )
+
+    def _read(self, row: Row, read: Pair, memory: Pair) -> attention.Attention:
+        s0, bias = self.scores(row, read[0], memory[0])
+        return attention.across(
+            read[1], memory[1], s0, self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout,
+            query_bias=bias,
+        )  # fmt: skip
 
 
 def of(p: Parametrization, stack: int) -> CrossAttention:
