@@ -78,6 +78,17 @@ def test_it_is_diagnosed() -> None:
     assert found.loss is not None and expected is not None and found.loss.value == pytest.approx(float(expected), 1e-5)
 
 
+def test_it_is_watched_with_its_scores() -> None:
+    nano = NanoGPT()
+    with sp.SignalMonitor(nano, every=1, batch=BATCH, skip_first=0) as monitor:
+        loss = nano(IDS[:, :-1], IDS[:, 1:])[1]
+        assert loss is not None
+        loss.backward()  # type: ignore[no-untyped-call]
+        numbers = monitor.step(loss)
+    assert numbers is not None and monitor.warnings == []
+    assert {"signal/layer_3/score_std", "signal/layer_3/variance", "signal/outside"} <= numbers.keys()
+
+
 def test_two_losses_are_no_loss() -> None:
     class Two(NanoGPT):
         def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, ...]:  # type: ignore[override]

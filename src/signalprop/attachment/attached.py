@@ -283,7 +283,7 @@ def reading_batches(attached: Attached) -> Attached:
     try:
         return require_roles(attached)
     except InputError as error:
-        raise InputError(f"give a dictionary of the model's arguments, in place of a Batch: {error}") from None
+        raise InputError(f"the model cannot read a Batch (measure takes its own arguments, too): {error}") from None
 
 
 def with_known_weights(attached: Attached) -> Attached:

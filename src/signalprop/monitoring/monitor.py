@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
@@ -136,7 +136,8 @@ class SignalMonitor:
         self.active = not is_other_rank() if logs is None else logs
         self._roll_call = RollCall.here()
         self._together: bool | None = None
-        self._attached = attach(model, mapping)
+        attached = attach(model, mapping)
+        self._attached = attached if batch is None else reading_batches(attached)
         self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._batch, self._given = batch, start
         self._path, self._scheme = jsonl, scheme
