@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profile_checks import check_prediction
 from signalprop.errors import InputError
 from signalprop.kernels.trace import Trace, trace
 from signalprop.kernels.transforms import dks, tat
@@ -49,16 +50,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ALiBi": {"kind": "decoder", "positions": "alibi"},
 }  # fmt: skip
 BOTH = ("moments", "kernel")
-
-
-def check(profile: Profile) -> None:
-    """Variances >= 0, correlations within [-1, 1], no NaN; and JSON gives the same Profile back."""
-    for series in (*profile.forward.values(), *(profile.gradient or {}).values()):
-        assert np.isfinite(series.mean).all() and np.isfinite(series.log_variance).all()
-        assert ((series.variance >= 0) & np.isfinite(series.variance)).all()
-        assert (np.abs(series.token_correlation) <= 1).all()
-    assert profile.gradient is not None and profile.gradient["stream_out"].variance[-1] == 1.0
-    assert Profile.from_json(json.loads(json.dumps(profile.to_json(), allow_nan=False))) == profile
 
 
 def check_trace(found: Trace) -> None:
@@ -98,7 +89,7 @@ def check_network(activation: str, norm: Any, placement: Any, variant: str) -> N
     assert [profile is None for profile in found] == [a.positions == "alibi", False]
     for profile in found:
         if profile is not None:
-            check(profile)
+            check_prediction(profile)
 
 
 def allowed(placement: Any, variant: str) -> bool:
@@ -135,7 +126,7 @@ def check_scheme(name: str, presets: Sequence[str]) -> None:
         for fidelity in BOTH:
             profile = covered(p, fidelity)
             if profile is not None:
-                check(profile)
+                check_prediction(profile)
                 seen += 1
     assert seen
 
@@ -160,7 +151,7 @@ def test_the_smallest_networks_and_the_largest_dropout(placement: Any, fidelity:
             kind=kind, n_layers=1, d_model=1, d_ff=1, seq_len=1, vocab_size=2, norm_placement=placement,
             dropout=dropout, norm_eps=norm_eps,
         )  # fmt: skip
-        check(predict(scheme("xavier")(a), fidelity=fidelity))
+        check_prediction(predict(scheme("xavier")(a), fidelity=fidelity))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -169,7 +160,7 @@ def test_streams_without_any_signal(placement: Any) -> None:
     a = Architecture(n_layers=2, d_model=4, seq_len=3, norm_placement=placement, norm_eps=0.0, bias=False)
     nothing = InputStatistics(kind="stream", variance=0.0)
     profile = predict(scheme("xavier")(a), nothing, fidelity="kernel")
-    check(profile)
+    check_prediction(profile)
     assert (profile.forward["stream_out"].variance == 0).all()
 
 
@@ -195,7 +186,7 @@ def _kernels(data: st.DataObject) -> None:
         return
     profile = covered(p, "kernel", inputs)
     if profile is not None:
-        check(profile)
+        check_prediction(profile)
         check_trace(trace(p, inputs=inputs))
 
 
@@ -220,7 +211,7 @@ def test_a_hundred_thousand_layers_of_every_placement(placement: Any, activation
         n_layers=100_000, d_model=64, seq_len=16, norm_placement=placement, activation=activation,
         gated=activation == "silu", dropout=0.1,
     )  # fmt: skip
-    check(predict(scheme("xavier")(a), fidelity="moments"))
+    check_prediction(predict(scheme("xavier")(a), fidelity="moments"))
 
 
 @pytest.mark.slow
@@ -228,7 +219,7 @@ def test_a_hundred_thousand_layers_of_every_placement(placement: Any, activation
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_kernels_of_twenty_thousand_layers(placement: Any, kind: Any) -> None:
     a = Architecture(kind=kind, n_layers=20_000, d_model=64, seq_len=4, norm_placement=placement, dropout=0.1)
-    check(predict(scheme("xavier")(a), fidelity="kernel"))
+    check_prediction(predict(scheme("xavier")(a), fidelity="kernel"))
 
 
 def test_recipes_and_results_come_back() -> None:

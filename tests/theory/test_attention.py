@@ -114,20 +114,15 @@ def _assert_close(predicted, simulated, error, tolerance=0.02):  # type: ignore[
 
 
 _SHAPE = {"n_keys": 256, "d": 128, "head": 64, "p": 0.1}
-_CASES = [
-    {"s0": 0.01, "r": 0.3, "r_g": 0.3},
-    {"s0": 1.0, "r": 0.5, "r_g": 0.5},
-    {"s0": 1.0, "r": 0.0, "r_g": 0.0},
-    {"s0": 1.0, "r": 0.9, "r_g": 0.1, "p": 0.5},
-]
+_CASES = [{"s0": 1.0, "r": 0.5, "r_g": 0.5}, {"s0": 1.0, "r": 0.9, "r_g": 0.1, "p": 0.5}]
 
 
 # All of them with neither; both, and each alone, with scores of order 1; both with much dropout.
 _MASKED_OR_TURNED = [
+    (_CASES[0], True, True, 0.05),
     (_CASES[1], True, True, 0.05),
-    (_CASES[3], True, True, 0.05),
-    (_CASES[1], True, False, 0.02),
-    (_CASES[1], False, True, 0.03),
+    (_CASES[0], True, False, 0.02),
+    (_CASES[0], False, True, 0.03),
 ]
 
 

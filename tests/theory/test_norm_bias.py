@@ -24,8 +24,13 @@ def table(**fields: Any) -> sp.Parametrization:
     return sp.scheme("xavier")(sp.Architecture(positions="none", **shape | fields))
 
 
-@pytest.mark.parametrize("kind", ["encoder", "decoder"])
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize(
+    ("kind", "placement"),
+    [
+        ("encoder", "pre"), ("encoder", "post"), ("decoder", "sandwich"),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("decoder", "pre"), ("decoder", "post"))),
+    ],
+)  # fmt: skip
 def test_networks_with_biased_norms_are_predicted(kind: str, placement: str) -> None:
     """4 layers, d = 256, 16 networks; without the biases the token correlation is off."""
     p = table(kind=kind, norm_placement=placement, head="none", d_model=256).with_columns(norm_bias=BIAS)
