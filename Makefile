@@ -22,6 +22,7 @@ test: lint
 
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=many
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

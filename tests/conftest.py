@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("XDG_CACHE_HOME", tempfile.mkdtemp(prefix="signalprop-tests-"))  # a home may be read-only
 os.environ.setdefault("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "huggingface"))
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,10 @@ from signalprop.cli import run
 from signalprop.data.batches import load_text, word_ids
 
 torch.set_num_threads(1)
+# Properties try the same few examples every time; `make test-slow` tries many, other ones each time.
+hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=30)
+hypothesis.settings.register_profile("many", deadline=None, max_examples=400)
+hypothesis.settings.load_profile("few")
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from profile_checks import check_prediction
@@ -164,7 +164,8 @@ def test_streams_without_any_signal(placement: Any) -> None:
     assert (profile.forward["stream_out"].variance == 0).all()
 
 
-def _kernels(data: st.DataObject) -> None:
+@given(st.data())
+def test_kernels_of_any_network(data: st.DataObject) -> None:
     a = data.draw(architectures(deepest=3))
     if a.input == "tokens":
         a = a.replace(seq_len=data.draw(st.sampled_from([1, 2, 3, 7, 24])))
@@ -188,19 +189,6 @@ def _kernels(data: st.DataObject) -> None:
     if profile is not None:
         check_prediction(profile)
         check_trace(trace(p, inputs=inputs))
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data())
-def test_kernels_of_any_network(data: st.DataObject) -> None:
-    _kernels(data)
-
-
-@pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
-@given(st.data())
-def test_kernels_of_many_networks(data: st.DataObject) -> None:
-    _kernels(data)
 
 
 @pytest.mark.slow

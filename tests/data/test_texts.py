@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.data import texts as readers
@@ -35,7 +35,6 @@ def documents(source: Any, field: str = "text") -> list[str]:
 
 
 @given(st.text(st.sampled_from("ab \n\té€"), max_size=300), st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
 def test_nothing_is_lost_between_pieces(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "PIECE", size)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.attachment.families import mapping_of
@@ -55,7 +55,6 @@ class TestStretches:
     @given(
         st.lists(st.integers(0, 30), max_size=12), st.integers(1, 20), st.integers(0, 3)
     )  # sizes of pieces, width, overlap
-    @settings(max_examples=300, deadline=None)
     def test_equal_to_slices_of_the_whole(self, sizes: list[int], width: int, overlap: int) -> None:
         whole = np.arange(sum(sizes))
         parts = np.split(whole, np.cumsum(sizes)[:-1]) if sizes else []
@@ -205,7 +204,6 @@ class TestLoss:
             loss(llama, batches, skip_first=48)
 
     @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=2, max_size=30))
-    @settings(max_examples=100, deadline=None)
     def test_standard_error_of_a_ratio(self, rows: list[tuple[float, int]]) -> None:
         """To first order the jackknife's; equal to it where all sequences are of one length."""
         means, counts = (np.array(column, np.float64) for column in zip(*rows, strict=True))

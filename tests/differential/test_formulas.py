@@ -12,7 +12,7 @@ from collections.abc import Callable
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.network.activations import activation
@@ -119,7 +119,6 @@ def test_activations_between_convolutions(name: str, s: float, r: float) -> None
     assert covariance == pytest.approx(expectation(lambda x, y: f(x) * f(y), s, r) - found**2, abs=1e-11)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.integers(2, 6), st.data())
 def test_coincidences_by_enumeration(rows: int, length: int, data: st.DataObject) -> None:
     ids = st.lists(st.lists(st.integers(0, 3), min_size=length, max_size=length), min_size=rows, max_size=rows)
@@ -142,7 +141,6 @@ def test_coincidences_by_enumeration(rows: int, length: int, data: st.DataObject
     np.testing.assert_allclose(found, counts / np.maximum([pairs, pairs, pairs, positions], 1), atol=1e-15)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.floats(-700, 700), st.floats(-700, 700))
 def test_logarithms_against_multiple_precision(x: float, y: float) -> None:
     """For plain floats and for arrays, which take other ways."""

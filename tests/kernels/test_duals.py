@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -76,7 +76,6 @@ def test_two_variances_by_quadrature(name: str) -> None:
         assert found[0, 1] == found[1, 0] == pytest.approx(exact, abs=(1e-9 if f is act.function else 3e-7) * size)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from([*SHARED_KINK[:5], *SMOOTH]),
     logs=st.lists(st.floats(-9, 5), min_size=2, max_size=12),

@@ -67,7 +67,7 @@ def test_a_long_encoder_decoder_stands_on_a_grid() -> None:
     assert grid_for(p, default_statistics(a)) is grid_of(240) and grid_for(p, known) is None
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     tokens=st.integers(1, 30),
     seed=st.integers(0, 1000),

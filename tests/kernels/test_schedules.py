@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
@@ -52,7 +52,6 @@ def beside_skip(kernel: np.ndarray, branch: np.ndarray, skip: float) -> np.ndarr
 # --- schedules -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(n_layers=st.integers(1, 2000), gamma=st.floats(math.log(1e-4), math.log(30)).map(math.exp))
 def test_decays_fall_and_what_each_rule_holds_constant(n_layers: int, gamma: float) -> None:
     for rule in ("diagonal", "tanh"):
@@ -72,7 +71,6 @@ def test_decays_fall_and_what_each_rule_holds_constant(n_layers: int, gamma: flo
 # --- skips: U-SPA --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
 @given(rhos=st.tuples(st.floats(0, 0.98), st.floats(0, 0.98)).map(sorted), skip=SKIPS)
 def test_uspa_beside_a_skip_is_exact_up_to_its_bound(rhos: list[float], skip: float) -> None:
     rho, rho_out = rhos
@@ -133,7 +131,6 @@ def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
     assert 0.7 < smallest_gamma(32, 0.9975) < 1 < smallest_gamma(32, 0.999)
 
 
-@settings(max_examples=150, deadline=None)
 @given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), share=st.floats(0, 1))
 def test_the_exact_filter_has_the_right_spectrum(gammas: list[float], share: float) -> None:
     """skip^2 S + (1 - skip^2) |A|^2 S = S' at every frequency, to the bound itself; its zero is below its pole."""

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 from scipy.special import softmax
@@ -111,14 +111,12 @@ def shapes(draw: Callable[..., float]) -> AttentionShape:
 # --- closed forms --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
 @given(pair=espa_pairs(), repeats=REPEATS, n=st.integers(1, 512))
 def test_espa_is_a_quotient_of_cholesky_factors(pair: tuple[float, float], repeats: float, n: int) -> None:
     found = ESPA.between(*pair, repeats).matrix(n)
     np.testing.assert_allclose(found, dense_espa(*pair, repeats, n), atol=EXACT)
 
 
-@settings(max_examples=50, deadline=None)
 @given(pair=st.tuples(RHOS, RHOS).map(sorted), n=st.integers(1, 512))
 def test_uspa_is_a_quotient_of_cholesky_factors(pair: list[float], n: int) -> None:
     rho, rho_out = pair
@@ -146,7 +144,6 @@ def test_espa_telescopes(n_blocks: int, repeats: float, rule: str) -> None:
 # --- products, B and D ---------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
 @given(shape=shapes(), n=LENGTHS, columns=st.integers(1, 3), seed=st.integers(0, 100))
 def test_fast_products_rows_and_softmax(shape: AttentionShape, n: int, columns: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
@@ -100,7 +100,6 @@ def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | 
 # --- attention alone -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(["e-spa", "u-spa"]),
     causal=st.booleans(),
@@ -162,7 +161,6 @@ def replace_calibrated(shaping: Shaping, repeats: float) -> Shaping:
 # --- calibration ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     kind=st.sampled_from(["e-spa", "u-spa"]),
     norm=st.sampled_from(["none", "pre", "post"]),

@@ -11,7 +11,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import signalprop as sp
@@ -100,7 +100,6 @@ def alibi_matrices(t: int) -> list[np.ndarray]:
     return [w / w.sum(1, keepdims=True) for w in weights]
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     placement=st.sampled_from(["none", "pre", "post"]),
     skip=st.sampled_from([0.0, 0.6, 1.0]),
@@ -116,7 +115,6 @@ def test_alibi_stacks_are_the_dense_recursion(placement: Any, skip: float, t: in
         np.testing.assert_allclose(found.kernels[depth], wanted, rtol=1e-10, atol=1e-12 * np.abs(wanted).max())
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     gamma=st.floats(0.01, 1), t=st.integers(2, 60), layers=st.integers(1, 6), repeats=st.sampled_from([0.0, 0.02, 0.3])
 )

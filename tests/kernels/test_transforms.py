@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, special
 
@@ -136,7 +136,6 @@ def test_the_conditions_of_a_gated_block(name: str, n_layers: int, zeta: float) 
     assert gaussian(lambda z: slope(z) ** 2) == pytest.approx(zeta ** (1 / n_layers) - 1, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(SMOOTH),
     n_layers=st.one_of(st.integers(5, 200), st.sampled_from([1000, 10_000])),

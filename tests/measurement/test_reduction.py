@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.network.inputs import tensor_moments
@@ -28,7 +28,6 @@ def check(x: torch.Tensor, mask: torch.Tensor | None = None, rel: float = 1e-5) 
         assert correlation == pytest.approx(expected.token_correlation, abs=rel)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 17)),
     seed=st.integers(0, 2**31),

@@ -95,7 +95,7 @@ def test_attention_is_the_matrix_times_the_values(name: str) -> None:
 
 
 @every_shape
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(left=st.integers(0, 9), right=st.integers(0, 9), length=st.integers(1, N))
 def test_padding_changes_nothing(name: str, left: int, right: int, length: int) -> None:
     causal = SHAPES[name].causal

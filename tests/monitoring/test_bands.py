@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.monitoring.bands import TOLERANCES, Band, Watch, bands
@@ -72,7 +72,6 @@ def test_input_statistics_count() -> None:
     assert (bands(p, alike)["token_correlation"].high > bands(p)["token_correlation"].high).all()
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(1e-30, 1e30), min_size=4, max_size=4), st.integers(0, 3))
 def test_watch_tells_every_layer_once(values: list[float], repeats: int) -> None:
     band = Band(np.full(4, 1e-3), np.full(4, 1e3))

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
@@ -41,7 +41,6 @@ def test_the_final_norm_follows_from_the_last_layer(placement: Any, final: bool)
     assert small(norm_placement=placement, final_norm=not final).has_final_norm is not final
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(architectures())
 def test_json_and_pickle_give_the_same_architecture(a: Architecture) -> None:
     for dump in (a.model_dump(mode="json"), a.model_dump(mode="json", exclude_defaults=True)):

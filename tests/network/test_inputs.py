@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
@@ -75,12 +75,10 @@ def test_segments_by_enumeration(length: int) -> None:
 
 
 class TestTokenIds:
-    @settings(max_examples=100, deadline=None, derandomize=True)
     @given(IDS, st.sampled_from([-1, 0, None]))
     def test_collisions_by_brute_force(self, rows: list[list[int]], ignore: int | None) -> None:
         assert collision_probability(rows, ignore=ignore) == pytest.approx(pairs_that_agree(rows, ignore), abs=1e-12)
 
-    @settings(max_examples=100, deadline=None, derandomize=True)
     @given(IDS, st.booleans())
     def test_statistics_by_brute_force(self, rows: list[list[int]], causal: bool) -> None:
         if all(value == -1 for row in rows for value in row):

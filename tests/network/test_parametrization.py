@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import refusal_of
@@ -100,7 +100,6 @@ class TestLayout:
 
 
 class TestJson:
-    @settings(max_examples=150, deadline=None, derandomize=True)
     @given(st.data())
     def test_it_gives_the_same_table_back(self, data: st.DataObject) -> None:
         a = data.draw(architectures())

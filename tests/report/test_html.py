@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reported import HOSTILE, as_measured, predicted, table_of, write_run
@@ -130,7 +130,6 @@ class TestNumbers:
         assert place["names"][gap - 1].startswith("encoder") and place["names"][gap + 1].startswith("decoder")
         assert [y for y in series["y"] if y is not None] == pytest.approx(p.forward["stream_out"].variance, rel=1e-7)
 
-    @settings(max_examples=30, deadline=None)
     @given(st.integers(1, 5000), st.integers(0, 2**32 - 1))
     def test_thinned_curves_keep_spikes_and_ends(self, n: int, seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import refusal_of
@@ -34,7 +34,6 @@ def prediction(n_layers: int = 2, backward: bool = True, **changes: Any) -> Prof
 
 
 class TestInvariants:
-    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_architecture_scheme_and_input(self, data: st.DataObject) -> None:
         a = data.draw(architectures())
@@ -47,7 +46,6 @@ class TestInvariants:
         if p.shaping.kind == "none":
             assert {"identity_distance", "log_gain"} <= profile.statistics.keys()
 
-    @settings(max_examples=30, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_numbers_in_the_table(self, data: st.DataObject) -> None:
         a = data.draw(architectures(deepest=3))
@@ -100,7 +98,6 @@ class TestSeries:
         assert s.variance[4] == pytest.approx(np.finfo(float).max)
         assert s.log_variance.tolist() == pytest.approx([-1e4, -740.0, 0.0, 709.0, 1e4, -math.inf])
 
-    @settings(max_examples=200, deadline=None, derandomize=True)
     @given(
         st.lists(
             st.floats(-1e6, 1e6)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import refusal_of
@@ -70,14 +70,12 @@ class TestTable8:
         assert table.head.scale == pytest.approx(1 / 16 / 8)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(a=architectures(), base=st.sampled_from(["fixed", "xavier", "gpt2", "pytorch"]))
 def test_at_its_own_width_any_architecture_is_the_base(a: Architecture, base: str) -> None:
     table, wanted = scheme("mup", base=base, base_width=a.d_model)(a), scheme(base)(a)
     assert columns(table) == columns(wanted) and table.head == wanted.head and table.embedding == wanted.embedding
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(a=architectures(), width=st.integers(1, 2000), depth=st.integers(1, 100), alpha=st.sampled_from([0.0, 0.5, 1.0]))
 def test_any_architecture(a: Architecture, width: int, depth: int, alpha: float) -> None:
     table = scheme("depth-mup", base_width=width, base_depth=depth, alpha=alpha)(a)

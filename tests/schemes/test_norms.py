@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from commandline import refusal_of
 from signalprop.network.architecture import Architecture
@@ -232,7 +232,6 @@ class TestSandwich:
 
 @pytest.mark.parametrize("name", ["mix-ln", "lns", "sandwich"])
 class TestBases:
-    @settings(max_examples=30, deadline=None, derandomize=True)
     @given(a=architectures())
     def test_any_architecture(self, name: str, a: Architecture) -> None:
         if a.parallel and name != "lns":

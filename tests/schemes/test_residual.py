@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from commandline import refusal_of
@@ -104,7 +104,6 @@ class TestGates:
         assert scheme("skipinit", norm=True)(a).architecture == a
         assert scheme("skipinit", beta=0.25)(a).branch.tolist() == [0.25] * 4
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
     @given(st.data())
     def test_nothing_happens_to_the_signal(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(["skipinit", "rezero", "fixup"]))
@@ -183,7 +182,6 @@ class TestNormalisedSkip:
         assert table.branch[4:7].tolist() == pytest.approx([beta[attention], beta[attention], beta[0.99]], rel=1e-5)
         assert removed(table) == (not norm)
 
-    @settings(max_examples=40, deadline=None, derandomize=True)
     @given(st.data())
     def test_squares_add_up_to_1(self, data: st.DataObject) -> None:
         unit = st.floats(0, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.network.architecture import Architecture
@@ -54,7 +54,6 @@ def ratios(table: Parametrization, role: str) -> list[float]:
 
 
 class TestAll:
-    @settings(max_examples=50, deadline=None, derandomize=True)
     @given(st.data())
     def test_any_architecture_keeps_all_but_its_norms(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(NEW))

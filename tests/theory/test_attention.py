@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -233,7 +233,6 @@ def test_arrays_agree_with_numbers() -> None:
             assert isinstance(one[0], float)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     r=st.floats(-1, 1),
     r_g=st.floats(-1, 1),

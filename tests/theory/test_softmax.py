@@ -5,7 +5,7 @@ from __future__ import annotations
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
@@ -65,7 +65,6 @@ def test_interpolation_error(length: int) -> None:
     assert np.max(np.abs(fast.squared_tilt - exact.squared_tilt)) < 1e-4
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     s=st.floats(0, 1e6),
     length=st.sampled_from([1, 2, 3, 10, 64, 1000, 30_000, 1_000_000]),

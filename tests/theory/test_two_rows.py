@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from benchmarks.two_rows import LENGTHS, exact_overlap, fitted
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.files.storage import read_json
@@ -92,7 +92,6 @@ def test_scores_that_fluctuate_agree_with_random_heads(s: float, r: float, d: in
     assert np.all(np.abs(samples.mean(0) - expected) < 4 * error + 0.01 * samples.mean(0))
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     s=st.floats(0, 1e4),
     part=st.floats(LEAST, 1),

@@ -50,7 +50,7 @@ def by_command(line: str) -> Profile:
     return Profile.from_json(json.loads(out.getvalue()))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     n_layers=st.integers(1, 8),
     heads=st.sampled_from([1, 2, 4]),

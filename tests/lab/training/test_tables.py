@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
@@ -76,7 +76,6 @@ def kinds(losses, verdict, **fields) -> list[str]:
     return [kind for _, kind, _ in verdicts(stored(losses, verdict=verdict, **fields))]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.floats(0.1, 4.9), min_size=3, max_size=3), min_size=1, max_size=4))
 def test_means_and_errors_are_those_of_numpy(values) -> None:
     items = summaries(stored(dict(zip((ONE, TWO, THREE, FOUR), values, strict=False))))
@@ -91,7 +90,6 @@ def test_means_and_errors_are_those_of_numpy(values) -> None:
         assert pooled_variance(items) is None
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     pairs=st.lists(st.tuples(st.floats(1, 4), st.floats(1, 4)), min_size=2, max_size=4),
     by=st.one_of(st.just("spread"), st.floats(0, 1)),
