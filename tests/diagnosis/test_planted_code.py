@@ -161,9 +161,8 @@ def answered(command: list[str], how: str, environment: dict[str, str]) -> tuple
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize(
-    "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("closed", "piped")), "terminal"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["closed", "piped", "terminal"])
 def test_processes(made: Callable[[str], Path], place: Path, how: str) -> None:
     commands = []
     for kind, attack, (command, *options), _ in ATTACKS.values():

@@ -57,9 +57,7 @@ SLOW = (
     "mixed with values",
     "over frames",
     "at the top",
-    "causal attention",
-    "cross attention",
-    " rotary attention",
+    "attention",
     "rms norm",
     "feed-forward",
 )  # heads: tests/theory/test_attention.py

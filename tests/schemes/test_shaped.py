@@ -204,7 +204,13 @@ class TestRefused:
 
 
 class TestSpaSignal:
-    @pytest.mark.parametrize(("a", "name"), [(DEEP, "e-spa"), (LLAMA, "e-spa"), (LLAMA, "value-skipinit")])
+    @pytest.mark.parametrize(
+        ("a", "name"),
+        [
+            (LLAMA, "e-spa"),
+            *(pytest.param(*x, marks=pytest.mark.slow) for x in ((DEEP, "e-spa"), (LLAMA, "value-skipinit"))),
+        ],
+    )
     def test_a_random_network_does_what_is_predicted(self, a: Architecture, name: str) -> None:
         """DKS, plain and gated, over 24 layers without skips and norms, where SiLU would have lost its gradient."""
         torch = pytest.importorskip("torch")

@@ -45,21 +45,17 @@ def sublayers(trainer: Any) -> list[nn.Module]:
     return list(base.sublayers())
 
 
-PLACES = ("layer 0 attention", "layer 0 feed-forward", "layer 1 attention", "layer 1 feed-forward")
-
-
 class TestDiverged:
-    @pytest.mark.parametrize("row", [0, 3])
-    def test_an_overflow_is_named(self, row: int, tmp_path: Path) -> None:
+    def test_an_overflow_is_named(self, tmp_path: Path) -> None:
         trainer = guarded(tmp_path)
-        function: Any = sublayers(trainer)[row].branch.function
+        function: Any = sublayers(trainer)[3].branch.function
         with torch.no_grad():
             for p in function.parameters():
                 p.mul_(1e30)
         with pytest.raises(Diverged) as caught:
             trainer.train()
         assert str(caught.value).startswith(
-            f"the loss is not finite in step 1: {PLACES[row]}, branch: the signal holds"
+            "the loss is not finite in step 1: layer 1 feed-forward, branch: the signal holds"
         )
         assert "the parameters are finite, so the computation overflowed there" in str(caught.value)
         assert trained.checkpoint_steps(tmp_path) == [] and trainer.state.global_step == 0
@@ -74,15 +70,14 @@ class TestDiverged:
             trainer.train()
         assert names[id(weight)] in str(caught.value)
 
-    @pytest.mark.parametrize("row", [1, 2])
-    def test_a_gradient_is_named(self, row: int, tmp_path: Path) -> None:
+    def test_a_gradient_is_named(self, tmp_path: Path) -> None:
         trainer = guarded(tmp_path)
-        sublayers(trainer)[row].branch.register_forward_hook(lambda *given: Overflowing.apply(given[-1]))
+        sublayers(trainer)[1].branch.register_forward_hook(lambda *given: Overflowing.apply(given[-1]))
         with pytest.raises(Diverged) as caught:
             trainer.train()
         # behind the branch it is as it was, before the branch it is bad
         assert str(caught.value) == (
-            f"the gradient is not finite in step 1: {PLACES[row]}, stream_in: "
+            "the gradient is not finite in step 1: layer 0 feed-forward, stream_in: "
             "the gradient holds NaN or infinite values first here"
         )
 
