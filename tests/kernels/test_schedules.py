@@ -23,10 +23,8 @@ from signalprop.kernels.schedules import (
 from signalprop.kernels.shaping import (
     ESPA,
     USPA,
-    decay_of,
     exponential_kernel,
     gamma_of,
-    kernel_step,
     uniform_kernel,
 )
 
@@ -37,6 +35,10 @@ SMALLEST = {
     32: {0.9: 0.0006, 0.98: 0.160, 0.99: 0.373, 0.995: 0.647, 0.9975: 0.955, 0.999: 1.390},
     36: {0.9: 0.0003, 0.98: 0.133, 0.99: 0.332, 0.995: 0.597, 0.9975: 0.901, 0.999: 1.333},
 }
+
+
+def decay_of(gamma: float) -> float:
+    return math.exp(-gamma)
 
 
 def stack(n_layers: int, gamma: float, skip: float, *, exact: bool) -> list[ESPA]:
@@ -81,7 +83,7 @@ def test_uspa_beside_a_skip_is_exact_up_to_its_bound(rhos: list[float], skip: fl
             uniform_behind_skip(rho, rho_out, skip)
         return
     kernel = uniform_kernel(rho, 30)
-    branch = kernel_step(USPA(rho, uniform_behind_skip(rho, rho_out, skip)), kernel)
+    branch = USPA(rho, uniform_behind_skip(rho, rho_out, skip)).step(kernel)
     np.testing.assert_allclose(beside_skip(kernel, branch, skip), uniform_kernel(rho_out, 30), atol=1e-10)
 
 
@@ -181,7 +183,7 @@ def test_one_step_beside_a_skip() -> None:
     assert exact == pytest.approx(Filter(0.344793, decay_of(0.25), 0.481992), abs=5e-7)
     for rule in (exponential_behind_skip, exact_behind_skip):  # without a skip both are theorem 3
         made = rule(decay_of(0.3), decay_of(0.25), 0.0)
-        assert made == pytest.approx((decay_of(0.3), decay_of(0.25), ESPA.between(0.3, 0.25).diagonal))
+        assert made == pytest.approx((decay_of(0.3), decay_of(0.25), ESPA(decay_of(0.3), decay_of(0.25)).diagonal))
 
 
 # --- errors --------------------------------------------------------------------------------------------------------

@@ -26,10 +26,7 @@ from signalprop.kernels.shaping import (
     ESPA,
     USPA,
     AttentionShape,
-    decay_of,
     exponential_kernel,
-    gradient_step,
-    kernel_step,
     uniform_kernel,
 )
 from signalprop.kernels.transforms import dks
@@ -41,6 +38,10 @@ RHOS = st.floats(0, 0.99)
 REPEATS = st.sampled_from([0.0, 0.008, 0.05, 0.5])
 # gamma from 0.005, the paper's smallest; infinite: independent tokens
 GAMMAS = st.just(math.inf) | st.floats(math.log(0.005), math.log(5)).map(math.exp)
+
+
+def decay_of(gamma: float) -> float:
+    return math.exp(-gamma)
 
 
 def quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
@@ -89,7 +90,7 @@ def shapes(draw: Callable[..., float]) -> AttentionShape:
     shape: AttentionShape = draw(  # type: ignore[assignment]
         st.sampled_from(
             [
-                ESPA.between(before, after, draw(REPEATS)),
+                ESPA(decay_of(before), decay_of(after), repeats=draw(REPEATS)),
                 ESPA(-0.3, decay_of(after), gain=0.6),
                 USPA(rho, rho_out),
                 BidirectionalUSPA(rho, rho_out),
@@ -113,7 +114,7 @@ def shapes(draw: Callable[..., float]) -> AttentionShape:
 
 @given(pair=espa_pairs(), repeats=REPEATS, n=st.integers(1, 512))
 def test_espa_is_a_quotient_of_cholesky_factors(pair: tuple[float, float], repeats: float, n: int) -> None:
-    found = ESPA.between(*pair, repeats).matrix(n)
+    found = ESPA(*map(decay_of, pair), repeats=repeats).matrix(n)
     np.testing.assert_allclose(found, dense_espa(*pair, repeats, n), atol=EXACT)
 
 
@@ -134,7 +135,7 @@ def test_espa_telescopes(n_blocks: int, repeats: float, rule: str) -> None:
     """The product of all matrices is Dbar^-1/2 L_L, and no block leaves the diagonal of the average kernel."""
     n, product, kernel = 128, np.eye(128), uniform_kernel(repeats, 128)
     for shape in espa_stack(n_blocks, repeats=repeats, rule=rule):
-        product, kernel = shape.apply(product), kernel_step(shape, kernel)
+        product, kernel = shape.apply(product), shape.step(kernel)
         np.testing.assert_allclose(np.diagonal(kernel), 1, atol=EXACT)
     factor = np.linalg.cholesky(exponential_kernel(decay_of(0.005), n))
     scale = np.diagonal(factor @ uniform_kernel(repeats, n) @ factor.T) ** -0.5
@@ -159,8 +160,8 @@ def test_fast_products_rows_and_softmax(shape: AttentionShape, n: int, columns: 
         assert (a == np.tril(a)).all()
         assert (shape.log_weights(n)[np.triu_indices(n, 1)] == -math.inf).all()
     kernel = x @ x.T
-    np.testing.assert_allclose(kernel_step(shape, kernel), a @ kernel @ a.T, atol=1e-9)
-    np.testing.assert_allclose(gradient_step(shape, kernel), a.T @ kernel @ a, atol=1e-9)
+    np.testing.assert_allclose(shape.step(kernel), a @ kernel @ a.T, atol=1e-9)
+    np.testing.assert_allclose(shape.step_back(kernel), a.T @ kernel @ a, atol=1e-9)
 
 
 # --- logarithms ----------------------------------------------------------------------------------------------------
@@ -255,13 +256,13 @@ def test_corrected_espa_meets_its_target_behind_dks(n_layers: int) -> None:
     for block in range(1, n_layers + 1):
         before, after = decays[block - 1 : block + 1]
         if block == 1:
-            kernel = kernel_step(ESPA(before, after), kernel)
+            kernel = ESPA(before, after).step(kernel)
         else:
             behind = after_activation(name, kernel)
             shape = CorrectedESPA(before, after, name)
             assert shape.matrix(256).min() >= 0
             assert quotient(exponential_kernel(after, 256), behind).min() > -1e-12
-            kernel = kernel_step(shape, behind)
+            kernel = shape.step(behind)
         np.testing.assert_allclose(kernel, exponential_kernel(after, 256), atol=EXACT)
 
 

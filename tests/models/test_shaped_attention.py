@@ -16,7 +16,7 @@ from torch import Tensor
 
 import signalprop as sp
 from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
-from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, gradient_step, kernel_step
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
 from signalprop.kernels.stack import attention_shapes
 from signalprop.kernels.transforms import dks
 from signalprop.models import Transformer, build
@@ -409,10 +409,10 @@ def test_attention_only_networks_follow_the_recursion_at_any_width(
 
     k = kernel(seen[0])
     for shape, stream in zip(shapes, seen[1:], strict=True):
-        k = kernel_step(shape, k)
+        k = shape.step(k)
         np.testing.assert_allclose(kernel(stream), k, rtol=0, atol=1e-10)
     assert k[np.triu_indices(length, 1)].mean() > 0.5  # tokens have met
     g = kernel(top)
     for shape, gradient in zip(reversed(shapes), reversed(gradients), strict=True):
-        g = gradient_step(shape, g)
+        g = shape.step_back(g)
         np.testing.assert_allclose(kernel(gradient), g, rtol=0, atol=1e-10 * np.abs(g).max())

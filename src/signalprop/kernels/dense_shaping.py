@@ -14,7 +14,7 @@ from threading import Lock
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import ESPA, AttentionShape, check_uniform, exponential_kernel, lags, log_entries
+from signalprop.kernels.shaping import ESPA, AttentionShape, check_uniform, exponential_kernel, lags
 from signalprop.network.duals import dual
 from signalprop.network.moments import FloatArray
 
@@ -52,30 +52,8 @@ class _Kept:
 _KEPT = _Kept()
 
 
-class _Dense:
-    """A shape whose matrix has no fast product; matrices are kept, up to half a gigabyte of all shapes."""
-
-    matrix: Callable[[int], FloatArray]
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n)."""
-        return log_entries(self.matrix(n))
-
-    def rescale(self, n: int) -> FloatArray:
-        """D, (n,)."""
-        return np.asarray(self.matrix(n).sum(1))
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
-        return np.asarray(self.matrix(len(x)) @ x)
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x."""
-        return np.asarray(self.matrix(len(x)).T @ x)
-
-
 @dataclass(frozen=True)
-class CorrectedESPA(_Dense):
+class CorrectedESPA(AttentionShape):
     """Causal E-SPA that takes the feed-forward before it into account: A = L(pole) Lhat^-1, L in O(n^3).
 
     Lhat is the Cholesky factor of what the activation makes of the kernel of decay `zero`, Q(Sigma) / Q(1) (SPA section
@@ -92,7 +70,6 @@ class CorrectedESPA(_Dense):
     causal: bool = field(default=True, init=False)
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         key = ("corrected", self.zero, self.pole, self.activation, n)
         return _KEPT.get(key, lambda: _corrected(self.zero, self.pole, self.activation, n))
 
@@ -118,7 +95,7 @@ def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class BidirectionalESPA(_Dense):
+class BidirectionalESPA(AttentionShape):
     """E-SPA without a mask: A = Sigma'^1/2 Sigma^-1/2, symmetric roots; it depends on n. O(n^3).
 
     That no entry is negative is known for infinite n only; here it is checked (docs/theory/shaping.md).
@@ -132,7 +109,6 @@ class BidirectionalESPA(_Dense):
         ESPA(self.zero, self.pole)
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         return _KEPT.get(("roots", self.zero, self.pole, n), lambda: _roots(self.zero, self.pole, n))
 
 
@@ -145,7 +121,7 @@ def _roots(zero: float, pole: float, n: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class BidirectionalUSPA:
+class BidirectionalUSPA(AttentionShape):
     """U-SPA without a mask: symmetric roots, one number on the diagonal and one off it; it depends on n."""
 
     rho: float
@@ -162,31 +138,22 @@ class BidirectionalUSPA:
         return single + (common - single) / n, max(common - single, 0.0) / n
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         diagonal, off = self.numbers(n)
         return np.full((n, n), off) + (diagonal - off) * np.eye(n)
 
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n)."""
-        return log_entries(self.matrix(n))
-
     def rescale(self, n: int) -> FloatArray:
-        """D, (n,), the same for all."""
         diagonal, off = self.numbers(n)
         return np.full(n, diagonal + (n - 1) * off)
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
         diagonal, off = self.numbers(len(x))
         return np.asarray((diagonal - off) * x + off * x.sum(0))
 
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x: A is symmetric."""
-        return self.apply(x)
+    apply_transposed = apply  # A is symmetric
 
 
 @dataclass(frozen=True)
-class ALiBi:
+class ALiBi(AttentionShape):
     """Causal softmax of the bias -slope (i - j) of one head (Press et al. 2022): not signal-preserving, for comparison.
 
     A running mean with weights that fall by `decay` = e^-slope per token.
@@ -201,11 +168,9 @@ class ALiBi:
         return tuple(ALiBi(math.exp(-slope)) for slope in alibi_slopes(n_heads))
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         return np.exp(self.log_weights(n))
 
     def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n), normalised."""
         lag = lags(n)
         return np.asarray(np.where(lag >= 0, lag * math.log(self.decay), -math.inf) - np.log(self._sums(n))[:, None])
 
@@ -213,18 +178,15 @@ class ALiBi:
         return np.asarray(-np.expm1(np.arange(1, n + 1) * math.log(self.decay)) / (1 - self.decay))
 
     def rescale(self, n: int) -> FloatArray:
-        """D: a softmax has row sums of 1, (n,)."""
         return np.ones(n)
 
     def _filter(self) -> ESPA:
         return ESPA(0.0, self.decay, gain=1.0)
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x in O(n) per column."""
         return np.asarray(self._filter().apply(x) / self._sums(len(x))[:, None])
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x in O(n) per column."""
         return self._filter().apply_transposed(x / self._sums(len(x))[:, None])
 
 
@@ -238,7 +200,7 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Calibrated:
+class Calibrated(AttentionShape):
     """Another shape with its rows multiplied by numbers: D changes, B does not.
 
     Attributes:
@@ -259,21 +221,16 @@ class Calibrated:
         return self.rows[:n]
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         return self._rows(n)[:, None] * self.shape.matrix(n)
 
     def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n), up to a constant per row."""
         return self.shape.log_weights(n)
 
     def rescale(self, n: int) -> FloatArray:
-        """D, (n,)."""
         return self._rows(n) * self.shape.rescale(n)
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x."""
         return self._rows(len(x))[:, None] * self.shape.apply(x)
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x."""
         return self.shape.apply_transposed(self._rows(len(x))[:, None] * x)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from signalprop.kernels.shaping import AttentionShape, gradient_step, kernel_step
+from signalprop.kernels.shaping import AttentionShape
 from signalprop.network.moments import FloatArray
+
+Product = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -30,32 +33,32 @@ class ShapedAttention:
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
-        k, heads = self.kernel, len(self.shapes)
-        out = self.gain**2 / heads * sum((kernel_step(shape, k) for shape in self.shapes), np.zeros_like(k))
-        if self.value_skip:
-            mixed = sum((shape.apply(k) for shape in self.shapes), np.zeros_like(k)) / heads
-            out = out + self.value_skip**2 * k + self.value_skip * self.gain * (mixed + mixed.T)
-        if self.dropout:
-            own = self._squares() @ np.diagonal(k)
-            np.fill_diagonal(out, np.diagonal(out) + self._dropped() * own)
-        return np.asarray(out)
+        shapes = self.shapes
+        return self._mixed(self.kernel, [s.step for s in shapes], [s.apply for s in shapes], self._squares)
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input from the one at the heads' output: values only, scores send nothing at zero."""
-        g, heads = gradient, len(self.shapes)
-        out = self.gain**2 / heads * sum((gradient_step(shape, g) for shape in self.shapes), np.zeros_like(g))
-        if self.value_skip:
-            mixed = sum((shape.apply_transposed(g) for shape in self.shapes), np.zeros_like(g)) / heads
-            out = out + self.value_skip**2 * g + self.value_skip * self.gain * (mixed + mixed.T)
-        if self.dropout:
-            own = np.diagonal(g) @ self._squares()
-            np.fill_diagonal(out, np.diagonal(out) + self._dropped() * own)
-        return np.asarray(out)
+        both, one = [s.step_back for s in self.shapes], [s.apply_transposed for s in self.shapes]
+        return self._mixed(gradient, both, one, lambda: self._squares().T)
 
-    def _dropped(self) -> float:
-        return float(self.gain**2 * self.dropout / (1 - self.dropout))
+    def _mixed(
+        self, k: FloatArray, both: Sequence[Product], one: Sequence[Product], squares: Callable[[], FloatArray]
+    ) -> FloatArray:
+        """A kernel through the heads and the value skip, by products from both sides and from one."""
+        out = self.gain**2 * _mean(k, both)
+        if self.value_skip:
+            mixed = _mean(k, one)
+            out = out + self.value_skip**2 * k + self.value_skip * self.gain * (mixed + mixed.T)
+        if self.dropout:
+            dropped = self.gain**2 * self.dropout / (1 - self.dropout)
+            np.fill_diagonal(out, np.diagonal(out) + dropped * (squares() @ np.diagonal(k)))
+        return np.asarray(out)
 
     def _squares(self) -> FloatArray:
         """A^2 entry by entry, averaged over heads, (T, T)."""
         n = len(self.kernel)
         return np.asarray(sum((s.matrix(n) ** 2 for s in self.shapes), np.zeros((n, n))) / len(self.shapes))
+
+
+def _mean(k: FloatArray, products: Sequence[Product]) -> FloatArray:
+    return np.asarray(sum((product(k) for product in products), np.zeros_like(k)) / len(products))

@@ -9,8 +9,8 @@ derivations and numerics: `docs/theory/shaping.md`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
@@ -21,27 +21,42 @@ from signalprop.network.moments import FloatArray
 _CHUNK = 32
 
 
-class AttentionShape(Protocol):
+class AttentionShape(ABC):
     """One sublayer's attention matrix A at zero scores."""
 
     @property
+    @abstractmethod
     def causal(self) -> bool:
         """Whether A is lower triangular, and its rows the same for every n."""
 
+    @abstractmethod
     def matrix(self, n: int) -> FloatArray:
         """A, (n, n)."""
 
     def log_weights(self, n: int) -> FloatArray:
-        """B = log A, (n, n), -inf where A is 0; a softmax over the last axis gives A / D."""
+        """B = log A, (n, n), up to a constant per row; -inf where A is 0. A softmax over the last axis gives A / D."""
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.matrix(n)))
 
     def rescale(self, n: int) -> FloatArray:
         """D, the row sums of A, (n,)."""
+        return np.asarray(self.matrix(n).sum(1))
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x for x of shape (n, columns)."""
+        """A x for x of shape (n, columns), in O(n) per column where a family knows how."""
+        return np.asarray(self.matrix(len(x)) @ x)
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
         """A^T x for x of shape (n, columns)."""
+        return np.asarray(self.matrix(len(x)).T @ x)
+
+    def step(self, kernel: FloatArray) -> FloatArray:
+        """A K A^T for a symmetric K, (n, n)."""
+        return self.apply(self.apply(kernel).T)
+
+    def step_back(self, kernel: FloatArray) -> FloatArray:
+        """A^T G A for a symmetric G, (n, n)."""
+        return self.apply_transposed(self.apply_transposed(kernel).T)
 
 
 # One sublayer's attention matrices at zero scores, one per kind of head; none: scores make the matrix.
@@ -75,7 +90,7 @@ def lags(n: int) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class ESPA:
+class ESPA(AttentionShape):
     """Causal E-SPA: y_1 = x_1, y_i = pole y_{i-1} + gain (x_i - zero x_{i-1}) (SPA theorem 3).
 
     Attributes:
@@ -116,11 +131,6 @@ class ESPA:
                 "beyond which attention to the first token is negative"
             )
 
-    @staticmethod
-    def between(gamma: float, gamma_out: float, repeats: float = 0.0) -> ESPA:
-        """The matrix that takes the kernel of decay `gamma` (may be infinite) to that of `gamma_out`."""
-        return ESPA(decay_of(gamma), decay_of(gamma_out), repeats=repeats)
-
     @property
     def diagonal(self) -> float:
         """The gain, also where it was not given."""
@@ -129,11 +139,10 @@ class ESPA:
         return math.sqrt((1 - self.pole) * (1 + self.pole) / ((1 - self.zero) * (1 + self.zero)))
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
-        return np.exp(self.log_weights(n)) / self._row_factor(n)[:, None]
+        return np.exp(self.log_weights(n)) / self._factor(self.pole, n)[:, None]
 
     def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n), in logarithms throughout: entries of A underflow a double from a few hundred tokens apart."""
+        # in logarithms throughout: entries of A underflow a double from a few hundred tokens apart
         lag = lags(n)
         log_pole = math.log(self.pole) if self.pole > 0 else -math.inf
         first, later = self.offsets
@@ -143,7 +152,7 @@ class ESPA:
         out[1:, 0] = first + falling[1:, 0]
         np.fill_diagonal(out, math.log(self.diagonal))
         out[:1, :1] = 0.0
-        return np.asarray(out + np.log(self.column_factor(n)))
+        return np.asarray(out + np.log(self._factor(self.zero, n)))
 
     @property
     def offsets(self) -> tuple[float, float]:
@@ -151,38 +160,28 @@ class ESPA:
         first, later = self.pole - self.diagonal * self.zero, self.diagonal * (self.pole - self.zero)
         return (math.log(first) if first > 0 else -math.inf, math.log(later) if later > 0 else -math.inf)
 
-    def column_factor(self, n: int) -> FloatArray:
-        """What repeated tokens multiply the columns of A with, (n,)."""
-        if self.repeats == 0:
-            return np.ones(n)
-        return np.sqrt(repeated_diagonal(self.zero, self.repeats, n))
-
-    def _row_factor(self, n: int) -> FloatArray:
-        if self.repeats == 0:
-            return np.ones(n)
-        return np.sqrt(repeated_diagonal(self.pole, self.repeats, n))
+    def _factor(self, decay: float, n: int) -> FloatArray:
+        """What repeated tokens multiply columns with (decay `zero`) and divide rows by (`pole`), (n,); else 1."""
+        return np.sqrt(repeated_diagonal(decay, self.repeats, n))
 
     def rescale(self, n: int) -> FloatArray:
-        """D, (n,); without repeats D_inf - (D_inf - 1) pole^(i-1), with D_inf = gain (1 - zero) / (1 - pole)."""
-        if self.repeats == 0:
+        if self.repeats == 0:  # D_inf - (D_inf - 1) pole^(i-1), with D_inf = gain (1 - zero) / (1 - pole)
             top = self.diagonal * (1 - self.zero) / (1 - self.pole)
             return np.asarray(top + (1 - top) * self.pole ** np.arange(n))
         return self.apply(np.ones((n, 1)))[:, 0]
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x in O(n) per column, in chunks."""
-        start = (1 - self.diagonal) * self.column_factor(1)[0] * x[0]
-        return self._filtered(x, start, self.column_factor(len(x)), 1 / self._row_factor(len(x)))
+        columns, rows = self._factor(self.zero, len(x)), 1 / self._factor(self.pole, len(x))
+        return self._filtered(x, (1 - self.diagonal) * columns[0] * x[0], columns, rows)
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x in O(n) per column, in chunks."""
-        rows, columns = 1 / self._row_factor(len(x)), self.column_factor(len(x))
+        columns, rows = self._factor(self.zero, len(x)), 1 / self._factor(self.pole, len(x))
         out = self._filtered(x[::-1], np.zeros(x.shape[1]), rows[::-1], columns[::-1])[::-1]
         out[0] += (1 - self.diagonal) * columns[0] * ((self.pole ** np.arange(len(x)) * rows) @ x)
         return out
 
     def _filtered(self, x: FloatArray, carry: FloatArray, before: FloatArray, after: FloatArray) -> FloatArray:
-        """y_i = pole y_{i-1} + gain (x_i - zero x_{i-1}) along the first axis, in chunks: one product each.
+        """y_i = pole y_{i-1} + gain (x_i - zero x_{i-1}) along the first axis, in O(n): one product for each chunk.
 
         Args:
             carry: what the first row gets besides gain x_1. before, after: factors on the rows of x, and of y.
@@ -205,7 +204,7 @@ class ESPA:
 
 
 @dataclass(frozen=True)
-class USPA:
+class USPA(AttentionShape):
     """Causal U-SPA: from (1-rho) I + rho 1 1^T to the same with rho_out (SPA theorem 1), from closed factors.
 
     Raises:
@@ -227,49 +226,34 @@ class USPA:
         return d_out / d, c_out / d + total, total - c_out * e + d_out * e
 
     def matrix(self, n: int) -> FloatArray:
-        """A, (n, n)."""
         diagonal, u, w = self.terms(n)
-        out = np.where(lags(n) > 0, np.maximum(np.subtract.outer(-w, -u), 0.0), 0.0)
-        np.fill_diagonal(out, diagonal)
-        return np.asarray(out)
-
-    def log_weights(self, n: int) -> FloatArray:
-        """B, (n, n)."""
-        return log_entries(self.matrix(n))
+        return np.maximum(_block(diagonal, u, w), 0.0)
 
     def rescale(self, n: int) -> FloatArray:
-        """D, (n,)."""
         *_, total = _uniform_factor(self.rho, n)
         d, c, _, _ = _uniform_factor(self.rho_out, n)
         return np.asarray(d * total + np.cumsum(c * total) - c * total)
 
     def apply(self, x: FloatArray) -> FloatArray:
-        """A x in O(n) per column, in chunks: below them A has rank 2."""
-        diagonal, u, w = self.terms(len(x))
-        out = np.empty(x.shape)
-        weighted, plain = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-        for start in range(0, len(x), _CHUNK):
-            rows = slice(start, start + _CHUNK)
-            part = x[rows]
-            out[rows] = _block(diagonal[rows], u[rows], w[rows]) @ part
-            out[rows] += weighted - w[rows, None] * plain
-            weighted = weighted + u[rows] @ part
-            plain = plain + part.sum(0)
-        return out
+        return _summed(x, *self.terms(len(x)))
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
-        """A^T x in O(n) per column, in chunks."""
-        diagonal, u, w = self.terms(len(x))
-        out = np.empty(x.shape)
-        weighted, plain = np.zeros(x.shape[1]), np.zeros(x.shape[1])
-        for start in reversed(range(0, len(x), _CHUNK)):
-            rows = slice(start, start + _CHUNK)
-            part = x[rows]
-            out[rows] = _block(diagonal[rows], u[rows], w[rows]).T @ part
-            out[rows] += u[rows, None] * plain - weighted
-            weighted = weighted + w[rows] @ part
-            plain = plain + part.sum(0)
-        return out
+        diagonal, u, w = (column[::-1] for column in self.terms(len(x)))
+        return _summed(x[::-1], diagonal, -w, -u)[::-1]
+
+
+def _summed(x: FloatArray, diagonal: FloatArray, u: FloatArray, w: FloatArray) -> FloatArray:
+    """The product with a matrix of `terms` in O(n) per column: below a chunk of rows and columns it has rank 2."""
+    out = np.empty(x.shape)
+    weighted, plain = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+    for start in range(0, len(x), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        part = x[rows]
+        out[rows] = _block(diagonal[rows], u[rows], w[rows]) @ part
+        out[rows] += weighted - w[rows, None] * plain
+        weighted = weighted + u[rows] @ part
+        plain = plain + part.sum(0)
+    return out
 
 
 def check_uniform(rho: float, rho_out: float) -> None:
@@ -299,29 +283,6 @@ def _block(diagonal: FloatArray, u: FloatArray, w: FloatArray) -> FloatArray:
     out = np.tril(np.subtract.outer(-w, -u), -1)
     np.fill_diagonal(out, diagonal)
     return out
-
-
-def log_entries(matrix: FloatArray) -> FloatArray:
-    """ln of every entry, -inf for 0."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(matrix))
-
-
-def kernel_step(shape: AttentionShape, kernel: FloatArray) -> FloatArray:
-    """A K A^T for a symmetric K, (n, n); in O(n^2) where the shape has a fast product."""
-    return shape.apply(shape.apply(kernel).T)
-
-
-def gradient_step(shape: AttentionShape, kernel: FloatArray) -> FloatArray:
-    """A^T G A for a symmetric G, (n, n); in O(n^2) where the shape has a fast product."""
-    return shape.apply_transposed(shape.apply_transposed(kernel).T)
-
-
-def decay_of(gamma: float) -> float:
-    """e^-gamma; gamma may be infinite."""
-    if not gamma > 0:
-        raise InputError(f"gamma is {gamma!r}; expected a positive number")
-    return math.exp(-gamma)
 
 
 def gamma_of(decay: float) -> float:
