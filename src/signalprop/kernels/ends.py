@@ -22,20 +22,31 @@ _SEQUENCES, _LONG_SEQUENCES = 4, 2
 Sequence = tuple[InputStatistics, NDArray[np.bool_] | None]
 
 
-def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list[Sequence], str]:
-    """The statistics of single sequences, each with which of its positions are real (None: all), and a note.
+def each(architecture: Architecture, inputs: InputStatistics) -> list[Sequence]:
+    """The statistics of every sequence or image by itself, each with which of its positions are real (None: all).
 
-    Statistics without real ids are those of every sequence. Of more than 4 sequences (2 of more than 512 tokens) those
-    are taken that stand evenly spaced in the order of their token correlation, and the note says so; sequences without
-    loss are left out where others have some. Images are followed one by one where each has second moments.
+    Statistics without real ids, or second moments of single images, are those of every sequence.
     """
-    if has_images(inputs):
-        followed = images(inputs)
-        return [(one, None) for one in followed], f"token kernels of {len(followed)} images, one by one"
+    if _of_images(inputs):
+        return [(replace(inputs, second_moments=one), None) for one in np.asarray(inputs.second_moments)]
     if not _has_ids(inputs, architecture.seq_len):
-        return [(inputs, None)], ""
+        return [(inputs, None)]
+    return [_one(inputs, row) for row in range(len(np.asarray(inputs.tokens)))]
+
+
+def sequences(architecture: Architecture, inputs: InputStatistics) -> tuple[list[Sequence], str]:
+    """Those of `each` that are followed, and a note.
+
+    Of more than 4 sequences (2 of more than 512 tokens) those are taken that stand evenly spaced in the order of their
+    token correlation, and the note says so; sequences without loss are left out where others have some.
+    """
+    every = each(architecture, inputs)
+    if _of_images(inputs):
+        return every, f"token kernels of {len(every)} images, one by one"
+    if not _has_ids(inputs, architecture.seq_len):
+        return every, ""
     rows, note = _chosen(inputs)
-    return [_one(inputs, row) for row in rows], note
+    return [every[row] for row in rows], note
 
 
 def sequences_of_both(
@@ -46,19 +57,13 @@ def sequences_of_both(
     if not _has_ids(decoder, a.target_len or a.seq_len):
         return [((inputs, None), (decoder, None))], ""
     rows, note = _chosen(decoder)
-    assert decoder.tokens is not None
-    aligned = _has_ids(inputs, a.seq_len) and inputs.tokens is not None and len(inputs.tokens) == len(decoder.tokens)
-    return [(_one(inputs, row) if aligned else (inputs, None), _one(decoder, row)) for row in rows], note
+    read = each(a, inputs)
+    aligned = _has_ids(inputs, a.seq_len) and len(read) == len(np.asarray(decoder.tokens))
+    return [(read[row] if aligned else (inputs, None), _one(decoder, row)) for row in rows], note
 
 
-def has_images(inputs: InputStatistics) -> bool:
-    """Whether there are second moments of single images."""
+def _of_images(inputs: InputStatistics) -> bool:
     return inputs.kind == "patches" and inputs.second_moments is not None and inputs.second_moments.ndim == 3
-
-
-def images(inputs: InputStatistics) -> list[InputStatistics]:
-    """The statistics of every image by itself, where `has_images`."""
-    return [replace(inputs, second_moments=one) for one in np.asarray(inputs.second_moments)]
 
 
 def _has_ids(inputs: InputStatistics, length: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -19,12 +19,12 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.kernels.covered import check_covered
-from signalprop.kernels.ends import has_images, images, input_kernel, top_kernel
+from signalprop.kernels.ends import each, input_kernel, top_kernel
 from signalprop.kernels.inputs import checked_kernel
 from signalprop.kernels.series import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State, normalised
-from signalprop.kernels.tokens import Columns, Top, passes, profile_of
+from signalprop.kernels.tokens import Top, passes, profile_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where
 from signalprop.network.layout import PLACEMENTS, layer_starts
@@ -150,35 +150,34 @@ def trace(
         matrix = checked_kernel(kernel)
         p = replace(p, architecture=p.architecture.replace(seq_len=len(matrix)))
     statistics = default_statistics(p.architecture) if inputs is None else inputs
-    parts = [statistics] if kernel is not None else _sequences(p, statistics)
+    parts = [(statistics, None)] if kernel is not None else each(p.architecture, statistics)
     head = None if top is None else _top_of(top, p.architecture.seq_len)
     depths = depths_of(p, at)
     if matrices not in get_args(Matrices):
         raise InputError(f"matrices is {matrices!r:.40}; expected {', '.join(get_args(Matrices))}")
     stack = Stack(p)
-    singles: list[_Single] = []
-    for number, part in enumerate(parts):
+    ahead, back, passed = list[_Reader](), list[_Reader](), []
+    for number, (part, keep) in enumerate(parts):
         start = matrix if kernel is not None else input_kernel(p, part)
-        reader = None if not backward else partial(top_kernel, p, part) if head is None else head
-        kept = matrices if number == 0 else "none"
-        singles.append(_single(stack, start, _real(p, part), reader, depths, kept, rank))
+        ahead.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices != "none"))
+        back.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices == "both", relative=True))
+        loss = None if not backward else partial(top_kernel, p, part) if head is None else head
+        passed.append(passes(stack, State(start).rescaled(), loss, keep, ahead[-1].see, back[-1].see))
         if progress is not None:
             progress(number + 1, len(parts))
-    first = singles[0]
-    forward, forward_sd = pooled([item.forward for item in singles])
-    gradient, gradient_sd = (
-        (None, None) if first.gradient is None else pooled([item.gradient for item in singles if item.gradient])
-    )
+    forward, forward_sd = pooled([reader.series() for reader in ahead])
+    gradient, gradient_sd = pooled([reader.series() for reader in back]) if backward else (None, None)
+    counts = [p.architecture.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
     return Trace(
         parametrization=p,
         n_tokens=p.architecture.seq_len,
         forward=forward,
         gradient=gradient,
         at=depths,
-        kernels=first.kernels,
-        gradients=first.gradients,
-        profile=profile_of(p, [item.passed for item in singles], [item.tokens for item in singles]),
-        sequences=len(singles),
+        kernels=ahead[0].matrices,
+        gradients=back[0].matrices,
+        profile=profile_of(p, passed, counts),
+        sequences=len(parts),
         forward_sd=forward_sd,
         gradient_sd=gradient_sd,
         source="a given kernel" if kernel is not None else statistics.source,
@@ -219,27 +218,6 @@ def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted(set(at)))
 
 
-def _sequences(p: Parametrization, inputs: InputStatistics) -> list[InputStatistics]:
-    """The statistics of every sequence by itself, where there are ids of the network's length."""
-    if has_images(inputs):
-        return images(inputs)
-    x, y = inputs.tokens, inputs.targets
-    if inputs.kind != "tokens" or x is None or x.shape[1] != p.architecture.seq_len:
-        return [inputs]
-    aligned = y is not None and len(y) == len(x)
-    return [
-        replace(inputs, tokens=x[[row]], targets=y[[row]] if aligned and y is not None else y) for row in range(len(x))
-    ]
-
-
-def _real(p: Parametrization, inputs: InputStatistics) -> NDArray[np.bool_] | None:
-    """Positions of one sequence that are not padding; None: all of them."""
-    if inputs.tokens is None or inputs.tokens.shape != (1, p.architecture.seq_len):
-        return None
-    real = inputs.tokens[0] >= 0
-    return None if real.all() or not real.any() else real
-
-
 def _top_of(top: ArrayLike, length: int) -> Top:
     kernel = checked_kernel(top, "the gradient kernel at the top")
     if len(kernel) != length:
@@ -248,30 +226,39 @@ def _top_of(top: ArrayLike, length: int) -> Top:
 
 
 class _Reader:
-    """Collects numbers and matrices of one direction, depth by depth."""
+    """Collects numbers and matrices of one direction of one sequence, depth by depth.
 
-    def __init__(self, p: Parametrization, t: int, depths: Sequence[int], keep: bool, rank: bool | None) -> None:
-        n = p.architecture.n_layers
-        firsts = layer_starts(p)
-        self.depth_of = {int(i): depth for depth, i in enumerate(firsts)} | {p.n_sublayers: n}
-        self.lags = [lag for lag in LAGS if lag < t]
-        self.kept = set(depths) if keep else set()
+    Attributes:
+        keep: positions that count, None: all. keeps: whether matrices are kept. relative: to the mean diagonal of what
+            is seen first.
+    """
+
+    def __init__(
+        self, p: Parametrization, depths: Sequence[int], rank: bool | None, keep: NDArray[np.bool_] | None, *,
+        keeps: bool, relative: bool = False,
+    ) -> None:  # fmt: skip
+        n, t = p.architecture.n_layers, p.architecture.seq_len
+        self.depth_of = {int(i): depth for depth, i in enumerate(layer_starts(p))} | {p.n_sublayers: n}
+        self.keep, self.log_unit = keep, None if relative else 0.0
+        self.kept = set(depths) if keeps else set()
         everywhere = t <= _RANK_EVERYWHERE if rank is None else rank
         self.ranked = set(range(n + 1)) if everywhere else set(depths) if rank is None and t <= _RANK_AT else set()
-        names = ("distance", "min_cosine", "effective_rank", "log_diagonal", "diagonal_sd")
-        self.columns = {name: np.full(n + 1, np.nan) for name in (*names, "diagonal_min", "diagonal_max")}
-        self.by_lag = {lag: np.full(n + 1, np.nan) for lag in self.lags}
+        names = (field.name for field in fields(KernelSeries) if field.name != "lags")
+        self.columns = {name: np.full(n + 1, np.nan) for name in names}
+        self.by_lag = {lag: np.full(n + 1, np.nan) for lag in LAGS if lag < t}
         self.matrices: dict[int, FloatArray] = {}
 
     @np.errstate(over="ignore", invalid="ignore")  # scores far beyond what the recursion holds for
-    def see(self, i: int, state: State, keep: NDArray[np.bool_] | None, log_unit: float = 0.0) -> None:
+    def see(self, i: int, state: State) -> None:
+        if self.log_unit is None:
+            self.log_unit = state.log_scale + math.log(max(float(np.diagonal(state.kernel).mean()), 1e-300))
         depth = self.depth_of.get(i)
         if depth is None:
             return
-        kernel = state.kernel if keep is None else state.kernel[np.ix_(keep, keep)]
+        kernel = state.kernel if self.keep is None else state.kernel[np.ix_(self.keep, self.keep)]
         mean, largest = distances(kernel)
         own = np.diagonal(kernel)
-        size, level = float(own.mean()), state.log_scale - log_unit
+        size, level = float(own.mean()), state.log_scale - self.log_unit
         factor = math.exp(min(max(level, -RANGE), RANGE))
         found = {
             "distance": mean,
@@ -285,56 +272,11 @@ class _Reader:
             found["effective_rank"] = effective_rank(kernel)
         for name, value in found.items():
             self.columns[name][depth] = value
-        for lag in self.lags:
+        for lag, column in self.by_lag.items():
             if lag < len(kernel):
-                self.by_lag[lag][depth] = lag_cosine(kernel, lag)
+                column[depth] = lag_cosine(kernel, lag)
         if depth in self.kept:
             self.matrices[depth] = state.kernel * factor
 
     def series(self) -> KernelSeries:
         return KernelSeries(lags=self.by_lag, **self.columns)
-
-
-@dataclass(frozen=True, eq=False)
-class _Single:
-    """What one sequence gave."""
-
-    forward: KernelSeries
-    gradient: KernelSeries | None
-    kernels: Mapping[int, FloatArray]
-    gradients: Mapping[int, FloatArray]
-    passed: tuple[Columns, Columns | None]
-    tokens: int
-
-
-def _single(
-    stack: Stack,
-    start: FloatArray,
-    keep: NDArray[np.bool_] | None,
-    top: Top | None,
-    depths: Sequence[int],
-    kept: Matrices,
-    rank: bool | None,
-) -> _Single:
-    """The trace of one sequence."""
-    p, t = stack.p, len(start)
-    ahead = _Reader(p, t, depths, kept != "none", rank)
-    back = _Reader(p, t, depths, kept == "both", rank)
-    unit: list[float] = []  # ln of the mean diagonal where the gradient starts
-
-    def see(i: int, state: State) -> None:
-        ahead.see(i, state, keep)
-
-    def see_back(i: int, state: State) -> None:
-        if not unit:
-            unit.append(state.log_scale + math.log(max(float(np.diagonal(state.kernel).mean()), 1e-300)))
-        back.see(i, state, keep, unit[0])
-
-    return _Single(
-        passed=passes(stack, State(start).rescaled(), top, keep, see, see_back),
-        forward=ahead.series(),
-        gradient=None if top is None else back.series(),
-        kernels=ahead.matrices,
-        gradients=back.matrices,
-        tokens=t if keep is None else int(keep.sum()),
-    )
