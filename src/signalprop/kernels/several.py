@@ -16,7 +16,7 @@ from signalprop.kernels.state import State, exp_of, inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
-from signalprop.theory.several import Connections, Several, connections_of
+from signalprop.theory.several import Connections, Gated, Several, connections_of
 
 Keep = NDArray[np.bool_] | Grid | None
 
@@ -117,7 +117,7 @@ class BackOfStreams(Back):
 
     def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         super().keep(i, layer_in, branch, stream_out)
-        if self.connections.gated:
+        if isinstance(self.connections, Gated):
             self.outputs[i] = branch
 
     def _read(self, i: int) -> Kernels:
@@ -132,7 +132,7 @@ class BackOfStreams(Back):
         rho = streams.rho()
         at_read = super().sent(i, at_branch, at_branch)
         out = Several(connections.sent(i, at_read.kernel, rho), at_read.log_scale)
-        if connections.gated:
+        if isinstance(connections, Gated):
             given = self.outputs.get(i) or self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
             added = given.times(float(self.p.branch[i]) ** 2)
             root = inverse_roots(np.diagonal(streams.kernel))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,62 +21,6 @@ from signalprop.results.between_streams import STREAM_COVARIANCE, over_their_mea
 from signalprop.theory.gates import gates_of
 from signalprop.theory.logs import correlation, log, safe_exp
 from signalprop.theory.passes import Ahead, Back, Gradient, Output, Read, Share, Stream
-
-
-class Connections(Protocol):
-    """How the sublayers of a table read, write and mix streams; parts are (K, ...), `rho` as one of them.
-
-    Attributes:
-        average: weights of the parts in the mean over streams. start: parts of equal streams of size 1.
-        gated: the tokens themselves choose their weights.
-    """
-
-    average: FloatArray
-    start: FloatArray
-    gated: bool
-
-    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
-        """Note the streams before sublayer i (of all: what the head reads), parts times exp(log_scale)."""
-
-    def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        """What sublayer i reads, (...); of gated streams in units of the sum of its weights, which a norm divides."""
-
-    def written(self, i: int, output: FloatArray, rho: FloatArray) -> FloatArray:
-        """Parts of a branch's output in the streams."""
-
-    def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        """The parts after mixing."""
-
-    def arriving(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        """The gradient at the branch's output, from that of the streams after it."""
-
-    def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        """Parts of what a gradient at the read sends to the streams."""
-
-    def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        """The gradient before mixing."""
-
-    def between(self, parts: FloatArray) -> FloatArray:
-        """The n x n covariance of the streams, of parts (K,)."""
-
-    def head(self, parts: FloatArray) -> FloatArray:
-        """What the head reads, of the last streams."""
-
-    def head_sent(self, gradient: FloatArray) -> FloatArray:
-        """Parts of the head's gradient at the last streams."""
-
-    def through_gates(self, gradient: FloatArray, streams: FloatArray, branch: FloatArray, at_read: FloatArray,
-                      rho: FloatArray, skip2: float) -> FloatArray:  # fmt: skip
-        """Parts of the gradient that comes back through the gates, 0 where they are fixed.
-
-        Args:
-            gradient: parts after the sublayer. streams: parts before it, and branch: what is written, both in units of
-                the streams' mean size at each token. at_read: the gradient there.
-            skip2: squared factor on the skip path.
-        """
-
-    def carried(self) -> float:
-        """The sum of what the head reads of a stream that entered, on the skip path alone and without multipliers."""
 
 
 def connections_of(p: Parametrization) -> Connections:
@@ -93,9 +37,13 @@ def _apply(weights: FloatArray, parts: FloatArray) -> FloatArray:
 
 
 class Fixed:
-    """Connections of given numbers: parts are of n x n pairs."""
+    """How the sublayers of a table read, write and mix streams, by given numbers: parts (K, ...) are of n x n pairs.
 
-    gated = False
+    `rho` is of how alike the streams of two tokens are, as one of the parts.
+
+    Attributes:
+        average: weights of the parts in the mean over streams. start: parts of equal streams of size 1.
+    """
 
     def __init__(self, p: Parametrization) -> None:
         s, starts = p.architecture.streams, set(layer_starts(p).tolist())
@@ -107,40 +55,46 @@ class Fixed:
         self.last = np.array(s.head())
 
     def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
-        pass
+        """Note the streams before sublayer i (of all: what the head reads), parts times exp(log_scale)."""
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
+        """What sublayer i reads, (...); of gated streams in units of the sum of its weights, which a norm divides."""
         return _apply(_pairs(self.a[i]), parts)
 
     def written(self, i: int, output: FloatArray, rho: FloatArray) -> FloatArray:
+        """Parts of a branch's output in the streams."""
         return np.multiply.outer(_pairs(self.b[i]), output)
 
     def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
+        """The parts after mixing."""
         return _apply(np.kron(self.m[i], self.m[i]), parts)
 
     def arriving(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
+        """The gradient at the branch's output, from that of the streams after it."""
         return _apply(_pairs(self.b[i]), gradient)
 
     def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
+        """Parts of what a gradient at the read sends to the streams."""
         return np.multiply.outer(_pairs(self.a[i]), gradient)
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
+        """The gradient before mixing."""
         return _apply(np.kron(self.m[i], self.m[i]).T, gradient)
 
     def between(self, parts: FloatArray) -> FloatArray:
+        """The n x n covariance of the streams, of parts (K,)."""
         return parts.reshape(len(self.last), -1)
 
     def head(self, parts: FloatArray) -> FloatArray:
+        """What the head reads, of the last streams."""
         return _apply(_pairs(self.last), parts)
 
     def head_sent(self, gradient: FloatArray) -> FloatArray:
+        """Parts of the head's gradient at the last streams."""
         return np.multiply.outer(_pairs(self.last), gradient)
 
-    def through_gates(self, gradient: FloatArray, streams: FloatArray, branch: FloatArray, at_read: FloatArray,
-                      rho: FloatArray, skip2: float) -> FloatArray:  # fmt: skip
-        return 0 * gradient
-
     def carried(self) -> float:
+        """The sum of what the head reads of a stream that entered, on the skip path alone and without multipliers."""
         carried = np.ones(len(self.last))
         for matrix in self.m:
             carried = matrix @ carried
@@ -191,13 +145,12 @@ class Siamese(Fixed):
 
 
 class Gated:
-    """Connections by gates: parts are second moments of the mean stream, and the mean ones of deviations from it."""
+    """As `Fixed`, by gates: parts are second moments of the mean stream, and the mean ones of deviations from it."""
 
     def __init__(self, p: Parametrization) -> None:
         s = p.architecture.streams
         assert s is not None
         self.n, self.std = s.n, s.logit_std(p.architecture.d_model)
-        self.gated = self.std > 0
         self.gates = gates_of(s, p.architecture.d_model)
         self.average, self.start = np.ones(2), np.array([1.0, 0.0])
         self.spread = self.n / (self.n - 1)
@@ -237,6 +190,13 @@ class Gated:
 
     def through_gates(self, gradient: FloatArray, streams: FloatArray, branch: FloatArray, at_read: FloatArray,
                       rho: FloatArray, skip2: float) -> FloatArray:  # fmt: skip
+        """Parts of the gradient that comes back through the gates.
+
+        Args:
+            gradient: parts after the sublayer. streams: parts before it, and branch: what is written, both in units of
+                the streams' mean size at each token. at_read: the gradient there.
+            skip2: squared factor on the skip path.
+        """
         of = self.gates.of
         written = of("write_slope", rho) * branch * gradient.sum(0)
         read = of("read_slope", rho) * at_read * streams[1]
@@ -246,6 +206,9 @@ class Gated:
 
     def carried(self) -> float:
         return 1.0
+
+
+Connections = Fixed | Gated
 
 
 @dataclass(frozen=True)
@@ -355,6 +318,8 @@ class BackOfStreams(Back):
         share: Share = super().sent(i, of_branch, at_branch)
         at_read, log_scale = np.array([float(share[1]), float(share[2])]), float(share[0])
         out = Several(connections.sent(i, at_read, rho), log_scale)
+        if not isinstance(connections, Gated):
+            return out
         streams = met.parts[:, :2]
         variance = float(met.mean(connections)[0])
         branch = safe_exp(float(self.log_branch2 + self.ahead.seen["branch"][i]) - met.log_scale)
