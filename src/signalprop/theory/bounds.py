@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -22,7 +22,7 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import Returned, returned
-from signalprop.theory.elements import BranchBackward
+from signalprop.theory.elements import Rowset
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add
 from signalprop.theory.network import is_shaped
 
@@ -30,7 +30,6 @@ PRE, POST = PLACEMENTS.index("pre"), PLACEMENTS.index("post")
 __all__ = ["variance_range"]
 
 _LARGEST = 1e60  # factor of one sublayer on a gradient's variance; a layer's three together still fit a double
-Rowset = NDArray[np.intp]
 
 
 # --- laws at initialisation ----------------------------------------------------------------------------------------
@@ -79,7 +78,7 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     kept = 1.0 - np.minimum(_removed(p, back, places) / p.architecture.d_model, 1.0)
     white = np.minimum(back.skip**2 + back.maps.vv, _LARGEST)
     return Nearness(
-        identity_distance=np.sqrt((1 - kept) + kept * (1 - skip) ** 2 + noise.vv),
+        identity_distance=np.sqrt((1 - kept) + kept * (1 - skip) ** 2 + noise[..., 0, 0]),
         log_gain=_log_gain(p, skip**2, noise),
         log_plain_gain=_from_the_end(p, _by_layer(p, log(white) / 2)),
     )
@@ -124,30 +123,22 @@ def _places(p: Parametrization) -> list[tuple[Rowset, Rowset]]:
 
 def _layers(
     p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, Rowset]]
-) -> tuple[FloatArray, BranchBackward]:
+) -> tuple[FloatArray, FloatArray]:
     """What whole layers make of a gradient's (variance, token covariance): skip^2 times it, plus a 2 x 2 matrix.
 
     The two stay apart, since what branches send back can be small beside 1.
     """
-    shape = (*p.skip.shape[:-1], len(places[0][0]))
-    skip = np.ones(shape)
-    noise, held = (BranchBackward(*(np.zeros(shape) for _ in range(4))) for _ in range(2))
+    maps = np.moveaxis(np.array([[back.maps.vv, back.maps.vc], [back.maps.cv, back.maps.cc]]), (0, 1), (-2, -1))
+    skip = np.ones((*p.skip.shape[:-1], len(places[0][0])))
+    noise, held = (np.zeros((*skip.shape, 2, 2)) for _ in range(2))
     for layers, i in reversed(places):
-        vv, vc, cv, cc = (
-            np.clip(column[..., i] + other[..., layers], -_LARGEST, _LARGEST)
-            for column, other in zip(back.maps, held, strict=True)
-        )
+        branch = np.clip(maps[..., i, :, :] + held[..., layers, :, :], -_LARGEST, _LARGEST)
         if p.parallel[i].all():  # meets the gradient that the sublayer before it meets
-            for column, value in zip(held, (vv, vc, cv, cc), strict=True):
-                column[..., layers] = value
+            held[..., layers, :, :] = branch
             continue
-        own = np.minimum(back.skip[..., i] ** 2, _LARGEST)
+        own, after = np.minimum(back.skip[..., i] ** 2, _LARGEST), noise[..., layers, :, :]
         later = skip[..., layers] ** 2
-        n_vv, n_vc, n_cv, n_cc = (column[..., layers] for column in noise)
-        noise.vv[..., layers] = own * n_vv + later * vv + vv * n_vv + vc * n_cv
-        noise.vc[..., layers] = own * n_vc + later * vc + vv * n_vc + vc * n_cc
-        noise.cv[..., layers] = own * n_cv + later * cv + cv * n_vv + cc * n_cv
-        noise.cc[..., layers] = own * n_cc + later * cc + cv * n_vc + cc * n_cc
+        noise[..., layers, :, :] = own[..., None, None] * after + later[..., None, None] * branch + branch @ after
         skip[..., layers] *= np.sign(back.skip[..., i]) * np.sqrt(own)
     return skip, noise
 
@@ -172,10 +163,10 @@ def _removed(p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, 
     return removed
 
 
-def _log_gain(p: Parametrization, skip2: FloatArray, noise: BranchBackward) -> FloatArray:
+def _log_gain(p: Parametrization, skip2: FloatArray, noise: FloatArray) -> FloatArray:
     """ln of the gain from the end of its stack to every layer's input, of a gradient that is white at the end."""
     stack = p.stack[layer_starts(p)].tolist()
-    columns = [np.moveaxis(column, -1, 0) for column in (skip2, *noise)]
+    columns = [np.moveaxis(column, -1, 0) for column in (skip2, *(noise[..., k, j] for k in (0, 1) for j in (0, 1)))]
     rows: Any = list(zip(*(c.tolist() if c.ndim == 1 else c for c in columns), strict=True))  # plain floats are fast
     out = np.empty(columns[0].shape)
     total: Array = 0.0

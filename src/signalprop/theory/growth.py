@@ -1,4 +1,4 @@
-"""What the recursion tends to with depth: correlation fixed points, growth orders, relative strength.
+"""What the recursion tends to with depth: correlation fixed points and growth orders.
 
 Sources: TGS Table 3, section 4.6, v1 appendices F, G, L, corrected; derivations in `docs/theory/network.md`.
 """
@@ -179,11 +179,10 @@ def growth_order(depths: ArrayLike, log_values: ArrayLike) -> Growth:
         return Growth("constant", last)
     if abs(powers[-1]) > 1.5 * abs(powers[-2]) and abs(powers[-1]) > 2 and per_layer[-1] * per_layer[-2] > 0:
         return Growth("exp", float(per_layer[-1]))
-    middle = np.sqrt(n[1:] * n[:-1])
     value = np.exp(0.5 * (y[1:] + y[:-1]))
     # q = a + b ln N has local power b / q: then power * value stays put
     slopes = powers * value
-    if last < 0.35 and last > 0 and abs(slopes[-1] - slopes[-2]) < 0.1 * abs(slopes[-1]) and len(middle) >= 2:
+    if last < 0.35 and last > 0 and abs(slopes[-1] - slopes[-2]) < 0.1 * abs(slopes[-1]):
         return Growth("log", last)
     return Growth("power", last)
 
@@ -203,14 +202,3 @@ def growth_orders(profiles: Mapping[int, Profile]) -> dict[str, Growth]:
     for kind in ("mean", "median"):
         out[f"sensitivity_{kind}"] = growth_order(depths, [math.log(max(p.sensitivity()[kind], 1e-300)) for p in items])
     return out
-
-
-def relative_strength(n_layers: int, k: float = 2.0, alpha: float = 1.0) -> float:
-    """k N^(1 - alpha): the order of ln(gradient first / last) and of the sensitivity under beta^2 = k / N^alpha.
-
-    The skip path alone carries (1 - beta^2)^(2N) -> exp(-2 k N^(1 - alpha)) (TGS v1 appendix L with its sign restored);
-    independent of depth only at alpha = 1.
-    """
-    if n_layers < 1 or k <= 0:
-        raise InputError(f"n_layers is {n_layers} and k {k}; expected at least 1 layer and a positive k")
-    return float(k * n_layers ** (1 - alpha))

@@ -7,6 +7,7 @@ what came before by the derivative of its moments. Derivation, and measured agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -107,10 +108,11 @@ class _Response:
         attends = rows_where(p, lambda kind: kind.attends)
         self.maps_in_a_row = np.where(attends, 2.0, 1.0)  # wide random maps in a branch: values and output; down
         self.hidden = np.where(attends, 0.0, 1.0)[:, None] * self._hidden()
-        shared = stream, self.here.branch[1]
-        kept, added = self._modes(1 - self.here.share, shared[0]), self._modes(self.here.share, shared[1])
-        noise = self._noise(kept, added, self.hidden[:, 0], None if overlaps is None else overlaps.forward)
-        self.raw_noise = noise
+        kept, added = (
+            self._modes(1 - self.here.share, stream), self._modes(self.here.share, self.here.branch[1])
+        )  # fmt: skip
+        known = None if overlaps is None else overlaps.forward
+        self.raw_noise = self._noise(kept, added, self.hidden[:, 0], known)
         self.to_state = _state(self.here.total[1], ~self.after)
         self.passed = self._derivative(lambda point: point.total)
         self.passed[self.after, 0] = 0.0
@@ -134,9 +136,9 @@ class _Response:
             BranchBackward(*(out * column for column in maps)), met,
         )  # fmt: skip
 
-    def _derivative(self, of: object) -> FloatArray:
+    def _derivative(self, of: Callable[[_Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
         """Of (ln variance, correlation) of something by those of the stream that is read, (sublayers, 2, 2)."""
-        at = [of(point) for point in (self.here, self.by_v, self.by_r)]  # type: ignore[operator]
+        at = [of(point) for point in (self.here, self.by_v, self.by_r)]
         columns = [[(moved - base) / step for base, moved in zip(at[0], there, strict=True)]
                    for there, step in ((at[1], _STEP), (at[2], self.turn))]  # fmt: skip
         return np.moveaxis(np.array(columns), (0, 1), (2, 1))
@@ -190,13 +192,9 @@ class _Response:
         z = _nodes()[0]
         x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
         values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
-
-        def same(y: FloatArray, r: FloatArray) -> FloatArray:
-            return _square_dual(y, r)
-
         sizes = []
         for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
-            forward, back = same(values, pair), same(slopes, pair)
+            forward, back = _square_dual(values, pair), _square_dual(slopes, pair)
             if a.gated:  # times a second map, forward; back through both, in halves
                 forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
             sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
