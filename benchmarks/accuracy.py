@@ -4,9 +4,9 @@
     python -m benchmarks.accuracy --minutes 60                    # measure first: cells without a profile, then more
     python -m benchmarks.accuracy --minutes 60 --layers 12 192    # of networks of 12 to 192 layers
 
-What was measured is kept in docs/accuracy.json (`benchmarks.accuracy_store`), cell by cell, so that a change of a
-formula needs no new simulation. Networks scatter, so more are drawn until the standard error of every quantity is half
-its target, first for those cells that need the least for it.
+What was measured is kept in docs/accuracy.json cell by cell, so that a change of a formula needs no new simulation.
+Networks scatter, so more are drawn until the standard error of every quantity is half its target, first for those
+cells that need the least for it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pathlib import Path
 from benchmarks.accuracy_grid import GROUPS, Cell, grid
 from benchmarks.accuracy_page import page
 from benchmarks.accuracy_rows import row_of
-from benchmarks.accuracy_store import read_store, write_store
-from benchmarks.measured import Measured, imprecision
+from benchmarks.measured import Measured, imprecision, read_store, write_store
 from signalprop.files.storage import write_text
 from signalprop.results.profile import Profile, average
 
-PAGE = Path("docs/accuracy.md")
+PAGE, STORE = Path("docs/accuracy.md"), Path("docs/accuracy.json")
 MIN_NETWORKS = 3
 AT_A_TIME = 60.0  # seconds of one cell, between which the store is written
 
@@ -60,7 +59,7 @@ def needed(cell: Cell, measured: Measured | None) -> float:
 
 def measure(minutes: float, group: str | None, layers: tuple[int, int]) -> None:
     """Measure for so many minutes of the clock, the cells that need the least first; all are begun before."""
-    store, deadline = read_store(), time.monotonic() + 60 * minutes
+    store, deadline = read_store(STORE, Cell), time.monotonic() + 60 * minutes
     cells = [c for c in grid() if group in (None, c.group) and layers[0] <= c.n_layers <= layers[1]]
     while time.monotonic() < deadline:
         open_ = [c for c in cells if (m := store.get(c)) is None or imprecision(m) > 1]
@@ -69,7 +68,8 @@ def measure(minutes: float, group: str | None, layers: tuple[int, int]) -> None:
         cell = min(open_, key=lambda c: needed(c, store.get(c)))
         begun = cell in store and store[cell].forward is not None
         store[cell] = draw(cell, store.get(cell), AT_A_TIME if begun else 0.0)
-        write_store(store)
+        by_cost = sorted(store, key=lambda cell: (cell.cost, cell.name))
+        write_store(STORE, "signalprop/accuracy/2", {cell: store[cell] for cell in by_cost})
         found = store[cell]
         print(f"{cell.name}: {found.networks} networks, {imprecision(found):.2f} of what counts", flush=True)
 
@@ -84,7 +84,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     measure(arguments.minutes, arguments.group, tuple(arguments.layers))
-    rows = [row_of(cell, measured) for cell, measured in read_store().items()]
+    rows = [row_of(cell, measured) for cell, measured in read_store(STORE, Cell).items()]
     write_text(PAGE, page(rows))
     print(f"wrote {PAGE}: {len(rows)} cells")
 

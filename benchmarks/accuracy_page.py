@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.accuracy_grid import GROUPS, MOST_Z, TARGETS
 from benchmarks.accuracy_rows import Errors, Row
+from benchmarks.timing import compact
 
 DEEP = 12  # layers from which on every cell ought to reach the targets
 
@@ -42,18 +43,18 @@ def page(rows: Sequence[Row]) -> str:
         "Of all cells with a stored profile, whether they count or not; first gradients of all cells. *Met*: of those "
         "that count, how many have a median error within the target.",
         "",
-        *by_depth(rows),
+        by_depth(rows),
         "",
         f"## Where {DEEP} layers and more miss",
         "",
-        *missed([row for row in full if row.cell.n_layers >= DEEP]),
+        missed([row for row in full if row.cell.n_layers >= DEEP]),
         "",
     ]
     for group in GROUPS:
         chosen = [row for row in rows if row.cell.group == group]
         if chosen:
             lines += [f"## {group[0].upper() + group[1:]}", "", *overview([row for row in chosen if row.errors])]
-            lines += [*table(chosen), ""]
+            lines += [table(chosen), ""]
     return "\n".join(lines)
 
 
@@ -75,72 +76,64 @@ def mean_square(values: Sequence[float | None]) -> str:
     return f"{math.sqrt(float(np.mean(np.square(known)))):.2f}" if known else "–"
 
 
-def by_depth(rows: Sequence[Row]) -> list[str]:
+def by_depth(rows: Sequence[Row]) -> str:
     """Errors of all cells of a depth, with their sign and in units of the predicted scatter; how many cells count."""
-    lines = [
-        "| layers | norm | quantity | cells | that count | met | median error | mean error | rms z |",
-        "| --- " * 9 + "|",
-    ]
+    header = ["layers", "norm", "quantity", "cells", "that count", "met", "median error", "mean error", "rms z"]
+    lines = []
     for depth, placement in sorted({(row.cell.n_layers, row.cell.placement) for row in rows}):
         every = [row for row in rows if (row.cell.n_layers, row.cell.placement) == (depth, placement)]
         logs = np.array([row.first - first_of(row)[0] for row in every])
-        lines.append(
-            f"| {depth} | {placement} | first gradient | {len(every)} | – | – | {percent(np.median(np.abs(logs)))} |"
-            f" {100 * np.mean(logs):+.1f} | {mean_square([row.first_z for row in every])} |"
-        )
+        first_z = mean_square([row.first_z for row in every])
+        off = [percent(np.median(np.abs(logs))), f"{100 * np.mean(logs):+.1f}", first_z]
+        lines.append([depth, placement, "first gradient", len(every), "–", "–", *off])
         for quantity in TARGETS:
             found = [errors for _, errors in of_quantity(every, quantity)]
             counted = [errors for errors in found if errors.counts]
             if found:
                 met = sum(errors.median <= errors.target for errors in counted)
-                lines.append(
-                    f"| {depth} | {placement} | {quantity} | {len(found)} | {len(counted)} | {met} |"
-                    f" {percent(np.median([errors.median for errors in found]))} |"
-                    f" {100 * np.mean([errors.signed for errors in found]):+.1f} |"
-                    f" {mean_square([errors.z for errors in found])} |"
-                )
-    return lines
+                off = [
+                    percent(np.median([e.median for e in found])),
+                    f"{100 * np.mean([e.signed for e in found]):+.1f}",
+                ]
+                z = mean_square([errors.z for errors in found])
+                lines.append([depth, placement, quantity, len(found), len(counted), met, *off, z])
+    return compact(header, lines)
 
 
-def missed(rows: Sequence[Row]) -> list[str]:
+def missed(rows: Sequence[Row]) -> str:
     """The cells whose error is beyond the target and beyond the scatter."""
     lines = [
+        [row.cell.name, quantity, row.measured.networks, percent(e.median), f"{100 * e.signed:+.1f}", percent(e.se),
+         f"{e.z:.2f}"]
+        for quantity in TARGETS
+        for row, e in of_quantity(rows, quantity)
+        if e.median > e.target and e.z is not None and e.z > MOST_Z
+    ]  # fmt: skip
+    lead = (
         "Cells with a stored profile whose median error is above its target and beyond their scatter: rms z above "
-        f"{MOST_Z}. The sublayers of one cell err together, so that of cells without any bias a fifth have such a z.",
-        "",
-        "| cell | quantity | networks | median error | mean error | se | rms z |",
-        "| --- " * 7 + "|",
-    ]
-    for quantity in TARGETS:
-        for row, errors in of_quantity(rows, quantity):
-            if errors.median > errors.target and errors.z is not None and errors.z > MOST_Z:
-                lines.append(
-                    f"| {row.cell.name} | {quantity} | {row.measured.networks} | {percent(errors.median)} |"
-                    f" {100 * errors.signed:+.1f} | {percent(errors.se)} | {errors.z:.2f} |"
-                )
-    return lines
+        f"{MOST_Z}. The sublayers of one cell err together, so that of cells without any bias a fifth have such a z."
+    )
+    header = ["cell", "quantity", "networks", "median error", "mean error", "se", "rms z"]
+    return lead + "\n\n" + compact(header, lines)
 
 
 def overview(rows: Sequence[Row]) -> list[str]:
     """Pooled medians over the cells that count; nothing without a profile."""
     if not rows:
         return []
-    lines = [
-        "| quantity | target: median | cells that count | median of cells | worst cell | 95th pct, median of cells |",
-        "| --- " * 6 + "|",
-    ]
+    header = ["quantity", "target: median", "cells that count", "median of cells", "worst cell"]
+    lines = []
     for quantity, target in TARGETS.items():
         for placement in sorted({row.cell.placement for row in rows}, reverse=True):
             found = of_quantity([row for row in rows if row.cell.placement == placement], quantity)
             counted = [errors for _, errors in found if errors.counts]
             if found:
                 medians = [errors.median for errors in counted]
-                line = f"| {quantity}, {placement}-norm | {percent(target)} | {len(counted)} of {len(found)} |"
-                if counted:
-                    line += f" {percent(np.median(medians))} | {percent(max(medians))} |"
-                    line += f" {percent(np.median([errors.p95 for errors in counted]))} |"
-                lines.append(line if counted else line + " – | – | – |")
-    return [*lines, *pooled(rows), ""]
+                p95 = [errors.p95 for errors in counted]
+                told = map(percent, (np.median(medians), max(medians), np.median(p95))) if counted else "–––"
+                shown = f"{len(counted)} of {len(found)}"
+                lines.append([f"{quantity}, {placement}-norm", percent(target), shown, *told])
+    return [compact([*header, "95th pct, median of cells"], lines), *pooled(rows), ""]
 
 
 def pooled(rows: Sequence[Row]) -> list[str]:
@@ -160,26 +153,26 @@ def pooled(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Row]) -> str:
     """One line per cell."""
-    lines = [
-        "| N | d | norm | scheme | activation | p | networks | forward var: median, 95th (se) | r: median, 95th (se) |"
-        " gradient var: median, 95th (se) | R² log gradient | gradient first/last: predicted, measured (se) |",
-        "| --- " * 12 + "|",
-    ]
+    header = [
+        "N", "d", "norm", "scheme", "activation", "p", "networks", "forward var: median, 95th (se)",
+        "r: median, 95th (se)", "gradient var: median, 95th (se)", "R² log gradient",
+        "gradient first/last: predicted, measured (se)",
+    ]  # fmt: skip
+    lines = []
     for row in sorted(
         rows, key=lambda r: (r.cell.preset, r.cell.n_layers, r.cell.d_model, r.cell.placement, r.cell.scheme)
     ):
         cell, (log_first, first_se) = row.cell, first_of(row)
         shape = ("" if cell.preset == "tgs" else f" ({cell.preset})") + " *" * (not row.errors)
         r2 = "–" if row.r_squared is None else f"{row.r_squared:.4f}"
-        lines.append(
-            f"| {cell.n_layers} | {cell.d_model} | {cell.placement} | {cell.scheme}{shape} | {cell.activation} |"
-            f" {cell.dropout:g} | {row.measured.networks} | "
-            + " | ".join(_errors(row.errors.get(quantity)) for quantity in TARGETS)
-            + f" | {r2} | {math.exp(row.first):.4g}, {math.exp(log_first):.4g} ({percent(first_se)} %) |"
-        )
-    return lines
+        first = f"{math.exp(row.first):.4g}, {math.exp(log_first):.4g} ({percent(first_se)} %)"
+        lines.append([
+            cell.n_layers, cell.d_model, cell.placement, cell.scheme + shape, cell.activation, f"{cell.dropout:g}",
+            row.measured.networks, *(_errors(row.errors.get(quantity)) for quantity in TARGETS), r2, first,
+        ])  # fmt: skip
+    return compact(header, lines)
 
 
 def _errors(found: Errors | None) -> str:

@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import signalprop as sp
 from benchmarks.accuracy_grid import TARGETS
 from benchmarks.accuracy_rows import errors_of
-from benchmarks.measured import Measured
+from benchmarks.measured import Measured, read_store, write_store
 from benchmarks.models import hugging_face
+from benchmarks.timing import compact
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
-from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.files.storage import write_text
 from signalprop.network.inputs import InputStatistics
 from signalprop.repair import apply, initialize
 
@@ -35,7 +37,8 @@ STORE = Path("docs/applied-accuracy.json")
 PAGE = Path("docs/applied-accuracy.md")
 
 
-class Cell(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Cell:
     """One model that carries a scheme."""
 
     n_layers: int
@@ -93,17 +96,6 @@ def measure(cell: Cell, seeds: int) -> Measured | None:
     return Measured.of(sp.average(profiles), time.process_time() - began)
 
 
-def read_store() -> dict[Cell, Measured]:
-    """All cells that were measured."""
-    rows = read_json(STORE)["cells"]
-    return {Cell(row["n_layers"], row["scheme"], row["family"]): Measured.from_row(row) for row in rows}
-
-
-def write_store(store: dict[Cell, Measured]) -> None:
-    rows = [cell._asdict() | store[cell].row() for cell in sorted(store)]
-    write_json(STORE, {"schema": "signalprop/applied-accuracy/1", "cells": rows})
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=0.0, help="time to measure cells that are not stored")
@@ -112,7 +104,7 @@ def main() -> None:
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    store, end = read_store() if STORE.exists() else {}, time.monotonic() + 60 * given.minutes
+    store, end = read_store(STORE, Cell), time.monotonic() + 60 * given.minutes
     wanted = (
         Cell(int(depth), scheme, family)
         for depth in given.depths.split(",")
@@ -124,8 +116,8 @@ def main() -> None:
             break
         if cell not in store and (found := measure(cell, given.seeds)) is not None:
             store[cell] = found
-            write_store(store)
-            print(*cell, f"{found.seconds:.1f} s", flush=True)
+            write_store(STORE, "signalprop/applied-accuracy/1", dict(sorted(store.items())))
+            print(cell, f"{found.seconds:.1f} s", flush=True)
     write_text(PAGE, page(store))
 
 
@@ -142,10 +134,9 @@ def page(store: dict[Cell, Measured]) -> str:
     """The page, of the depths and schemes of which something is stored."""
     lines = ["# Applied schemes: predicted against measured", "", HEADER]
     for depth in sorted({cell.n_layers for cell in store}):
-        lines += ["", f"## {depth} layers", "", "| scheme | " + " | ".join(FAMILIES) + " |", "| --- |" + " --- |" * 5]
-        for scheme in sorted({cell.scheme for cell in store if cell.n_layers == depth}):
-            row = [_words(Cell(depth, scheme, family), store) for family in FAMILIES]
-            lines.append(f"| {scheme} | " + " | ".join(row) + " |")
+        schemes = sorted({cell.scheme for cell in store if cell.n_layers == depth})
+        rows = [[s, *(_words(Cell(depth, s, family), store) for family in FAMILIES)] for s in schemes]
+        lines += ["", f"## {depth} layers", "", compact(["scheme", *FAMILIES], rows)]
     return "\n".join(lines) + "\n"
 
 

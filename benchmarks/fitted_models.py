@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.reach import _line, built, in_a_process
-from benchmarks.reach_page import _clean, _table
+from benchmarks.reach_page import _clean
+from benchmarks.timing import compact
 from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.cli.checkpoints import first_output
 from signalprop.errors import InputError
@@ -199,22 +200,11 @@ def text_of(stored: Record) -> str:
     fitted = {name: record for name, record in models.items() if "error" in record}
     refused = {name: record for name, record in models.items() if "error" not in record}
     parts.append(SCANNED.format(**stored["versions"], counts=_counts(fitted, refused)))
-    head = [
-        "model",
-        "class",
-        "over",
-        "divided by",
-        "inside",
-        "same function",
-        "in float32",
-        "in fp16: before",
-        "after",
-        "note",
-    ]
-    parts.append(_table(head, [_row(name, record) for name, record in fitted.items()]))
+    head = ["model", "class", "over", "divided by", "inside", "same function", "in float32", "in fp16: before", "after"]
+    parts.append(compact([*head, "note"], [_row(name, record) for name, record in fitted.items()]))
     if refused:
         rows = [[f"`{name}`", _clean(record["reason"])] for name, record in refused.items()]
-        parts += ["### Refused", _table(["model", "why"], rows)]
+        parts += ["### Refused", compact(["model", "why"], rows)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -230,7 +220,7 @@ def _of_checkpoint(one: Record) -> str:
     return (
         f"## {one['name']}\n\nPerplexity of {tokens} tokens of public-domain speeches, before and after `signalprop "
         f"fit --format fp16` on other passages of the same text: the stream is divided by {one['stream']:g}, epsilon "
-        f"{one['epsilon']}. fp16 ends at {one['top']:.0f}.\n\n{_table(head, rows)}\n\nOutputs in float64 differ by "
+        f"{one['epsilon']}. fp16 ends at {one['top']:.0f}.\n\n{compact(head, rows)}\n\nOutputs in float64 differ by "
         f"{one['error']:.0e} of the largest; in fp16 they differ from those in float64 by {before} before, {after} "
         f"after. Gains 1 + weight are off by up to {one['gain_rounding']:.1e} where fp16 holds the weight."
     )
@@ -262,7 +252,7 @@ def _counts(fitted: dict[str, Record], refused: dict[str, Record]) -> str:
         ),
         "refused": len(refused),
     }
-    return _table(["", "models"], [[words, str(n)] for words, n in rows.items()])
+    return compact(["", "models"], [[words, str(n)] for words, n in rows.items()])
 
 
 def _within(value: float | None, limit: float) -> bool:

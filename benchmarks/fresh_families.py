@@ -20,6 +20,7 @@ import numpy as np
 
 import signalprop as sp
 from benchmarks.small_models import model_classes
+from benchmarks.timing import compact
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.families import find, names
@@ -191,12 +192,12 @@ def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
     return {"class": model_class.__name__, "errors": errors, "models": models}
 
 
-def table(families: dict[str, Any]) -> tuple[list[str], int]:
-    """(rows, how many are within the bounds)."""
+def table(families: dict[str, Any]) -> tuple[str, int]:
+    """A table, and how many are within the bounds."""
     rows, within = [], 0
     for family, found in sorted(families.items()):
         if "refused" in found:
-            rows.append(f"| {family} | – | – | – | {found['refused']} |")
+            rows.append([family, *"–––", found["refused"]])
             continue
         cells, over = [], []
         for name, heading, bound in BOUNDS:
@@ -211,15 +212,15 @@ def table(families: dict[str, Any]) -> tuple[list[str], int]:
             over += [heading + " (as far as seeds scatter)" * scatter] if e["median"] > bound else []
         many = f"{found['models']} models" if found.get("models") == MODELS[LAYERS][1] else ""
         remark = "; ".join(filter(None, (many, f"beyond: {', '.join(over)}" if over else "")))
-        rows.append(f"| {family} | {' | '.join(cells)} | {remark} |")
+        rows.append([family, *cells, remark])
         within += not over
-    return rows, within
+    return compact(["family", *(heading for _, heading, _ in BOUNDS), ""], rows), within
 
 
 def page(record: dict[str, Any]) -> str:
     """The page."""
     (rows, within), (deep, within_deep) = table(record["families"]), table(record.get("deep", {}))
-    head = ["| family | " + " | ".join(heading for _, heading, _ in BOUNDS) + " | |", "| --- | --- | --- | --- | --- |"]
+    n, n_deep = len(record["families"]), len(record.get("deep", {}))
     return "\n".join([
         "# Fresh models of transformers", "",
         "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
@@ -233,12 +234,12 @@ def page(record: dict[str, Any]) -> str:
         "that is not derived, over its standard errors, which are themselves of so many seeds).",
         "Token correlations: difference over max(|r|, 0.1).",
         "Variances: logarithms. What is beyond 5 % (stream variance), 3 % (token correlation) or 10 % (gradient) is",
-        f"named: {within} of {len(rows)} families are within all three; as far as seeds scatter: z is below 2, or the",
+        f"named: {within} of {n} families are within all three; as far as seeds scatter: z is below 2, or the",
         "error is below two standard errors of the average over seeds.", "",
-        *head, *rows, "",
+        rows, "",
         f"## {DEEP} layers", "",
-        f"The same with {DEEP} layers, {MODELS[DEEP][0]} models: {within_deep} of {len(deep)} within all three.", "",
-        *head, *deep, "",
+        f"The same with {DEEP} layers, {MODELS[DEEP][0]} models: {within_deep} of {n_deep} within all three.", "",
+        deep, "",
     ])  # fmt: skip
 
 

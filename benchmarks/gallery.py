@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing import compact
 from signalprop.files.storage import read_json, write_text
 from signalprop_lab.reproductions import ROWS, Row, Settings, find, run
 from signalprop_lab.reproductions.pictures import save
@@ -41,8 +42,6 @@ and one fails. *Partly*: anything else.
 {sections}
 ## Not run here
 
-| id | source | what must be seen | state |
-| --- | --- | --- | --- |
 {others}
 """
 
@@ -51,21 +50,13 @@ def page() -> str:
     """docs/reproductions.md, from the JSON in docs/gallery."""
     here = [row for row in ROWS if row.runs]
     stored = {row.id: read_json(path) for row in here if (path := PICTURES / f"{slug(row.id)}.json").is_file()}
-    lines = ["| id | source | what must be seen | verdict | checks that hold | processor seconds |", "| --- " * 6 + "|"]
-    for row in here:
-        if row.id in stored:
-            one = stored[row.id]
-            held = sum(check["state"] == "holds" for check in one["checks"])
-            link = f"[{row.id}](#{slug(row.id)})"
-            cells = [
-                link,
-                row.source,
-                row.claim,
-                one["verdict"],
-                f"{held} of {len(one['checks'])}",
-                f"{one['processor_seconds']:.0f}",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
+    header = ["id", "source", "what must be seen", "verdict", "checks that hold", "processor seconds"]
+    lines = []
+    for row in (row for row in here if row.id in stored):
+        one = stored[row.id]
+        held = f"{sum(check['state'] == 'holds' for check in one['checks'])} of {len(one['checks'])}"
+        link = f"[{row.id}](#{slug(row.id)})"
+        lines.append([link, row.source, row.claim, one["verdict"], held, f"{one['processor_seconds']:.0f}"])
     counts = {
         word: [one["id"] for one in stored.values() if one["verdict"] == word]
         for word in ("confirmed", "partly", "contradicted")
@@ -76,9 +67,9 @@ def page() -> str:
     return TEXT.format(
         summary=f"{len(stored)} of the {len(here)} rows that run anywhere, {seconds / 60:.0f} minutes of processor "
         f"time together: {summary}.",
-        table="\n".join(lines),
+        table=compact(header, lines),
         sections="\n".join(section(row, stored[row.id]) for row in here if row.id in stored),
-        others="\n".join(f"| {row.id} | {row.source} | {row.claim} | {state_of(row)} |" for row in others),
+        others=compact(["id", *header[1:3], "state"], [[r.id, r.source, r.claim, state_of(r)] for r in others]),
     )
 
 
@@ -90,6 +81,12 @@ def state_of(row: Row) -> str:
 
 def section(row: Row, one: dict[str, Any]) -> str:
     """One row: checks, picture, what was reduced."""
+    checks = []
+    for check in one["checks"]:
+        ours = "none" if check["ours"] is None else f"{check['ours']:.4g}"
+        ours += f" ± {check['standard_error']:.2g}" if check["standard_error"] else ""
+        cells = [check["what"], check["paper"], ours, check["criterion"], check["state"]]
+        checks.append([cell.replace("|", "\\|") for cell in cells])
     lines = [
         f'<a id="{slug(row.id)}"></a>',
         "",
@@ -97,14 +94,8 @@ def section(row: Row, one: dict[str, Any]) -> str:
         "",
         f"{row.source}: {row.claim}. **{one['verdict'].capitalize()}**: {one['reason']}.",
         "",
-        "| quantity | paper | ours | holds if | |",
-        "| --- | --- | --- | --- | --- |",
+        compact(["quantity", "paper", "ours", "holds if", ""], checks),
     ]
-    for check in one["checks"]:
-        ours = "none" if check["ours"] is None else f"{check['ours']:.4g}"
-        ours += f" ± {check['standard_error']:.2g}" if check["standard_error"] else ""
-        cells = [check["what"], check["paper"], ours, check["criterion"], check["state"]]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if (PICTURES / f"{slug(row.id)}.png").is_file():
         lines += ["", f"![{row.title}](gallery/{slug(row.id)}.png)"]
     lines += [

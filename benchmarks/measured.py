@@ -6,18 +6,22 @@ Means over networks, at no more than 64 sublayers evenly spaced from the first t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy_grid import TARGETS
+from signalprop.files.storage import read_json, write_json
 from signalprop.network.moments import FloatArray
 from signalprop.results.comparison import relative_standard_errors
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 
+C = TypeVar("C")
 _KEPT = 64
 _DIGITS = {"log_variance": 7, "variance_se": 3, "token_correlation": 6, "token_correlation_se": 3}
 
@@ -85,14 +89,17 @@ class Measured:
     def from_row(row: dict[str, Any]) -> Measured:
         """The inverse of `row`."""
         series = {name: _series(row[name]) for name in ("forward", "gradient") if name in row}
-        first = None if row["first"] is None else (row["first"][0], row["first"][1])
+        first = None if row["first"] is None else (_log(row["first"][0]), row["first"][1])
         return Measured(row["networks"], row["seconds"], first, **series)
 
 
+def _log(value: float | None) -> float:
+    """Null stands for the logarithm of a variance of 0."""
+    return -math.inf if value is None else value
+
+
 def _series(columns: dict[str, list[float]]) -> Series:
-    """From a row's columns; null stands for the logarithm of a variance of 0."""
-    logs = [-math.inf if x is None else x for x in columns["log_variance"]]
-    return Series.of(**{**columns, "log_variance": logs})
+    return Series.of(**{**columns, "log_variance": [_log(x) for x in columns["log_variance"]]})
 
 
 def _mean(one: Series, other: Series, share: float) -> Series:
@@ -128,3 +135,15 @@ def standard_errors(measured: Measured) -> dict[str, float]:
         if of is not None:
             found[name] = float(np.median(_known(relative_standard_errors(of)[i % 2])))
     return found
+
+
+def read_store(path: Path, kind: type[C]) -> dict[C, Measured]:
+    """All cells of a file of them, a dataclass each, that were measured."""
+    rows = read_json(path)["cells"] if path.exists() else []
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    return {kind(**{name: row[name] for name in names}): Measured.from_row(row) for row in rows}
+
+
+def write_store(path: Path, schema: str, cells: Mapping[Any, Measured]) -> None:
+    """Write all cells, a line each."""
+    write_json(path, {"schema": schema, "cells": [asdict(cell) | found.row() for cell, found in cells.items()]})

@@ -3,7 +3,6 @@
     python -m benchmarks.reach               # what docs/reach.json does not hold yet, then the page
     python -m benchmarks.reach NAME ...      # these anew, then the page
     python -m benchmarks.reach --anew        # all of them: an hour of one core
-    python -m benchmarks.reach --weights     # of what it holds, what needs to know every weight
     python -m benchmarks.reach --page        # only the page
 
 Every model is small and random (`benchmarks.small_models`) and runs in a process of its own, with 30 seconds of
@@ -102,21 +101,10 @@ def examined(name: str) -> Record:
         paths = record["measured"]["stacks"]
         if not record["measured"]["post"]:
             record["silenced"] = _attempt(lambda: silenced(copy.deepcopy(model), inputs, paths))
-        record |= _of_weights(model, inputs)
+        record["predicted"] = _attempt(lambda: predicted(copy.deepcopy(model), inputs))
+        if "stream" in record["predicted"]:
+            record["initialised"] = _attempt(lambda: initialised(copy.deepcopy(model), inputs))
     return record
-
-
-def _of_weights(model: nn.Module, inputs: dict[str, Any]) -> Record:
-    """What needs to know what every weight is: the numbers predicted, and drawn."""
-    found: Record = {"predicted": _attempt(lambda: predicted(copy.deepcopy(model), inputs))}
-    if "stream" in found["predicted"]:
-        found["initialised"] = _attempt(lambda: initialised(copy.deepcopy(model), inputs))
-    return found
-
-
-def of_weights(name: str) -> Record:
-    """The columns `predicted` and `initialised` of one model alone."""
-    return _of_weights(*built(name))
 
 
 def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) -> Record:
@@ -324,9 +312,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="config types, or models of others")
     parser.add_argument("--anew", action="store_true", help="also what docs/reach.json holds already")
-    parser.add_argument(
-        "--weights", action="store_true", help="of what docs/reach.json holds, `predicted` and `initialised` alone"
-    )
     parser.add_argument("--page", action="store_true", help="run nothing")
     given = parser.parse_args()
     if any(name.startswith("timm") for name in given.names):
@@ -346,17 +331,10 @@ def main() -> None:
     stored["versions"] = {"transformers": transformers.__version__, "torch": torch.__version__}
     models = stored["models"]
     todo = given.names or [name for name in known if given.anew or name not in models]
-    if given.weights:
-        todo = [name for name in given.names or models if "stacks" in models[name].get("measured", {})]
     new: dict[str, Record] = {}
     for i, name in enumerate([] if given.page else todo):
-        if given.weights:
-            held = {key: value for key, value in models[name].items() if key not in ("predicted", "initialised")}
-            new[name] = held | in_a_process(name, of_weights)
-            print(f"{i + 1}/{len(todo)} {name}: {new[name].get('predicted')}", flush=True)
-        else:
-            new[name] = in_a_process(name)
-            print(f"{i + 1}/{len(todo)} {name}: {summary(new[name])}", flush=True)
+        new[name] = in_a_process(name)
+        print(f"{i + 1}/{len(todo)} {name}: {summary(new[name])}", flush=True)
         if i % 10 == 9 or i + 1 == len(todo):  # another run may have written meanwhile
             models = {**(read_json(FILE)["models"] if Path(FILE).is_file() else {}), **new}
             stored["models"] = models = {name: models[name] for name in known if name in models}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.other_models import OTHERS
+from benchmarks.timing import compact
 from signalprop.files.storage import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,21 +112,8 @@ def counts(types: Mapping[str, Record], others: Mapping[str, Record]) -> str:
             sum("weights" in r.get("initialised", {}) for r in measured),
         ]  # fmt: skip
         rows.append([kind, *map(str, numbers)])
-    head = [
-        "",
-        "tried",
-        "ran",
-        "measured",
-        "right",
-        "differ",
-        "errors",
-        "LNS or LayerScale folded",
-        "LNS",
-        "LayerScale",
-        "predicted",
-        "initialised",
-    ]
-    return _table(head, rows)
+    head = ["", "tried", "ran", "measured", "right", "differ", "errors", "LNS or LayerScale folded"]
+    return compact([*head, "LNS", "LayerScale", *WEIGHTS], rows)
 
 
 def _section(records: Mapping[str, Record]) -> list[str]:
@@ -134,7 +122,7 @@ def _section(records: Mapping[str, Record]) -> list[str]:
     refused = {n: r for n, r in records.items() if r["ran"] and "difference" not in r["measured"]}
     idle = {n: r for n, r in records.items() if not r["ran"]}
     head = ["model", "class", "by", "layers", "measured", "gradient", *SCHEMES, "silenced", *WEIGHTS]
-    parts = [_table(head, [_row(name, record) for name, record in measured.items()])] if measured else []
+    parts = [compact(head, [_row(name, record) for name, record in measured.items()])] if measured else []
     reasons = {scheme: Counter[str]() for scheme in (*SCHEMES, "silenced", *WEIGHTS)}
     for record in measured.values():
         for key, seen in reasons.items():
@@ -143,7 +131,7 @@ def _section(records: Mapping[str, Record]) -> list[str]:
     lines = [f"* {key}, {n}: {reason}" for key, seen in reasons.items() for reason, n in seen.most_common(25)]
     parts += ["Why not (`–`), with how many models; the commonest:", "\n".join(lines)] if lines else []
     if refused:
-        parts += ["### Run, and not measured", _table(["model", "class", "how", "reason"], [
+        parts += ["### Run, and not measured", compact(["model", "class", "how", "reason"], [
             [f"`{n}`", r["class"], r["measured"]["how"], _clean(r["measured"]["reason"])]
             for n, r in refused.items()])]  # fmt: skip
     if idle:
@@ -152,11 +140,11 @@ def _section(records: Mapping[str, Record]) -> list[str]:
             groups[next(g for g, p in GROUPS.items() if re.search(p, record["reason"]))].append(
                 (name, record["reason"])
             )
-        parts += ["### Not run", _table(["why", "config types"], [[g, str(len(held))] for g, held in groups.items()])]
+        parts += ["### Not run", compact(["why", "config types"], [[g, str(len(held))] for g, held in groups.items()])]
         for group, held in groups.items():
             if held:
                 rows = [[f"`{name}`", _clean(reason)] for name, reason in held]
-                parts += [f"{group.capitalize()}:", _table(["model", "reason"], rows)]
+                parts += [f"{group.capitalize()}:", compact(["model", "reason"], rows)]
     return parts
 
 
@@ -198,16 +186,4 @@ def _largest(held: Record, *keys: str) -> str:
 
 def _clean(reason: str) -> str:
     """A reason as one cell."""
-    return (
-        reason.replace("|", "/")
-        .replace("<", "‹")
-        .replace(">", "›")
-        .replace("*", "∗")
-        .replace("`", "'")
-        .replace("{", "(")
-        .replace("}", ")")
-    )
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+    return reason.translate(str.maketrans("|<>*`{}", "/‹›∗'()"))

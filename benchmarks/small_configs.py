@@ -132,25 +132,9 @@ def _class_of(sub: Any, held: Any) -> Any:
 
 def _fields(cls: Any, held: Any) -> dict[str, Any]:
     """The constructor's own fields of a configuration, with their values."""
-    common = {
-        "transformers_version",
-        "architectures",
-        "output_hidden_states",
-        "return_dict",
-        "dtype",
-        "chunk_size_feed_forward",
-        "is_encoder_decoder",
-        "problem_type",
-        "_name_or_path",
-        "model_type",
-        "output_attentions",
-        "id2label",
-        "label2id",
-        "num_labels",
-        "torch_dtype",
-        "attn_implementation",
-        "experts_implementation",
-    }
+    from transformers import PretrainedConfig
+
+    common = {"is_encoder_decoder", *vars(PretrainedConfig())}
     names = (f.name for f in dataclasses.fields(cls) if f.init) if dataclasses.is_dataclass(cls) else vars(held)
     return {
         name: _held(held, name) for name in names if name not in common and _held(held, name, _MISSING) is not _MISSING
@@ -231,17 +215,11 @@ def _layerwise(new: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
             kept = (first if len(first) > 1 else [0, 1] if whole > 1 else [0])[:4]
             changed.update({name: type(values[name])(values[name][i] for i in kept) for name in lists})
             changed[counts[0]] = len(kept)
-    sizes = values.get("hidden_sizes")
-    for name in ("depths", "hidden_sizes", "num_attention_heads", "num_heads", "neck_hidden_sizes", "decoder_channels"):
+    for name in ("depths", "num_attention_heads", "num_heads", "hidden_sizes"):
         value = values.get(name)
-        if not isinstance(value, (list, tuple)) or not value or not all(isinstance(v, int) for v in value):
-            continue
-        if name == "depths":
-            changed[name] = type(value)(min(2, v) for v in value)
-        elif name == "hidden_sizes":
-            changed[name] = type(value)(max(8, 8 * v // max(1, min(sizes))) for v in value) if sizes else value
-        elif name in ("num_attention_heads", "num_heads"):
-            changed[name] = type(value)(min(2, v) for v in value)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(v, int) for v in value):
+            small = (max(8, 8 * v // max(1, min(value))) if name == "hidden_sizes" else min(2, v) for v in value)
+            changed[name] = type(value)(small)
     if isinstance(values.get("depths"), (list, tuple)) and isinstance(values.get("embed_dim"), int):
         changed["embed_dim"] = 16
     if "num_key_value_heads" in values and values["num_key_value_heads"] == values.get("num_attention_heads"):

@@ -95,6 +95,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown_table(header, rows)
 
 
+def compact(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table whose columns are not aligned, for long ones."""
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in [header, ["---"] * len(header), *rows])
+
+
 def compared(title: str, seconds: Mapping[str, Sequence[float]], base: str, **more: Mapping[str, str]) -> str:
     """A table: the time of every variant, and what it is of that of `base`.
 
