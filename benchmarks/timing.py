@@ -14,10 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from signalprop_lab.training.environment import processor
+from signalprop_lab.training.tables import markdown_table
 
 PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax")
 _BEGAN = time.time()
@@ -90,8 +92,6 @@ def duration(seconds: float) -> str:
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
-    from signalprop_lab.training.tables import markdown_table
-
     return markdown_table(header, rows)
 
 
@@ -118,7 +118,7 @@ def compared(title: str, seconds: Mapping[str, Sequence[float]], base: str, **mo
 def machine() -> dict[str, Any]:
     """What the numbers were taken on. The load average counts this process too."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
@@ -149,13 +149,3 @@ def record(name: str, section: str) -> dict[str, Any]:
         "seconds": round(time.time() - _BEGAN, 1),
         "section": section,
     }
-
-
-def _processor() -> str:
-    """Its name as Linux has it, or as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"

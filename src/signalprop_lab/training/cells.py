@@ -113,10 +113,9 @@ def _summary(
     *,
     complete: bool,
 ) -> Summary:
-    choice = (sweep.tune, sweep.seeds, sweep.seeds_at, costs)
-    best = best_rung(*choice)
+    best = best_rung(sweep, costs)
     chosen = tuple(rows[best, seed] for seed in sweep.seeds if (best, seed) in rows)
-    tuning = sweep.seeds if sweep.seeds_at == "all" else sweep.seeds[:1]
+    tuning = sweep.tuning_seeds
     by_rate = {
         rate: statistics.fmean([costs[rate, seed] for seed in tuning if (rate, seed) in costs])
         for rate in sorted({rate for rate, seed in costs if seed in tuning}, key=lambda rate: rate or 0)
@@ -129,7 +128,7 @@ def _summary(
         for axis, all_ in ladders.items()
         if len(all_) > 2 and tuned[axis] in (all_[0], all_[-1])
     )
-    edge = on_edge(*choice)
+    edge = on_edge(sweep, costs)
     return Summary(SEPARATOR.join(labels), labels, tuned, best, edge, outer, chosen, complete, by_rate, scores)
 
 

@@ -14,7 +14,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -37,38 +37,12 @@ from signalprop_lab.training.weight_files import (
     save_tensors,
 )
 
+if TYPE_CHECKING:
+    from signalprop_lab.training.trainer import RecipeTrainer
+
 STREAM, STREAM_ARRAYS = "stream.json", "stream.safetensors"  # where a stream was
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Training(Protocol):
-    """What of the Trainer belongs to a checkpoint. Names with an underscore are the Trainer's own.
-
-    Attributes:
-        live: the model that is trained, sharded where the run shards it. folder: where checkpoints are.
-    """
-
-    state: Any
-    args: Any
-    accelerator: Any
-    optimizer: Any
-    _globalstep_last_logged: int
-    _tr_loss: Any
-
-    @property
-    def live(self) -> nn.Module: ...
-
-    @property
-    def schedule(self) -> Any: ...
-
-    @property
-    def folder(self) -> Path: ...
-
-    @property
-    def position(self) -> Position | None: ...
-
-    def seconds(self) -> float: ...
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -86,7 +60,7 @@ def clear_leftovers(folder: Path) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(trainer: Training, weights: dict[str, Tensor], keep: int) -> None:
+def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
     """Write a checkpoint of the step that was just done; every process calls it.
 
     Args:
@@ -193,7 +167,7 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
 # --- optimizer, schedule, random states -------------------------------------------------------------------------------
 
 
-def _optimizer_of(trainer: Training) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
     optimizer = _plain(trainer.optimizer)
     names = _names(trainer.live)
@@ -232,7 +206,7 @@ def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
 
 
 @_of_a_run
-def load_optimizer(trainer: Training, checkpoint: Path) -> None:
+def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
     """Go on with the optimizer's and the schedule's state; every process calls it.
 
     Raises:
@@ -284,7 +258,7 @@ def _names(model: nn.Module) -> dict[int, str]:
     return {id(p): name for name, p in unwrapped(model).named_parameters()}
 
 
-def _training_state(trainer: Training, groups: list[dict[str, Any]]) -> dict[str, Any]:
+def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
     scaler = trainer.accelerator.scaler
     return {
         "optimizer": groups,
@@ -295,7 +269,7 @@ def _training_state(trainer: Training, groups: list[dict[str, Any]]) -> dict[str
     }
 
 
-def _process_state(trainer: Training) -> dict[str, Any]:
+def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
     """What every process has of its own: random states, and the loss that waits to be logged."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
     version, numbers, gauss_next = random.getstate()

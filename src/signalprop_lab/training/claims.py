@@ -14,6 +14,7 @@ from typing import Any
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_json, write_json
 from signalprop_lab.training.grid import Grid, Point
+from signalprop_lab.training.recipe_files import difference
 
 ATTEMPTS = 2  # of a run whose process dies, per call of the command
 
@@ -139,15 +140,3 @@ def refuse_other_settings(grid: Grid, entries: Sequence[Entry], place: Path) -> 
                 f"{place} holds runs of other settings ({entry.point.cell}: {change}); choose another "
                 f"{'file' if place.is_file() else 'directory'}"
             )
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key in which two mappings differ, in words."""
-    for key in sorted({*before, *now}):
-        old, new = before.get(key), now.get(key)
-        if old != new:
-            if isinstance(old, Mapping) and isinstance(new, Mapping):
-                return difference(old, new, f"{prefix}{key}.")
-            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
-            return f"{prefix}{key} was {words[0]}, is {words[1]}"
-    return "the same settings"

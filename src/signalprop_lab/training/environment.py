@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from signalprop.errors import InputError
 from signalprop.files.storage import read_text
 
@@ -29,11 +27,13 @@ def environment() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+    import torch
+
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
         "versions": versions,
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores",
         "device": device,
         "threads": torch.get_num_threads(),
         "processes": int(os.environ.get("WORLD_SIZE", "1")),
@@ -67,7 +67,7 @@ def _described() -> str | None:
     return done.stdout.strip() or None
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's own name, where the system tells it."""
     with suppress(InputError):
         for line in read_text("/proc/cpuinfo").splitlines():

@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
@@ -31,6 +31,8 @@ BUFFER = 2048  # examples of a stream among which the next one is drawn
 _AHEAD = 4  # steps at most that a loader reads before they are done
 T = TypeVar("T")
 Make = Callable[[T, np.random.Generator], Example]
+# What is measured beside the loss, from the likeliest ids and the labels (-100: none), both (examples, ...).
+Score = Callable[[NDArray[Any], NDArray[Any]], Metrics]
 
 
 @runtime_checkable
@@ -42,18 +44,6 @@ class Examples(Protocol):
     def example(self, i: int, rng: np.random.Generator) -> Example:
         """The i-th one. Masks, crops and the like come from `rng`, so that the same draw gives the same example."""
         ...
-
-
-class Stream(Protocol):
-    """Examples that come one after the other, in an order of their own, and begin anew when they end."""
-
-    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]: ...
-
-
-class Score(Protocol):
-    """What is measured beside the loss: from the likeliest ids and the labels (-100: none), both (examples, ...)."""
-
-    def __call__(self, predictions: NDArray[Any], labels: NDArray[Any]) -> Metrics: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ class Prepared:
         unit: what is counted as throughput, and how many of them an example has.
     """
 
-    train: Examples | Stream
+    train: Examples | Shuffled[Any]
     validation: Examples
     facts: Mapping[str, Any]
     pads: Mapping[str, float]
@@ -80,7 +70,6 @@ class Prepared:
     score: Score | None = None
     tokenizer: Any = None
     unit: tuple[str, int] = ("tokens", 1)
-    notes: tuple[str, ...] = field(default=())
 
     def chance(self, labels: NDArray[Any]) -> float:
         """Loss in nats on such labels (-100: none) of the best guess that reads no input.
@@ -125,7 +114,7 @@ class Streamed(IterableDataset[Example]):
         begins: where the next pass over it begins.
     """
 
-    def __init__(self, stream: Stream, n: int, seed: int, every: int = 0) -> None:
+    def __init__(self, stream: Shuffled[Any], n: int, seed: int, every: int = 0) -> None:
         """`every`: its position is kept after as many examples each, for a checkpoint; 0: never."""
         self._stream, self._n, self._seed, self._every = stream, n, seed, every
         self._kept: dict[int, Position | None] = {}
@@ -207,31 +196,22 @@ def as_batch(tensors: Mapping[str, Tensor], source: str = "") -> Batch:
 
 @dataclass(frozen=True)
 class Listed(Generic[T]):
-    """Examples that are made of items in memory."""
+    """Examples that are made of items in memory.
+
+    Attributes:
+        fixed: the i-th is always the same: its chance does not come from who asks.
+    """
 
     items: Sequence[T]
     make: Make[T]
+    fixed: bool = False
 
     def __len__(self) -> int:
         return len(self.items)
 
     def example(self, i: int, rng: np.random.Generator) -> Example:
         """What `make` makes of the i-th item."""
-        return self.make(self.items[i], rng)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Examples whose chance is fixed: the i-th is always the same."""
-
-    inner: Examples
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def example(self, i: int, rng: np.random.Generator) -> Example:
-        """The i-th one; `rng` is not asked."""
-        return self.inner.example(i, np.random.default_rng([i, 2]))
+        return self.make(self.items[i], np.random.default_rng([i, 2]) if self.fixed else rng)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from signalprop.errors import InputError, unknown
 from signalprop_lab.training.recipe import Recipe, parse
-from signalprop_lab.training.recipe_files import put, read_recipe, read_yaml, shipped
+from signalprop_lab.training.recipe_files import beside, put, read_recipe, read_yaml, shipped
 from signalprop_lab.training.sweep_definition import SCHEMA, SEPARATOR, Sweep
 
 _LONGEST_NAME = 200  # of a cell's directory; file systems take 255 bytes
@@ -155,14 +155,8 @@ def load_sweep(source: str | Path) -> Grid:
     if data.get("schema") != SCHEMA:
         raise InputError(f"{source} is not a sweep: its schema is {data.get('schema')!r}; expected {SCHEMA}")
     sweep = Sweep(**data)
-    return grid_of(sweep, _base(sweep.base, Path(source).parent))
-
-
-def _base(base: str | Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    if not isinstance(base, str):
-        return dict(base)
-    beside = folder / base
-    return read_recipe(beside if Path(base).suffix and beside.is_file() else base)
+    base = sweep.base
+    return grid_of(sweep, read_recipe(beside(base, path.parent)) if isinstance(base, str) else base)
 
 
 def shipped_sweeps() -> list[str]:

@@ -9,9 +9,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,13 @@ from signalprop.errors import InputError
 from signalprop.measurement.measuring import lent_gradients
 from signalprop.measurement.result import not_finite, tables
 from signalprop.watching.recording import Recorder
-from signalprop_lab.training.checkpoints import Training, pending_loss
-from signalprop_lab.training.examples import Prepared
+from signalprop_lab.training.checkpoints import pending_loss
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.processes import anywhere, first, gathered, several, sharded, told
-from signalprop_lab.training.recipe import Recipe
 from signalprop_lab.training.weight_files import fill_weights, weights_of
+
+if TYPE_CHECKING:
+    from signalprop_lab.training.trainer import RecipeTrainer
 
 # A scale of float16's loss below which gradients still overflow: they would in any case.
 _SMALLEST_SCALE = 1.0
@@ -50,26 +50,6 @@ class Pass:
     count: Tensor | float | None
     loss: Tensor
     random: tuple[Tensor, Tensor | None]
-
-
-class Guarded(Training, Protocol):
-    """What the guard sees of the Trainer.
-
-    Attributes:
-        passes: of the step that is being done. last_norm: of the gradient of the step, before it is clipped.
-        goes_on_from: the checkpoint that the run starts from, or None.
-    """
-
-    network: Network
-    recipe: Recipe
-    prepared: Prepared
-    passes: list[Pass]
-    last_norm: Tensor | float | None
-    goes_on_from: Path | None
-
-    def logits_of(self, outputs: Any) -> Tensor: ...
-
-    def loss_of(self, logits: Tensor, labels: Tensor, count: Tensor | float | None) -> Tensor: ...
 
 
 def random_states() -> tuple[Tensor, Tensor | None]:
@@ -150,7 +130,7 @@ class Guard(TrainerCallback):
         stopping: whether the run was asked to stop.
     """
 
-    def __init__(self, trainer: Guarded, interrupts: Interrupts) -> None:
+    def __init__(self, trainer: RecipeTrainer, interrupts: Interrupts) -> None:
         self._trainer, self._interrupts = trainer, interrupts
         self.stopping = False
 
@@ -207,7 +187,7 @@ class Guard(TrainerCallback):
         return not math.isfinite(loss), not math.isfinite(gradient)
 
 
-def explain(trainer: Guarded) -> str:
+def explain(trainer: RecipeTrainer) -> str:
     """Where the passes of the step went wrong first, in words; every process calls it."""
     if not sharded(trainer.live):
         found = gathered(_first_fault(trainer, trainer.network, trainer.passes, _gradients(trainer.network.base)))
@@ -241,7 +221,7 @@ def _gradients(module: nn.Module) -> str:
     return ""
 
 
-def _first_fault(trainer: Guarded, network: Network, passes: list[Pass], otherwise: str) -> str:
+def _first_fault(trainer: RecipeTrainer, network: Network, passes: list[Pass], otherwise: str) -> str:
     """Repeat the passes, as they were, until one is not finite; where it is so first, or `otherwise`."""
     for one in passes:
         try:
@@ -254,7 +234,7 @@ def _first_fault(trainer: Guarded, network: Network, passes: list[Pass], otherwi
     return otherwise
 
 
-def fault_of(network: Network, one: Pass, trainer: Guarded) -> str:
+def fault_of(network: Network, one: Pass, trainer: RecipeTrainer) -> str:
     """The first sublayer and point of a pass that is not finite, in words: of the signal, the logits, the gradient; or
     ""."""
     base = network.base

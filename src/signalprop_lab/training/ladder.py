@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep, Tune
 
@@ -67,31 +67,35 @@ def cost_of(rate: float | None, costs: Costs, seeds: Iterable[int]) -> float:
     return math.fsum(found) / len(found)
 
 
-def best_rung(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> float | None:
+def best_rung(sweep: Sweep, costs: Costs) -> float | None:
     """The rung of the least cost; the lowest one of equals, so that a ladder on which all fails goes on downwards."""
-    tuning = seeds if seeds_at == "all" else seeds[:1]
-    return min(rungs(tune, costs), key=lambda rate: cost_of(rate, costs, tuning))
+    return min(rungs(sweep.tune, costs), key=lambda rate: cost_of(rate, costs, sweep.tuning_seeds))
 
 
-def on_edge(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> bool:
+def on_edge(sweep: Sweep, costs: Costs) -> bool:
     """Whether the best rung has no neighbour on one side: a better one may lie beyond."""
-    tried = rungs(tune, costs)
-    return tune is not None and best_rung(tune, seeds, seeds_at, costs) in (tried[0], tried[-1])
+    tried = rungs(sweep.tune, costs)
+    return sweep.tune is not None and best_rung(sweep, costs) in (tried[0], tried[-1])
 
 
-def wanted(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "all"], costs: Costs) -> list[Run]:
+def wanted(sweep: Sweep, costs: Costs) -> list[Run]:
     """Runs that a cell lacks, as far as can be told now; none: the cell is done."""
-    tuning = tuple(seeds) if seeds_at == "all" else tuple(seeds[:1])
+    tune, tuning = sweep.tune, sweep.tuning_seeds
     tried = rungs(tune, costs)
     own = list(tune.values) if tune is not None else [None]
     middle = (len(own) - 1) / 2
     inner_first = sorted(own, key=lambda rate: abs(own.index(rate) - middle))
     beyond = [rate for rate in tried if rate not in own]
-    open_runs = [Run(rate, seed, 0) for rate in inner_first for seed in tuning if (rate, seed) not in costs]
-    open_runs += [Run(rate, seed, 1) for rate in beyond for seed in tuning if (rate, seed) not in costs]
+    open_runs = [
+        Run(rate, seed, stage)
+        for stage, rates in enumerate((inner_first, beyond))
+        for rate in rates
+        for seed in tuning
+        if (rate, seed) not in costs
+    ]
     if open_runs:
         return open_runs
-    best = best_rung(tune, seeds, seeds_at, costs)
+    best = best_rung(sweep, costs)
     if tune is not None and best is not None:
         numbers = [rate for rate in tried if rate is not None]
         above = sum(rate > tune.values[-1] for rate in numbers)
@@ -99,7 +103,7 @@ def wanted(tune: Tune | None, seeds: Sequence[int], seeds_at: Literal["best", "a
         for edge, used, up in ((numbers[0], below, False), (numbers[-1], above, True)):
             if best == edge and used < tune.extend:
                 return [Run(further(numbers, up=up), seed, 1) for seed in tuning]
-    return [Run(best, seed, 2) for seed in seeds if (best, seed) not in costs]
+    return [Run(best, seed, 2) for seed in sweep.seeds if (best, seed) not in costs]
 
 
 def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[Run]]:
@@ -109,7 +113,7 @@ def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[
         costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, none runs more seeds
             before the ladders of all are done, and then only the best one does.
     """
-    found = {name: wanted(sweep.tune, sweep.seeds, sweep.seeds_at, runs) for name, runs in costs.items()}
+    found = {name: wanted(sweep, runs) for name, runs in costs.items()}
     for names in alternatives(sweep).values():
         tuning = [name for name in names if any(run.stage < 2 for run in found[name])]
         for name in names if len(names) > 1 else ():

@@ -14,7 +14,7 @@ from signalprop.errors import InputError, require
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
-from signalprop_lab.training.recipe_files import read_recipe, with_settings
+from signalprop_lab.training.recipe_files import AsTuple, read_recipe, with_settings
 
 __all__ = ["Recipe", "load_recipe"]
 
@@ -34,12 +34,7 @@ class LoRA(Value):
     rank: int = Field(8, ge=1)
     alpha: float = Field(16.0, gt=0)
     dropout: float = Field(0.0, ge=0, lt=1)
-    targets: tuple[str, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, data: Any) -> Any:
-        return _with_tuples(data, "targets")
+    targets: Annotated[tuple[str, ...], AsTuple] = ()
 
 
 class Model(Value):
@@ -177,16 +172,11 @@ class Optimizer(Value):
     learning_rate: float = Field(1e-3, gt=0)
     rest_rate: float | None = Field(None, gt=0)
     embedding_rate: float | None = Field(None, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Annotated[tuple[float, float], AsTuple] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.01, ge=0)
     clip: float | None = Field(1.0, gt=0)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, data: Any) -> Any:
-        return _with_tuples(data, "betas")
 
     @model_validator(mode="after")
     def _beside_muon(self) -> Self:
@@ -305,13 +295,8 @@ class Recipe(Value):
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
     gradient_checkpointing: bool = False
-    report_to: tuple[str, ...] = ()
+    report_to: Annotated[tuple[str, ...], AsTuple] = ()
     seed: int = Field(0, ge=0, le=2**32 - 1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists(cls, data: Any) -> Any:
-        return _with_tuples(data, "report_to")
 
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON and YAML have it."""
@@ -382,10 +367,3 @@ def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:
             raise InputError(f"model.architecture.{name} is {given[name]}, but the data make it {value}; leave it out")
     fields = given | dict(facts)
     return Architecture.preset(preset, **fields) if preset is not None else Architecture(**fields)
-
-
-def _with_tuples(data: Any, *names: str) -> Any:
-    """JSON and YAML have lists where a strict value has tuples."""
-    if not isinstance(data, dict):
-        return data
-    return {key: tuple(v) if key in names and isinstance(v, list) else v for key, v in data.items()}

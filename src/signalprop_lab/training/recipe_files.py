@@ -10,12 +10,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import BeforeValidator
+
 from signalprop.errors import InputError, require, unknown
 from signalprop.files.storage import read_text
 
 _SHIPPED = "signalprop_lab.training.recipes"
-
-
+AsTuple = BeforeValidator(lambda data: tuple(data) if isinstance(data, list) else data)  # lists in YAML
 _LONGEST, _DEEPEST = 100_000, 30  # characters and levels of a recipe or a sweep
 
 
@@ -40,23 +41,25 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
         if not item.is_file():
             raise unknown("recipe", str(source), (name for name in shipped() if not name.startswith("sweep-")))
         text, shown = item.read_text("utf-8"), f"recipe {source}"
-    return _parsed(yaml, text, shown)
+    data = _value(yaml, text, shown)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise InputError(f"{shown} holds no mapping of names to values; see docs/training.md")
+    return data
 
 
-def read_recipe(source: str | Path) -> dict[str, Any]:
+def read_recipe(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """A recipe's mapping, with what it changes put into the recipe that it names as its `base`.
 
     `base` is a file (looked for beside this one first) or a recipe that comes with the package. Mappings are merged key
     by key; anything else, null included, takes the place of what the base has. `name` and `description` are a recipe's
     own: they do not come from its base.
 
+    Args:
+        above: recipes that lead here by their bases.
+
     Raises:
         InputError: as `read_yaml`, or bases that lead back to one another.
     """
-    return _read_recipe(source, ())
-
-
-def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
     here = os.path.realpath(source) if Path(source).is_file() else str(source)
     if here in above:
         raise InputError(f"the recipes {' -> '.join((*above, here))} are based on one another")
@@ -66,9 +69,13 @@ def _read_recipe(source: str | Path, above: tuple[str, ...]) -> dict[str, Any]:
         return data
     if not isinstance(base, str):
         raise InputError(f"{source}: base is {base!r:.60}; expected the name of a recipe, or a YAML file")
-    beside = Path(source).parent / base
-    below = _read_recipe(beside if Path(base).suffix and beside.is_file() else base, (*above, here))
+    below = read_recipe(beside(base, Path(source).parent), (*above, here))
     return _merged({key: value for key, value in below.items() if key not in ("name", "description")}, data)
+
+
+def beside(base: str, folder: Path) -> str | Path:
+    """A file that is named from this folder, where there is one; else the name as it is."""
+    return folder / base if Path(base).suffix and (folder / base).is_file() else base
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,13 +84,6 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
         known = merged.get(key)
         merged[key] = _merged(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _parsed(yaml: Any, text: str, shown: str) -> dict[str, Any]:
-    data = _value(yaml, text, shown)
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise InputError(f"{shown} holds no mapping of names to values; see docs/training.md")
-    return data
 
 
 def _value(yaml: Any, text: str, shown: str) -> Any:
@@ -172,3 +172,15 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(place, dict):
             raise InputError(f"{key}: {'.'.join(path[: i + 1])} is {place!r}, not a mapping")
     place[last] = value
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
+    """The first key in which two mappings differ, in words."""
+    for key in sorted({*before, *now}):
+        old, new = before.get(key), now.get(key)
+        if old != new:
+            if isinstance(old, Mapping) and isinstance(new, Mapping):
+                return difference(old, new, f"{prefix}{key}.")
+            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
+            return f"{prefix}{key} was {words[0]}, is {words[1]}"
+    return "the same settings"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import make_folder, read_json
 from signalprop_lab.training.checkpoint_checks import last_good
 from signalprop_lab.training.recipe import Recipe, parse
-from signalprop_lab.training.recipe_files import read_yaml
+from signalprop_lab.training.recipe_files import difference, read_yaml
 from signalprop_lab.training.result import Result
 
 
@@ -32,9 +31,8 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
                 )
             return None
         if before != recipe:
-            raise InputError(
-                f"{folder} holds a run of another recipe ({_difference(before, recipe)}); choose a new one"
-            )
+            change = difference(before.to_json(), recipe.to_json())
+            raise InputError(f"{folder} holds a run of another recipe ({change}); choose a new one")
         if (folder / "result.json").is_file():
             result = Result.from_json(read_json(folder / "result.json"))
             if result.status in ("finished", "diverged", "pruned"):
@@ -48,19 +46,6 @@ def _prolongs(before: Recipe, now: Recipe) -> bool:
     """Whether two recipes differ in nothing but that the second one takes more steps."""
     longer = now.budget.steps > before.budget.steps
     return longer and before.model_copy(update={"budget": now.budget}) == now
-
-
-def _difference(one: Recipe, other: Recipe) -> str:
-    """The first fields in which two recipes differ."""
-    a, b = _flat(one.to_json()), _flat(other.to_json())
-    names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-    return ", ".join(f"{name}: {a.get(name)!r}, now {b.get(name)!r}" for name in names[:3])
-
-
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(data, dict):
-        return {prefix: data}
-    return {k: v for name, item in data.items() for k, v in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
 
 
 @contextmanager

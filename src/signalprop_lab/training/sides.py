@@ -22,7 +22,6 @@ from signalprop_lab.training.sources import Place, documents, training_place, va
 STRETCHES = 200  # into which documents are cut that are too few to hold out whole ones
 SAMPLE = 4096  # examples of a stream that tokenizer, validation data and chance come from
 T = TypeVar("T")
-U = TypeVar("U")
 _SPACE = re.compile(r"\s")
 
 

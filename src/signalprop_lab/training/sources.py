@@ -6,6 +6,7 @@ import copy
 import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -134,7 +135,7 @@ class Table:
         Raises:
             InputError: they cannot be read.
         """
-        with _Reading(self.name):
+        with _reading(self.name):
             rows, before = self.rows.select_columns(list(columns)), 0
             if position is not None and hasattr(rows, "load_state_dict"):
                 if position.rows is not None:
@@ -171,13 +172,13 @@ def open_table(data: Data, place: Place) -> Table:
                 "the package datasets, or a built-in source"
             )
         name = f"the data set {place.source!r}"
-        with _Reading(name):
+        with _reading(name):
             found = data_set(place.source, data.subset, split=place.split, streaming=data.streaming)
         return _table(found, name)
     for file in path.rglob("*") if path.is_dir() else [path]:
         if not file.is_dir():
             check_regular(file)
-    with _Reading(place.source):
+    with _reading(place.source):
         if _is_saved(path):
             found = saved_data_set(path)
             if isinstance(found, datasets.DatasetDict):
@@ -203,7 +204,7 @@ def open_table(data: Data, place: Place) -> Table:
 
 def _table(found: Any, name: str) -> Table:
     datasets = require("datasets", "training")
-    with _Reading(name):
+    with _reading(name):
         columns = tuple(found.column_names or next(iter(found), {}))
         if not columns:
             raise InputError(f"{name} is empty; expected rows of named columns")
@@ -253,23 +254,20 @@ def _cells(data: Data, files: Sequence[str], separator: str) -> Any:
     return datasets.IterableDataset.from_generator(rows, features=features)
 
 
-class _Reading:
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
     """Whatever `datasets` and what it stands on raise within becomes one line."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (InputError, ImportError)):
-            if isinstance(error, PermissionError) and ".cache" in str(error.filename):
-                raise InputError(
-                    f"cannot write {error.filename}, where what is read of {self._name} is kept; set HF_HOME to a "
-                    "directory that can be written to"
-                ) from None
-            raise InputError(f"cannot read {self._name}: {first_line(error)[:200]}") from None
+    try:
+        yield
+    except (InputError, ImportError):
+        raise
+    except Exception as error:
+        if isinstance(error, PermissionError) and ".cache" in str(error.filename):
+            raise InputError(
+                f"cannot write {error.filename}, where what is read of {name} is kept; set HF_HOME to a "
+                "directory that can be written to"
+            ) from None
+        raise InputError(f"cannot read {name}: {first_line(error)[:200]}") from None
 
 
 def text_in(row: Mapping[str, Any], column: str, where: str) -> str:

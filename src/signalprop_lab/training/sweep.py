@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
@@ -40,31 +40,15 @@ INTERRUPTED = 130  # exit status of a process that was
 MARKS = 20  # points of the loss curve that pruning compares
 SWEEP = "sweep.json"  # what a sweep's directory has from its beginning on
 Log = Callable[[str], None]
-KeepGoing = Callable[[int, float], bool]
+Train = Callable[..., Any]  # as `signalprop_lab.training.run.train`
 Costs = dict[str, dict[tuple[float | None, int], float]]
 
 
-class Outcome(Protocol):
-    """What a run comes to, as `signalprop/run/1` has it."""
-
-    def to_json(self) -> Mapping[str, Any]: ...
-
-
-class Train(Protocol):
-    """Trains a recipe in a directory, going on with what is there; asks now and then whether to keep going."""
-
-    def __call__(
-        self, recipe: Recipe, out: Path, *, resume: bool, keep_going: KeepGoing | None, progress: bool, final: bool
-    ) -> Outcome: ...
-
-
-def real_train(
-    recipe: Recipe, out: Path, *, resume: bool, keep_going: KeepGoing | None, progress: bool, final: bool
-) -> Outcome:
+def real_train(recipe: Recipe, out: Path, **options: Any) -> Any:
     """`signalprop_lab.training.run.train`, imported when it is needed."""
     from signalprop_lab.training.run import train
 
-    return train(recipe, out, resume=resume, keep_going=keep_going, progress=progress, final=final)
+    return train(recipe, out, **options)
 
 
 # --- what is wanted ---------------------------------------------------------------------------------------------------
@@ -208,7 +192,7 @@ def progress_line(grid: Grid, entries: Sequence[Entry], point: Point, row: Mappi
     score = sweep.score_of(row)
     text = row["status"] if score is None else f"{sweep.score} {number(score)}"
     own = found[point.cell]
-    best = best_rung(sweep.tune, sweep.seeds, sweep.seeds_at, own)
+    best = best_rung(sweep, own)
     cost = own.get((best, sweep.seeds[0]), math.inf)
     if sweep.tune is not None and math.isfinite(cost):
         text += f"; best of the cell {number(abs(cost))} at {best:g}"

@@ -13,13 +13,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
+from signalprop_lab.training.recipe_files import AsTuple
 
 SCHEMA = "signalprop/sweep/1"
-
-
 SEPARATOR = " / "  # between the labels in the name of a cell
-
-
 MAX_CELLS = 10_000
 
 
@@ -31,11 +28,6 @@ COLUMNS = (
 
 
 _Label = Annotated[str, Field(min_length=1, max_length=60)]
-
-
-def _as_tuple(data: Any) -> Any:
-    """YAML has lists where a frozen value has tuples."""
-    return tuple(data) if isinstance(data, list) else data
 
 
 def _text_keys(data: Any) -> Any:
@@ -52,12 +44,8 @@ def _text_values(data: Any) -> Any:
 
 
 _Labelled = Annotated[dict[_Label, dict[str, Any]], BeforeValidator(_text_keys)]
-
-
 _Place = Annotated[dict[str, str], BeforeValidator(_text_values)]
-
-
-_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+_Names = Annotated[tuple[str, ...], AsTuple, Field(min_length=1)]
 
 
 class Tune(Value):
@@ -69,7 +57,7 @@ class Tune(Value):
     """
 
     key: str = "optimizer.learning_rate"
-    values: Annotated[tuple[float, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=50)]
+    values: Annotated[tuple[float, ...], AsTuple, Field(min_length=1, max_length=50)]
     extend: int = Field(0, ge=0, le=10)
 
     @model_validator(mode="after")
@@ -174,18 +162,18 @@ class Sweep(Value):
     claim: str = ""
     base: str | dict[str, Any]
     axes: Annotated[dict[_Label, _Labelled], BeforeValidator(_text_keys), Field(min_length=1)]
-    skip: Annotated[tuple[_Place, ...], BeforeValidator(_as_tuple)] = ()
-    best_of: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    skip: Annotated[tuple[_Place, ...], AsTuple] = ()
+    best_of: Annotated[tuple[str, ...], AsTuple] = ()
     tune: Tune | None = None
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=100)] = (0,)
+    seeds: Annotated[tuple[int, ...], AsTuple, Field(min_length=1, max_length=100)] = (0,)
     seeds_at: Literal["best", "all"] = "best"
     score: str = "eval_loss"
     direction: Literal["minimize", "maximize"] = "minimize"
     prune: Prune | None = None
     keep: Literal["numbers", "models"] = "numbers"
     reference: Reference | None = None
-    verdict: Annotated[tuple[Check, ...], BeforeValidator(_as_tuple)] = ()
-    controls: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ()
+    verdict: Annotated[tuple[Check, ...], AsTuple] = ()
+    controls: Annotated[tuple[str, ...], AsTuple] = ()
     spread: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
@@ -246,6 +234,11 @@ class Sweep(Value):
             for labels in itertools.product(*self.axes.values())
             if not any(_matches(dict(zip(self.axes, labels, strict=True)), place) for place in self.skip)
         ]
+
+    @property
+    def tuning_seeds(self) -> tuple[int, ...]:
+        """Those that choose the best rung."""
+        return self.seeds if self.seeds_at == "all" else self.seeds[:1]
 
     @property
     def compared(self) -> list[str]:

@@ -19,7 +19,6 @@ from signalprop.network.moments import FloatArray
 from signalprop_lab.training.examples import (
     IGNORED,
     Example,
-    Fixed,
     Listed,
     Make,
     Prepared,
@@ -146,7 +145,7 @@ def _language_model(
     listed: Any = Listed(own, make)
     return Prepared(
         train=listed if stream is None else Shuffled(windows, make, own[0]),
-        validation=Fixed(Listed(Windows(validation, width, length), make)),
+        validation=Listed(Windows(validation, width, length), make, fixed=True),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
         pads={"tokens": pad_of(tokenizer), "labels": IGNORED},
         counts=counts_of(train[1:] if plain is None else train[np.isin(train, plain)], len(tokenizer)),
@@ -249,7 +248,7 @@ def _image_classification(recipe: Recipe) -> Prepared:
     before = _class_tokens(recipe)
     return Prepared(
         train=drawn_from(found, make(data.augment)),
-        validation=Fixed(Listed(found.validation, make(False))),
+        validation=Listed(found.validation, make(False), fixed=True),
         facts={
             "input": "patches",
             "patch_dim": data.channels * data.patch_size**2,
@@ -313,7 +312,7 @@ def _sequence_classification(recipe: Recipe) -> Prepared:
     make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)
     return Prepared(
         train=drawn_from(items, make),
-        validation=Fixed(Listed(items.validation, make)),
+        validation=Listed(items.validation, make, fixed=True),
         facts={
             "vocab_size": len(tokenizer),
             "seq_len": data.seq_len,

@@ -99,26 +99,21 @@ def special_ids(tokenizer: Any) -> IntArray:
 
 def separator(tokenizer: Any) -> int | None:
     """What stands between documents: the end token, else the one between sentences (BERT); None: there is neither."""
-    for name in ("eos_token_id", "sep_token_id"):
-        found = getattr(tokenizer, name, None)
-        if isinstance(found, int):
-            return found
-    return None
+    return _first_id(tokenizer, "eos_token_id", "sep_token_id")
 
 
 def begin_of(tokenizer: Any) -> int | None:
     """The id that stands before a text, or None."""
-    for name in ("cls_token_id", "bos_token_id"):
-        found = getattr(tokenizer, name, None)
-        if isinstance(found, int):
-            return found
-    return None
+    return _first_id(tokenizer, "cls_token_id", "bos_token_id")
 
 
 def pad_of(tokenizer: Any) -> int:
     """The id that fills texts up; 0 where there is none."""
-    pad = getattr(tokenizer, "pad_token_id", None)
-    return pad if isinstance(pad, int) else 0
+    return _first_id(tokenizer, "pad_token_id") or 0
+
+
+def _first_id(tokenizer: Any, *names: str) -> int | None:
+    return next((found for name in names if isinstance(found := getattr(tokenizer, name, None), int)), None)
 
 
 def _wrapped(inner: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.examples import IGNORED, Example, Fixed, Listed, Prepared, counts_of, token_accuracy
+from signalprop_lab.training.examples import IGNORED, Example, Listed, Prepared, counts_of, token_accuracy
 from signalprop_lab.training.pairs_and_labels import Pair, pairs
 from signalprop_lab.training.position import Position
+from signalprop_lab.training.processes import first
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.sides import Sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Place, training_place
@@ -87,11 +89,11 @@ def translation(recipe: Recipe) -> Prepared:
         source, target = item[1]
         return 0 < source.size <= room and 0 < target.size < target_len
 
-    kept, notes = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
+    kept = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
     make = Translating(frame, writing)
     return Prepared(
         train=drawn_from(kept, make),
-        validation=Fixed(Listed(kept.validation, make)),
+        validation=Listed(kept.validation, make, fixed=True),
         facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
         pads=_pads_of_text(tokenizer),
         counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
@@ -99,7 +101,6 @@ def translation(recipe: Recipe) -> Prepared:
         score=token_accuracy,
         tokenizer=tokenizer,
         unit=("sentences", 1),
-        notes=notes,
     )
 
 
@@ -113,8 +114,8 @@ def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray
     return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
 
 
-def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> tuple[Sides[T], tuple[str, ...]]:
-    """Examples that are neither empty nor too long, and a note on the others.
+def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> Sides[T]:
+    """Examples that are neither empty nor too long; how many others there are is said.
 
     Raises:
         InputError: nothing is left on one side.
@@ -126,7 +127,9 @@ def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) 
                 f"no {name} example of {data.source} fits into {room}; raise data.seq_len or data.target_len"
             )
     n, left = (len(x.train) + len(x.validation) for x in (found, kept))
-    return kept, (f"{n - left} of {n} examples are empty or longer than {room}, and left out",) if left < n else ()
+    if left < n and first():
+        print(f"signalprop: {n - left} of {n} examples are empty or longer than {room}, and left out", file=sys.stderr)
+    return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,13 +172,13 @@ def speech_to_text(recipe: Recipe) -> Prepared:
         return 0 < item[1][0].size < target_len and length(item[0]) <= most
 
     room = f"{most // stride} tokens of {stride} frames, and {target_len} of text"
-    kept, notes = _fitting(data, items, fits, room)
+    kept = _fitting(data, items, fits, room)
     longest = most if kept.stream is not None else max(length(x) for x, _ in (*kept.train, *kept.validation))
     tokens = wanted or -(-longest // stride)
     make = Hearing(tokens * stride, writing)
     return Prepared(
         train=drawn_from(kept, make),
-        validation=Fixed(Listed(kept.validation, make)),
+        validation=Listed(kept.validation, make, fixed=True),
         facts={
             "input": "frames",
             "frame_dim": data.frame_dim,
@@ -189,7 +192,6 @@ def speech_to_text(recipe: Recipe) -> Prepared:
         score=token_accuracy,
         tokenizer=tokenizer,
         unit=("utterances", 1),
-        notes=notes,
     )
 
 

@@ -20,10 +20,15 @@ LADDERS = {
 }
 
 
-def search(tune, seeds, seeds_at, cost):
+def tuned(tune, seeds, seeds_at="best"):
+    """What a sweep says of its search."""
+    return Sweep.model_construct(tune=tune, seeds=seeds, seeds_at=seeds_at)
+
+
+def search(sweep, cost):
     """Do what is wanted until nothing is; the costs, and the order in which runs were wanted."""
     costs, order = {}, []
-    while runs := wanted(tune, seeds, seeds_at, costs):
+    while runs := wanted(sweep, costs):
         assert len({(run.rate, run.seed) for run in runs}) == len(runs)
         for run in runs:
             assert (run.rate, run.seed) not in costs
@@ -62,8 +67,9 @@ costs_by_rung = st.functions(
 )
 def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
     tune = Tune(values=LADDERS["1, 3"][:n], extend=extend if n > 1 else 0)
-    costs, order = search(tune, seeds, seeds_at, cost)
-    best = best_rung(tune, seeds, seeds_at, costs)
+    sweep = tuned(tune, seeds, seeds_at)
+    costs, order = search(sweep, cost)
+    best = best_rung(sweep, costs)
     tuning = seeds if seeds_at == "all" else seeds[:1]
     assert {(rate, seed) for rate in tune.values for seed in tuning} <= costs.keys()
     assert {(best, seed) for seed in seeds} <= costs.keys()
@@ -73,7 +79,7 @@ def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
     assert sum(rate > tune.values[-1] for rate in tried) <= tune.extend
     assert sum(rate < tune.values[0] for rate in tried) <= tune.extend
     inner = tried[0] < best < tried[-1]
-    assert on_edge(tune, seeds, seeds_at, costs) is not inner
+    assert on_edge(sweep, costs) is not inner
     if not inner and best == tried[-1] != tried[0]:
         assert sum(rate > tune.values[-1] for rate in tried) == tune.extend
     stages = [run.stage for run in order]
@@ -81,18 +87,19 @@ def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
 
 
 def test_a_parabola_in_the_logarithm_is_bracketed() -> None:
-    tune = Tune(values=(3e-4, 1e-3, 3e-3), extend=5)
+    sweep = tuned(Tune(values=(3e-4, 1e-3, 3e-3), extend=5), (0, 1))
     for optimum in (1e-7, 1e-5, 1e-3, 0.1, 0.3):
-        costs, _ = search(tune, (0, 1), "best", lambda rate, seed, at=optimum: math.log(rate / at) ** 2)
-        best = best_rung(tune, (0, 1), "best", costs)
+        costs, _ = search(sweep, lambda rate, seed, at=optimum: math.log(rate / at) ** 2)
+        best = best_rung(sweep, costs)
         assert abs(math.log(best / optimum)) <= math.log(10 / 3) / 2 + 1e-6 or optimum == 1e-7
-        assert on_edge(tune, (0, 1), "best", costs) is (optimum == 1e-7)
+        assert on_edge(sweep, costs) is (optimum == 1e-7)
 
 
 def test_without_tuning_there_are_only_seeds() -> None:
-    costs, _ = search(None, (4, 2), "best", lambda rate, seed: 1.0)
+    sweep = tuned(None, (4, 2))
+    costs, _ = search(sweep, lambda rate, seed: 1.0)
     assert sorted(costs) == [(None, 2), (None, 4)]
-    assert not on_edge(None, (4, 2), "best", costs)
+    assert not on_edge(sweep, costs)
 
 
 def test_of_alternatives_only_the_best_one_runs_more_seeds() -> None:

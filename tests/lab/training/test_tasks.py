@@ -382,7 +382,7 @@ def translations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_translation(translations: Path, cache: Path) -> None:
+def test_translation(translations: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     r = recipe("translation", cache, ENCODER_DECODER, source=translations, tokenizer=BYTES, seq_len=70, validation=0.2)
     prepared = prepare(r)
     assert prepared.facts == {"vocab_size": 260, "seq_len": 70, "target_len": 70}
@@ -395,7 +395,8 @@ def test_translation(translations: Path, cache: Path) -> None:
         assert e["decoder_tokens"].tolist() == [1, *target] and e["labels"].tolist() == [*target, 2]
         sources.append(text)
     assert len(set(sources)) == len(sources) == 40
-    assert prepared.notes == ("3 of 43 examples are empty or longer than 70 and 70 tokens, and left out",)
+    said = "signalprop: 3 of 43 examples are empty or longer than 70 and 70 tokens, and left out\n"
+    assert said in capsys.readouterr().err
     batch = collate([example(prepared, i) for i in range(5)], prepared.pads)
     assert torch_equal(batch["labels"] == IGNORED, ~_first(batch["labels"]))
     assert (batch["tokens"][~batch["keep"]] == 0).all()
