@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from signalprop.network.architecture import Architecture
 from signalprop.network.duals import central_dual, dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import KINDS
@@ -16,7 +14,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from signalprop.theory.growth import fixed_point
-from signalprop_lab.reproductions.networks import Network, both, data_words, over_depth, tgs
+from signalprop_lab.reproductions.networks import both, data_words, over_depth, tgs
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
 
 DROPOUT = 0.1
@@ -72,16 +70,8 @@ def figure_7(settings: Settings) -> Findings:
 
         points = []
         for r in inputs:
-            network = Network(
-                "xavier",
-                p.architecture,
-                n_seeds,
-                change=lambda _, p=p: p,  # type: ignore[misc]
-                backward=False,
-                seed=settings.seed,
-                inputs=given(float(r)),
-            )
-            branch = both(network, settings, done, total).measured.forward["branch"]
+            pair = both(p, settings, n_seeds, done, total, backward=False, inputs=given(float(r)))
+            branch = pair.measured.forward["branch"]
             done += 1
             assert branch.token_correlation_se is not None
             points.append((float(branch.token_correlation[row]), float(branch.token_correlation_se[row])))
@@ -167,17 +157,15 @@ def figure_8(settings: Settings) -> Findings:
     n_seeds = settings.pick(4, 8)
     a = tgs(settings, "pre", _LAYERS, dropout=DROPOUT)
     dry = a.replace(dropout=0.0, attention_dropout=0.0, embedding_dropout=0.0)
-    kinds: dict[str, tuple[str, Architecture, Callable[[Parametrization], Parametrization] | None]] = {
-        "Xavier, p = 0": ("xavier", dry, None),
-        "Xavier, p = 0.1": ("xavier", a, None),
-        "Xavier, β² = 2/N": ("xavier", a, _scaled),
-        "DeepScaleLM": ("deepscalelm", a, None),
+    xavier = scheme("xavier")
+    tables = {
+        "Xavier, p = 0": xavier(dry),
+        "Xavier, p = 0.1": xavier(a),
+        "Xavier, β² = 2/N": _scaled(xavier(a)),
+        "DeepScaleLM": scheme("deepscalelm")(a),
     }
     pairs = {
-        name: both(
-            Network(made_by, shape, n_seeds, change=change, backward=False, seed=settings.seed), settings, i, len(kinds)
-        )
-        for i, (name, (made_by, shape, change)) in enumerate(kinds.items())
+        name: both(p, settings, n_seeds, i, len(tables), backward=False) for i, (name, p) in enumerate(tables.items())
     }
     last, error, half = {}, {}, {}
     for name, pair in pairs.items():
@@ -185,9 +173,9 @@ def figure_8(settings: Settings) -> Findings:
         assert series.token_correlation_se is not None
         last[name], error[name] = float(series.token_correlation[-1]), float(series.token_correlation_se[-1])
         half[name] = float(series.token_correlation[_LAYERS // 4])
-    xavier = scheme("xavier")(a.replace(n_layers=1))
-    star = fixed_point(xavier).token_correlation
-    post = fixed_point(scheme("xavier")(replace_placement(a))).token_correlation
+    star, post = (
+        fixed_point(xavier(a.replace(n_layers=1, norm_placement=place))).token_correlation for place in ("pre", "post")
+    )
     dropped, plain = "Xavier, p = 0.1", "Xavier, p = 0"
     low, high = PAPER_FIXED_POINT - 0.02, PAPER_FIXED_POINT + 0.02
     checks = (
@@ -240,11 +228,6 @@ def figure_8(settings: Settings) -> Findings:
         "placement not stated in the paper, Pre-LN here"
     )
     return Findings(checks, reduced, (panel,), notes, {"last": last, "last_se": error})
-
-
-def replace_placement(a: Architecture) -> Architecture:
-    """The same as a single Post-LN layer."""
-    return a.replace(n_layers=1, norm_placement="post")
 
 
 # --- figures 12 and 13 ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, layout
 from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -17,13 +19,14 @@ from signalprop.schemes import scheme
 from signalprop.theory.bounds import growth_fit
 from signalprop_lab.reproductions.networks import (
     DEPTH,
-    Network,
     Pair,
     agreement,
+    batch_of,
     both,
     data_words,
     layers,
     over_depth,
+    series_of,
     tgs,
 )
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings, fitted_line
@@ -35,20 +38,14 @@ PAPER_FALL = math.exp(2.0)
 PAPER_QK = 1e4
 
 
-def _vanilla(settings: Settings, placement: str, n_seeds: int) -> Network:
-    return Network("xavier", tgs(settings, placement), n_seeds, seed=settings.seed)
+def _vanilla(settings: Settings, placement: str, **options: Any) -> Parametrization:
+    return scheme("xavier", **options)(tgs(settings, placement))
 
 
 def _reduced(settings: Settings, pair: Pair, n_seeds: int) -> str:
     a = pair.predicted.architecture
     words = f"{a.n_layers} layers of width {a.d_model} as in the paper; {data_words(a)} in place of its corpus"
     return words + ("" if settings.scale == "paper" else " (256 tokens)") + f"; {n_seeds} networks"
-
-
-def _gradients(pair: Pair) -> tuple[Series, Series]:
-    predicted, measured = pair.predicted.gradient, pair.measured.gradient
-    assert predicted is not None and measured is not None
-    return predicted["stream_in"], measured["stream_in"]
 
 
 def _relative(series: Series, index: int) -> float:
@@ -58,7 +55,7 @@ def _relative(series: Series, index: int) -> float:
 def figure_1(settings: Settings) -> Findings:
     """Forward variance of a Pre-LN stack."""
     n_seeds = 8
-    pair = both(_vanilla(settings, "pre", n_seeds), settings)
+    pair = both(_vanilla(settings, "pre"), settings, n_seeds)
     measured = pair.measured.forward["stream_out"]
     y = layers(pair.measured)
     slope, _, line = fitted_line(np.arange(1.0, len(y) + 1), y)
@@ -83,8 +80,8 @@ def figure_1(settings: Settings) -> Findings:
 def figure_2(settings: Settings) -> Findings:
     """Gradient variance of a Pre-LN stack."""
     n_seeds = 8
-    pair = both(_vanilla(settings, "pre", n_seeds), settings)
-    _, measured = _gradients(pair)
+    pair = both(_vanilla(settings, "pre"), settings, n_seeds)
+    _, measured = pair.series("gradient")
     n = np.arange(1.0, DEPTH + 1)
     y = measured.variance[layer_starts(layout(pair.measured.architecture))]  # that arrives at the input of layer n
     exponents = _exponents(n, y)
@@ -137,8 +134,8 @@ def _correlation_at_top(pair: Pair) -> float:
 def figure_3(settings: Settings) -> Findings:
     """Gradient variance of a Post-LN stack."""
     n_seeds = 12
-    pair = both(_vanilla(settings, "post", n_seeds), settings)
-    _, measured = _gradients(pair)
+    pair = both(_vanilla(settings, "post"), settings, n_seeds)
+    _, measured = pair.series("gradient")
     y = np.log(measured.variance[layer_starts(layout(pair.measured.architecture))])
     n = np.arange(1.0, len(y) + 1)
     expected = _rate(pair.predicted)
@@ -174,14 +171,13 @@ def figure_3(settings: Settings) -> Findings:
 
 def _rate(profile: Profile) -> float:
     """What ln of the gradient variance loses per layer on its way down."""
-    assert profile.gradient is not None
-    y = profile.gradient["stream_in"].log_variance[layer_starts(layout(profile.architecture))]
+    y = series_of(profile, "gradient").log_variance[layer_starts(layout(profile.architecture))]
     return fitted_line(np.arange(len(y), dtype=np.float64), y)[0]
 
 
 def _conserved(name: str, pair: Pair) -> list[Check]:
     """Both variances within bounds: forward 1 (TGS Table 3), the gradient within e^±2 (v1 appendix L)."""
-    _, gradient = _gradients(pair)
+    _, gradient = pair.series("gradient")
     forward = layers(pair.measured)
     error = _relative(pair.measured.forward["stream_out"], -1) * float(forward[-1])
     largest = int(np.argmax(np.abs(np.log(gradient.variance))))
@@ -202,7 +198,7 @@ def figure_4(settings: Settings) -> Findings:
     """Forward and gradient variance under DeepScaleLM."""
     n_seeds = 6
     pairs = {
-        name: both(Network("deepscalelm", tgs(settings, place), n_seeds, seed=settings.seed), settings, number, 2)
+        name: both(scheme("deepscalelm")(tgs(settings, place)), settings, n_seeds, number, 2)
         for number, (name, place) in enumerate((("Pre-LN", "pre"), ("Post-LN", "post")))
     }
     checks: list[Check] = []
@@ -228,7 +224,8 @@ def figure_11(settings: Settings) -> Findings:
     side, patch = settings.pick((8, 4), (14, 16))
     fields = {"n_layers": DEPTH, "d_model": 256, "n_heads": 4, "patch_dim": 3 * patch * patch, "n_classes": 10}
     a = Architecture.preset("vit-base", **fields, seq_len=side * side + 1, dropout=0.1)
-    pair = both(Network("deepscalelm", a, n_seeds, seed=settings.seed), settings)
+    known = batch_of(a, settings.seed).statistics(a)  # no law gives those of images
+    pair = both(scheme("deepscalelm")(a, known), settings, n_seeds)
     checks = (*_conserved("ViT", pair), *agreement("gradient variance", pair, "gradient", shape=False))
     reduced = (
         f"{DEPTH} layers as in the paper, width 256; scikit-learn's two sample photographs, at {side * patch} x "
@@ -246,16 +243,14 @@ def figure_11(settings: Settings) -> Findings:
 def query_key(settings: Settings) -> Findings:
     """Queries and keys at twice Xavier's standard deviation."""
     n_seeds = 8
-    plain = both(_vanilla(settings, "pre", n_seeds), settings, 0, 3)
-    large = Network("xavier", tgs(settings, "pre"), n_seeds, (("qk_gain", 2.0),), seed=settings.seed)
-    doubled = both(large, settings, 1, 3)
+    large = _vanilla(settings, "pre", qk_gain=2.0)
+    plain, doubled = (both(p, settings, n_seeds, i, 3) for i, p in enumerate((_vanilla(settings, "pre"), large)))
     # a gradient that is alike at many tokens, as that of a sentence-level loss
     alike = InputStatistics(kind="stream", token_correlation=0.3, target_correlation=0.1, source="Gaussian streams")
-    stream = both(Network("xavier", tgs(settings, "pre"), 4, (("qk_gain", 2.0),), None, True, settings.seed, alike),
-                  settings, 2, 3)  # fmt: skip
+    stream = both(large, settings, 4, 2, 3, inputs=alike)
     found = {}
     for name, pair in {"Xavier": plain, "real text": doubled, "r_g = 0.1": stream}.items():
-        predicted, measured = _gradients(pair)
+        predicted, measured = pair.series("gradient")
         growth = float(measured.variance[0])
         found[name] = {
             "predicted": math.exp(float(predicted.log_variance[0])),
@@ -308,8 +303,6 @@ def query_key(settings: Settings) -> Findings:
 
 
 def _predicted_growth(r_g: float, settings: Settings) -> float:
-    p = scheme("xavier", qk_gain=2.0)(tgs(settings, "pre"))
     inputs = InputStatistics(kind="stream", token_correlation=0.3, target_correlation=r_g)
-    gradient = predict(p, inputs, fidelity="moments").gradient
-    assert gradient is not None
-    return math.exp(float(gradient["stream_in"].log_variance[0]))
+    profile = predict(_vanilla(settings, "pre", qk_gain=2.0), inputs, fidelity="moments")
+    return math.exp(float(series_of(profile, "gradient").log_variance[0]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -19,7 +19,6 @@ from signalprop.prediction import predict
 from signalprop.results.comparison import r_squared, relative_errors
 from signalprop.results.profile import Profile, average
 from signalprop.results.series import Series
-from signalprop.schemes import scheme
 from signalprop_lab.reproductions.result import Check, Curve, Settings
 
 # TGS section 2.4: median relative error and R² of its predictions against measurements.
@@ -29,38 +28,16 @@ LENGTHS = (128, 256)  # tokens, by scale: TGS v1 states its text's statistics fo
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network that is predicted and simulated on one batch of real data.
-
-    Attributes:
-        options: of the scheme. inputs: Gaussian streams of these statistics in place of the batch.
-    """
-
-    scheme: str
-    architecture: Architecture
-    n_seeds: int
-    options: tuple[tuple[str, Any], ...] = ()
-    change: Callable[[Parametrization], Parametrization] | None = None
-    backward: bool = True
-    seed: int = 0
-    inputs: InputStatistics | None = None
-
-    @property
-    def parametrization(self) -> Parametrization:
-        """The table; of images the scheme is told the statistics, as no law gives them."""
-        a = self.architecture
-        known = _batch(a, self.seed).statistics(a) if a.input == "patches" else None
-        made = scheme(self.scheme, **dict(self.options))(a, known)
-        return made if self.change is None else self.change(made)
-
-
-@dataclass(frozen=True)
 class Pair:
     """A network's profile by theory, the mean over simulated networks, and these one by one."""
 
     predicted: Profile
     measured: Profile
     runs: tuple[Profile, ...]
+
+    def series(self, which: Literal["forward", "gradient"]) -> tuple[Series, Series]:
+        """Predicted and measured: the stream after every sublayer, or the gradient at its input."""
+        return series_of(self.predicted, which), series_of(self.measured, which)
 
     def error_of(self, statistic: Callable[[Profile], float]) -> float:
         """Jackknife standard error, over the networks, of a number that is computed from their mean profile."""
@@ -79,44 +56,44 @@ def tgs(settings: Settings, placement: str, n_layers: int = DEPTH, **changes: An
 _KNOWN: dict[Any, tuple[Profile, ...]] = {}
 
 
-def both(network: Network, settings: Settings, done: int = 0, total: int = 1) -> Pair:
-    """Predict and simulate a network, on one thread: its matrices are too small to share.
+def both(
+    p: Parametrization,
+    settings: Settings,
+    n_seeds: int,
+    done: int = 0,
+    total: int = 1,
+    *,
+    backward: bool = True,
+    inputs: InputStatistics | None = None,
+) -> Pair:
+    """Predict and simulate a network on one batch of real data, on one thread: its matrices are too small to share.
 
     Args:
         done, total: how many networks of equal cost went before, and all of them, for the progress.
+        inputs: Gaussian streams of these statistics in place of the batch.
     """
     import torch
 
     from signalprop.measurement.simulation import simulate
 
-    p = network.parametrization
-    data = _batch(network.architecture, network.seed)
-    inputs = network.inputs or data.statistics(network.architecture)
-    predicted = predict(p, inputs, backward=network.backward)
-    key = (replace(network, change=None), repr(p.to_json()) if network.change else "", settings.device)
+    given: dict[str, Any] = {"inputs": inputs}
+    if inputs is None:
+        given = {"batch": batch_of(p.architecture, settings.seed)}
+        inputs = given["batch"].statistics(p.architecture)
+    predicted = predict(p, inputs, backward=backward)
+    key = (repr(p.to_json()), n_seeds, backward, settings.seed, settings.device, repr(inputs))
     if key not in _KNOWN:
-        given: dict[str, Any] = {"batch": data} if network.inputs is None else {"inputs": network.inputs}
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             runs = []
-            for number in range(network.n_seeds):
-                before = done * network.n_seeds + number
+            for number in range(n_seeds):
 
-                def step(now: int, of: int, before: int = before) -> None:
-                    settings.progress(before * of + now, total * network.n_seeds * of)
+                def step(now: int, of: int, before: int = done * n_seeds + number) -> None:
+                    settings.progress(before * of + now, total * n_seeds * of)
 
-                one = simulate(
-                    p,
-                    n_seeds=1,
-                    seed=network.seed + number,
-                    backward=network.backward,
-                    batch_size=1,
-                    device=settings.device,
-                    progress=step,
-                    **given,
-                )
-                runs.append(one)
+                options: dict[str, Any] = {"seed": settings.seed + number, "device": settings.device, "progress": step}
+                runs.append(simulate(p, n_seeds=1, backward=backward, batch_size=1, **options, **given))
             _KNOWN[key] = tuple(runs)
         finally:
             torch.set_num_threads(threads)
@@ -124,7 +101,8 @@ def both(network: Network, settings: Settings, done: int = 0, total: int = 1) ->
 
 
 @lru_cache(maxsize=4)
-def _batch(architecture: Architecture, seed: int) -> Batch:
+def batch_of(architecture: Architecture, seed: int) -> Batch:
+    """What a network of this shape reads."""
     if architecture.input == "patches":
         return photographs(architecture, seed)
     return default_batch(architecture, batch_size=1, seed=seed)
@@ -199,23 +177,20 @@ def layers(profile: Profile) -> FloatArray:
 
 def over_depth(pair: Pair, which: str, label: str = "", colour: int = 0) -> tuple[Curve, Curve]:
     """Predicted and measured variance of the stream (`forward`, `gradient`) or its token correlation (`r`)."""
-    found = []
     words = label + ", " if label else ""
-    for kind, profile in (("theory", pair.predicted), ("measured", pair.measured)):
-        gradient = profile.gradient
-        if which == "gradient":
-            assert gradient is not None
-            series, x = gradient["stream_in"], np.arange(profile.n_sublayers) / 2
-        else:
-            series, x = profile.forward["stream_out"], np.arange(1, profile.n_sublayers + 1) / 2
-        y, relative = series.variance, series.variance_se
-        error = None if relative is None else relative * y
+    names: dict[Literal["theory", "measured"], str] = {
+        "theory": "predicted",
+        "measured": f"measured, {pair.measured.n_seeds} networks",
+    }
+    found = []
+    for kind, series in zip(names, pair.series("gradient" if which == "gradient" else "forward"), strict=True):
+        x = (np.arange(pair.measured.n_sublayers) + (which != "gradient")) / 2
+        y, error = series.variance, series.variance_se
         if which == "r":
             y, error = series.token_correlation, series.token_correlation_se
-        name = f"{words}predicted" if kind == "theory" else f"{words}measured, {profile.n_seeds} networks"
-        found.append(
-            Curve(name, x, y, "theory" if kind == "theory" else "measured", colour, None if kind == "theory" else error)
-        )
+        elif error is not None:
+            error = error * y
+        found.append(Curve(words + names[kind], x, y, kind, colour, error if kind == "measured" else None))
     return found[0], found[1]
 
 

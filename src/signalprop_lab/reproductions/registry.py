@@ -26,8 +26,8 @@ class Row:
     Attributes:
         id: as in `signalprop reproduce ID`; `a/b` answers to both names.
         title: what it is, in a few words. source: paper and number. claim: what must be seen.
-        needs: `any machine`: minutes on two cores, run here. `training`: a sweep of small trainings. `GPU`.
-        function: `module:function` of this package that runs it, from Settings to Findings; None where nothing does.
+        function: `module:function` of this package that runs it in minutes on two cores, from Settings to Findings;
+            None: it takes a sweep of small trainings, or a GPU (`gpu`).
         checkpoint: it needs a trained model, `--checkpoint`.
         trained_by: the command that trains it; None: that has not been done yet. page: with the result; default: the
             sweep's page in docs/results.
@@ -38,8 +38,8 @@ class Row:
     title: str
     source: str
     claim: str
-    needs: Needs = "training"
     function: str | None = None
+    gpu: bool = False
     checkpoint: bool = False
     trained_by: str | None = None
     page: str | None = None
@@ -49,6 +49,11 @@ class Row:
     def runs(self) -> bool:
         """Whether `run` computes it."""
         return self.function is not None
+
+    @property
+    def needs(self) -> Needs:
+        """What it takes."""
+        return "any machine" if self.runs else "GPU" if self.gpu else "training"
 
     @property
     def result_page(self) -> str | None:
@@ -92,7 +97,6 @@ ROWS: tuple[Row, ...] = (
         "Pre-LN: forward variance over 192 layers",
         "TGS Fig 1",
         "linear in depth, theory on measurement",
-        "any machine",
         "depth:figure_1",
     ),
     Row(
@@ -100,7 +104,6 @@ ROWS: tuple[Row, ...] = (
         "Pre-LN: gradient variance over 192 layers",
         "TGS Fig 2",
         "hyperbolic, like N/n, theory on measurement",
-        "any machine",
         "depth:figure_2",
     ),
     Row(
@@ -108,7 +111,6 @@ ROWS: tuple[Row, ...] = (
         "Post-LN: gradient variance over 192 layers",
         "TGS Fig 3",
         "exponential in depth, theory on measurement",
-        "any machine",
         "depth:figure_3",
     ),
     Row(
@@ -116,7 +118,6 @@ ROWS: tuple[Row, ...] = (
         "DeepScaleLM: both variances over 192 layers",
         "TGS Fig 4",
         "forward and gradient variance conserved, Pre-LN and Post-LN",
-        "any machine",
         "depth:figure_4",
     ),
     Row(
@@ -131,7 +132,6 @@ ROWS: tuple[Row, ...] = (
         "Token correlation out against in, FFN and attention",
         "TGS Fig 7",
         "p = 0.1: the FFN falls below the diagonal above about 0.65, attention stays below 1",
-        "any machine",
         "correlation:figure_7",
     ),
     Row(
@@ -139,7 +139,6 @@ ROWS: tuple[Row, ...] = (
         "Token correlation across layers",
         "TGS Fig 8, v1 appendix F",
         "no rank collapse with dropout; slower with β² = 2/N and DeepScaleLM; fixed point 0.88 of Xavier, p = 0.1",
-        "any machine",
         "correlation:figure_8",
     ),
     Row(
@@ -154,7 +153,6 @@ ROWS: tuple[Row, ...] = (
         "DeepScaleLM in a ViT of 192 layers, real images",
         "TGS Fig 11",
         "forward and gradient variance conserved",
-        "any machine",
         "depth:figure_11",
     ),
     Row(
@@ -162,7 +160,6 @@ ROWS: tuple[Row, ...] = (
         "Polynomials for the correlation maps of ReLU and FFN",
         "TGS v1 Fig 12–13",
         "0.7 r + 0.3 r² and 1/π + r/2 + (1/2 − 1/π) r² are remarkably good fits",
-        "any machine",
         "correlation:figures_12_13",
     ),
     Row(
@@ -170,7 +167,6 @@ ROWS: tuple[Row, ...] = (
         "Growth orders of five methods",
         "TGS Table 3",
         "orders in depth of forward variance, gradient and sensitivity",
-        "any machine",
         "orders:table_3",
     ),
     Row(
@@ -178,7 +174,6 @@ ROWS: tuple[Row, ...] = (
         "Queries and keys at twice Xavier",
         "TGS section 3.3",
         "gradients explode 10,000 times through 192 layers",
-        "any machine",
         "depth:query_key",
     ),
     Row(
@@ -226,7 +221,6 @@ ROWS: tuple[Row, ...] = (
         "Component formulas against simulation",
         "TGS v1 Table 20",
         "errors at the 50th, 90th and 99th percentile over the ranges of Table 21",
-        "any machine",
         "tables:table_20",
     ),
     Row(
@@ -234,7 +228,6 @@ ROWS: tuple[Row, ...] = (
         "FLOPs at constant N d²",
         "TGS v1 Table 24",
         "−2.5 %, +6.3 %, +30.6 % for 48, 192 and 768 layers in place of 12",
-        "any machine",
         "tables:table_24",
     ),
     Row(
@@ -242,7 +235,7 @@ ROWS: tuple[Row, ...] = (
         "Wall-clock overhead of depth",
         "TGS v1 section K.2",
         "48 layers of 512 against 12 of 1024: +9.8 %; 96 of 512 against 24 of 1024: +14.9 %",
-        "GPU",
+        gpu=True,
         missing="it needs a GPU: the overhead is the latency of kernel launches, which a processor does not have. Time "
         "training steps of signalprop.build for BERT of 12/1024, 48/512, 24/1024 and 96/512 there, batch and sequence "
         "length alike",
@@ -252,7 +245,6 @@ ROWS: tuple[Row, ...] = (
         "Token kernels at depths 1 to 100, seven configurations",
         "SPA Fig 1, 7",
         "vanilla attention collapses, U-SPA and E-SPA do not; E-SPA has a recency bias; Post-LN collapses more slowly",
-        "any machine",
         "kernels:figures_1_7",
     ),
     Row(
@@ -260,7 +252,6 @@ ROWS: tuple[Row, ...] = (
         "Repeated tokens: input kernels and diagonals",
         "SPA Fig 5–6",
         "E-SPA's diagonal diverges where repeats are ignored, and stays at 1 with the correction",
-        "any machine",
         "kernels:figures_5_6",
     ),
     Row(
@@ -268,7 +259,6 @@ ROWS: tuple[Row, ...] = (
         "Kernels of a finite network in training",
         "SPA Fig 15",
         "untrained, near infinite width; training changes the kernels, which stay larger close to the diagonal",
-        "any machine",
         "kernels_in_training:figure_15",
     ),
     Row(
@@ -314,7 +304,6 @@ ROWS: tuple[Row, ...] = (
         "What removing one layer costs",
         "COD Fig 2",
         "under Pre-LN deep layers cost little and the first ones most; under Post-LN the other way round",
-        "any machine",
         "removal:figure_2",
         checkpoint=True,
         missing=SMOLLM2,
@@ -332,7 +321,6 @@ ROWS: tuple[Row, ...] = (
         "Lemmas 1 and 3",
         "COD appendix A",
         "growth of the variance, and nearness to the identity",
-        "any machine",
         "bounds:lemmas",
     ),
 )

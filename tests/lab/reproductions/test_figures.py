@@ -11,6 +11,7 @@ import pytest
 from signalprop.files.storage import read_json
 from signalprop.kernels.shaping import exponential_kernel
 from signalprop.network.moments import FloatArray
+from signalprop.schemes import scheme
 from signalprop.theory.growth import Growth
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
 from signalprop_lab.reproductions.correlation import (
@@ -19,7 +20,7 @@ from signalprop_lab.reproductions.correlation import (
     relu_map,
 )
 from signalprop_lab.reproductions.kernels_in_training import by_lag, mean_of
-from signalprop_lab.reproductions.networks import Network, agreement, both, photographs, tgs
+from signalprop_lab.reproductions.networks import agreement, both, photographs, tgs
 from signalprop_lab.reproductions.orders import law_check, orders
 from signalprop_lab.reproductions.pictures import LARGEST, picture, png, save
 from signalprop_lab.reproductions.removal import removal_checks
@@ -107,7 +108,7 @@ def test_what_removals_must_look_like(cost: FloatArray, post: bool, states: list
 
 def test_jackknife_errors_of_a_mean_are_its_standard_errors() -> None:
     a = tgs(Settings(), "pre", 2, d_model=32, seq_len=16, vocab_size=200)
-    pair = both(Network("xavier", a, 4), Settings())
+    pair = both(scheme("xavier")(a), Settings(), 4)
     last = pair.measured.forward["stream_out"]
     assert last.variance_se is not None
     error = pair.error_of(lambda profile: float(profile.forward["stream_out"].variance[-1]))
