@@ -1,22 +1,22 @@
 """What families with experts share: fields of an Architecture, and where transformers 5 has the weights."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import Config, ModelPaths, SublayerPaths
+from signalprop.families.base import Config, Fields, ModelPaths, SublayerPaths
 
 
-def sparse(fields: dict[str, Any], dense: Iterable[bool], **settings: Any) -> dict[str, Any]:
+def sparse(fields: Fields, dense: Sequence[bool] | int = 0, **settings: Any) -> Fields:
     """Fields of a decoder some of whose layers have experts.
 
     Args:
-        fields: of the dense decoder. dense: which layers have a feed-forward. settings: of the experts.
+        fields: of the dense decoder. dense: which layers have a feed-forward, or how many of the first.
+        settings: of the experts.
     """
-    kinds = [("attention", "feed_forward" if one else "experts") for one in dense]
+    listed = [i < dense for i in range(fields["n_layers"])] if isinstance(dense, int) else dense
+    kinds = [("attention", "feed_forward" if one else "experts") for one in listed]
     branches: Any = kinds[0] if len(set(kinds)) == 1 else tuple(kinds)
     others = fields.get("settings") or {}
     if ("attention", "experts") in kinds:
@@ -29,9 +29,10 @@ def count(c: Config) -> int:
     return int(c.get("num_local_experts", c["num_experts"]))
 
 
-def first(n: int, n_layers: int) -> list[bool]:
-    """The first n layers are dense."""
-    return [i < n for i in range(n_layers)]
+def dense(c: Config) -> list[bool] | int:
+    """Layers without experts: those that a configuration lists, or how many of the first."""
+    listed = c.get("mlp_layer_types")
+    return [kind == "dense" for kind in listed] if listed else int(c["first_k_dense_replace"])
 
 
 def branch(block: str = "mlp", router: str = "gate", shared: str = "", **changes: Any) -> SublayerPaths:
@@ -52,5 +53,4 @@ def branch(block: str = "mlp", router: str = "gate", shared: str = "", **changes
 
 def paths(experts: SublayerPaths, attention: SublayerPaths = llama.ATTENTION, **changes: Any) -> tuple[ModelPaths, ...]:
     """Llama's paths, with experts in some or all layers."""
-    (made,) = llama.paths(attention, **changes)
-    return (replace(made, stacks=(replace(made.stacks[0], kinds={"experts": experts}),)),)
+    return llama.paths(attention, kinds={"experts": experts}, **changes)

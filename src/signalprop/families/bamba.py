@@ -1,18 +1,15 @@
 """Bamba: Mamba-2 in most layers, attention in some, a gated feed-forward in all."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import llama, mamba2
-from signalprop.families.base import Config, rotary
+from signalprop.families.base import Config, Fields, rotary
 
 _STEP = math.log1p(math.e)  # softplus of the 1 that every dt_bias is
 
 
-def scan(c: Config, inner: int) -> dict[str, Any]:
+def scan(c: Config, inner: int) -> Fields:
     """Settings of Mamba-2 that has so many features in all heads."""
     mamba2.check(c)
     heads = c["mamba_n_heads"]
@@ -24,8 +21,7 @@ def scan(c: Config, inner: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     n, attend = c["num_hidden_layers"], c.get("attn_layer_indices") or ()
     kinds = ["attention" if i in attend else "mamba2" for i in range(n)]
     return llama.fields(c) | {
@@ -49,7 +45,6 @@ SCAN = replace(
     weights={"scan_filter": "mamba.conv1d", "scan_out": "mamba.out_proj"},
     blocks={"mamba.in_proj": mamba2.MIXER.blocks["mixer.in_proj"]},
 )
-(PATHS,) = llama.paths(llama.ATTENTION, FEED_FORWARD)
 FAMILY = llama.FAMILY.like(
     "bamba", fields,
     defaults={
@@ -59,7 +54,5 @@ FAMILY = llama.FAMILY.like(
         "attention_dropout": 0.0, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
         "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "time_step_limit": (0.0, math.inf),
     },
-    paths=(
-        replace(PATHS, stacks=(replace(PATHS.stacks[0], final_norm="final_layernorm", kinds={"mamba2": SCAN}),)),
-    ),
+    paths=llama.paths(feed_forward=FEED_FORWARD, final_norm="final_layernorm", kinds={"mamba2": SCAN}),
 )  # fmt: skip

@@ -3,15 +3,12 @@
 Dropout is a function call there, which no hook sees: in training mode branches are seen before it.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families.base import (
     BY_HAND,
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -21,7 +18,7 @@ from signalprop.families.base import (
 )
 
 
-def encoder_decoder(c: Config) -> dict[str, Any]:
+def encoder_decoder(c: Config) -> Fields:
     """Fields of an Architecture that follow from fairseq's keys; pre-norm."""
     for name in ("attention_heads", "ffn_dim"):
         if c[f"encoder_{name}"] != c[f"decoder_{name}"]:
@@ -38,8 +35,7 @@ def encoder_decoder(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c["scale_embedding"]:
         raise InputError(
             f"BART with scale_embedding multiplies tokens and not positions, which an Architecture cannot say; "
@@ -79,10 +75,10 @@ PATHS = ModelPaths(
 FAMILY = Family(
     model_type="bart",
     defaults={
-        "vocab_size": 50265, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12,
-        "encoder_attention_heads": 16, "decoder_attention_heads": 16, "encoder_ffn_dim": 4096,
-        "decoder_ffn_dim": 4096, "activation_function": "gelu", "max_position_embeddings": 1024, "dropout": 0.1,
-        "attention_dropout": 0.0, "scale_embedding": False, "tie_word_embeddings": True,
+        "vocab_size": 50265, "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096, "activation_function": "gelu",
+        "max_position_embeddings": 1024, "dropout": 0.1, "attention_dropout": 0.0, "scale_embedding": False,
+        "tie_word_embeddings": True,
     },
     fields=fields,
     paths=(PATHS,),

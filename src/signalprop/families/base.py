@@ -18,6 +18,7 @@ from signalprop.network.parametrization import ROLES
 
 T = TypeVar("T")
 Config = Mapping[str, Any]
+Fields = dict[str, Any]  # of an Architecture
 BY_HAND = "map the model by hand (docs/measuring.md)"
 SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
 
@@ -206,8 +207,12 @@ class Family:
         given = {"defaults": {**self.defaults, **(own or {})}, "fields": fields or self.fields, **changes}
         return replace(self, model_type=model_type, **given)
 
-    def read(self, config: Config) -> dict[str, Any]:
-        """Fields of an Architecture; what the configuration leaves out is as in transformers' class."""
+    def with_stack(self, **changes: Any) -> tuple[ModelPaths, ...]:
+        """Its paths, with other fields of their first stack."""
+        return tuple(replace(one, stacks=(replace(one.stacks[0], **changes), *one.stacks[1:])) for one in self.paths)
+
+    def read(self, config: Config) -> Fields:
+        """what the configuration leaves out is as in transformers' class."""
         return self.fields({**self.defaults, **config, "model_type": self.model_type})
 
 

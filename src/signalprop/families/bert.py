@@ -1,14 +1,11 @@
 """BERT, as an encoder or a decoder without cross-attention."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families.base import (
     BY_HAND,
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -18,7 +15,7 @@ from signalprop.families.base import (
 )
 
 
-def fields(c: Config) -> dict[str, Any]:
+def fields(c: Config) -> Fields:
     """Fields of an Architecture, of BERT and of what is laid out like it."""
     if c.get("add_cross_attention"):
         raise InputError(f"cross-attention in a BERT-like decoder is not supported; {BY_HAND}")

@@ -3,18 +3,14 @@
 Neighbouring features rotate together.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c.get("use_qk_norm"):
         raise InputError(f"Cohere with LayerNorms on queries and keys is not supported; {BY_HAND}")
     return llama.decoder({**c, "rms_norm_eps": c["layer_norm_eps"]}) | {
@@ -26,9 +22,9 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "cohere", fields,
     {
-        "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528,
-        "num_hidden_layers": 40, "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5,
-        "tie_word_embeddings": True, "rope_theta": 500_000.0, "logit_scale": 0.0625,
+        "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+        "num_attention_heads": 64, "max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "rope_theta": 500_000.0, "logit_scale": 0.0625,
     },
     paths=llama.paths(feed_forward=replace(llama.FEED_FORWARD, norm="input_layernorm")),
 )  # fmt: skip

@@ -1,16 +1,12 @@
 """Cohere 2 (Command R7B, Command A): Cohere, with windows, and every fourth layer without window and rotations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import cohere, llama
-from signalprop.families.base import Config, every, seeing
+from signalprop.families.base import Config, Fields, every, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     kinds = every(c["sliding_window_pattern"], c)
     return cohere.fields(c) | seeing(c, kinds, rotates=[kind == "sliding_attention" for kind in kinds])
 

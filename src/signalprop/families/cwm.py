@@ -3,17 +3,13 @@
 Its rotations are stretched for long contexts ("llama3"): an Architecture has the plain ones of the same base.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import Config, every, rotary, seeing
+from signalprop.families.base import Config, Fields, every, rotary, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     base = {"rotary_base": rotary(c, "rope_theta", 1e6)}
     return llama.fields({**c, "attention_bias": False}) | base | seeing(c, every(4, c, first=True))
 
@@ -21,9 +17,9 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "cwm", fields,
     {
-        "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504,
-        "num_hidden_layers": 64, "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128,
-        "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "sliding_window": 8192,
+        "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64,
+        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "sliding_window": 8192,
     },
     paths=llama.paths(replace(llama.ATTENTION, attention="")),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """data2vec's encoder of text: RoBERTa, with another vocabulary."""
 
-from __future__ import annotations
-
 from signalprop.families import roberta
 
 FAMILY = roberta.FAMILY.like("data2vec-text", None, {"vocab_size": 30522})

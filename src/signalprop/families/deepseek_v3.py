@@ -4,18 +4,16 @@ The bias that corrects the choice of experts starts at zero, and is read as that
 ones of the same base, with the factor that they put on the scores. Neighbouring features rotate together.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import _experts, glm4_moe, llama
-from signalprop.families.base import BY_HAND, Config, grown
+from signalprop.families.base import BY_HAND, Config, Fields, grown
 
 
-def decoder(c: Config) -> dict[str, Any]:
+def decoder(c: Config) -> Fields:
     """Fields of a dense decoder whose heads are as wide as those of latent attention.
 
     Raises:
@@ -30,7 +28,7 @@ def decoder(c: Config) -> dict[str, Any]:
     return made | {"attention_scale": factor**2 / math.sqrt(d_head)}
 
 
-def latent(c: Config, made: dict[str, Any], **settings: Any) -> dict[str, Any]:
+def latent(c: Config, made: Fields, **settings: Any) -> Fields:
     """The fields with latent attention where they have attention.
 
     Args:
@@ -49,10 +47,8 @@ def latent(c: Config, made: dict[str, Any], **settings: Any) -> dict[str, Any]:
     }
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
-    dense = _experts.first(c["first_k_dense_replace"], c["num_hidden_layers"])
-    return latent(c, _experts.sparse(decoder(c), dense, **glm4_moe.routed(c)))
+def fields(c: Config) -> Fields:
+    return latent(c, _experts.sparse(decoder(c), c["first_k_dense_replace"], **glm4_moe.routed(c)))
 
 
 ATTENTION = replace(
@@ -72,8 +68,8 @@ FAMILY = llama.FAMILY.like(
         **glm4_moe.FAMILY.defaults, "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
         "num_hidden_layers": 61, "num_attention_heads": 128, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
         "moe_intermediate_size": 2048, "n_routed_experts": 256, "routed_scaling_factor": 2.5, "n_group": 8,
-        "topk_group": 4, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536,
-        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "topk_group": 4, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128,
     },
     paths=_experts.paths(_experts.branch(shared="shared_experts"), ATTENTION),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """DeepSeek-V3.2: DeepSeek-V3, with an indexer that selects the tokens that a token attends to, as GLM-5's."""
 
-from __future__ import annotations
-
 from signalprop.families import deepseek_v3, glm_moe_dsa
 
 FAMILY = glm_moe_dsa.FAMILY.like(

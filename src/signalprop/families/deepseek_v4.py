@@ -6,13 +6,9 @@ as plain ones of the same base; the clamps on experts at 10 are left out. Its mo
 their configuration; no table is read from their weights.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 NAME, HEAVY = "shared_kv_attention", "heavily_compressed_attention"
 SPARSE = "compressed_sparse_attention"
@@ -38,8 +34,8 @@ def kinds(c: Config) -> list[str]:
     return [_KINDS[kind] for kind in listed[:n]]
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture; seq_len is the width of the windows.
+def fields(c: Config) -> Fields:
+    """`seq_len` is the width of the windows.
 
     Raises:
         InputError: maps have biases; experts by tables of ids after others.
@@ -79,11 +75,11 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "deepseek_v4", fields,
     {
-        "vocab_size": 129280, "hidden_size": 4096, "num_hidden_layers": 43,
-        "num_attention_heads": 64, "max_position_embeddings": 1048576, "head_dim": 512, "q_lora_rank": 1024,
-        "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_experts_per_tok": 6,
-        "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5, "sliding_window": 128, "o_groups": 8,
-        "o_lora_rank": 1024, "index_topk": 512, "compress_rope_theta": 160000.0, "hc_mult": 4, "hc_sinkhorn_iters": 20,
+        "vocab_size": 129280, "hidden_size": 4096, "num_hidden_layers": 43, "num_attention_heads": 64,
+        "max_position_embeddings": 1048576, "head_dim": 512, "q_lora_rank": 1024, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "num_experts_per_tok": 6, "scoring_func": "sqrtsoftplus", "routed_scaling_factor": 1.5,
+        "sliding_window": 128, "o_groups": 8, "o_lora_rank": 1024, "index_topk": 512, "compress_rope_theta": 160000.0,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20,
     },
     paths=(),
 )  # fmt: skip

@@ -1,16 +1,12 @@
 """DeiT: ViT with a distillation token; transformers starts its positions and class tokens at zero."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import vit
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     plain = vit.fields(c)
     return plain | {"distillation_token": True, "seq_len": plain["seq_len"] + 1}
 

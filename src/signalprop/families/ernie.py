@@ -1,16 +1,11 @@
 """ERNIE (1 to 3): BERT."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import bert
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c["use_task_id"]:
         raise InputError(f"ERNIE with use_task_id adds a fourth embedding, which an Architecture cannot say; {BY_HAND}")
     return bert.fields(c)

@@ -3,17 +3,12 @@
 The bias that corrects the choice of experts starts at zero, and is read as that.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import _experts, ernie4_5, llama
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c["use_bias"]:
         raise InputError(f"ERNIE 4.5 with experts and use_bias is not supported; {BY_HAND}")
     n, step, first, last = (c[key] for key in ("num_hidden_layers", *_PLACES))
@@ -30,10 +25,9 @@ _PLACES = ("moe_layer_interval", "moe_layer_start_index", "moe_layer_end_index")
 FAMILY = ernie4_5.FAMILY.like(
     "ernie4_5_moe", fields,
     {
-        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28,
-        "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": None, "moe_intermediate_size": 1536,
-        "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1,
-        "moe_layer_end_index": -1, "moe_layer_interval": 1,
+        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 28, "num_attention_heads": 20,
+        "num_key_value_heads": 4, "head_dim": None, "moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64,
+        "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1,
     },
     paths=_experts.paths(_experts.branch(shared="shared_experts")),
 )  # fmt: skip

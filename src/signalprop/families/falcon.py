@@ -1,13 +1,10 @@
 """Falcon, the generation with rotary positions: parallel with one norm or two, or sequential."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -17,8 +14,8 @@ from signalprop.families.base import (
 )
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. Dropout of attention and embeddings is read by transformers and never applied."""
+def fields(c: Config) -> Fields:
+    """Dropout of attention and embeddings is read by transformers and never applied."""
     if c["alibi"]:
         raise InputError(
             "Falcon with alibi (a bias on scores that grows with distance) is not supported; only rotary is"

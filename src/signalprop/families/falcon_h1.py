@@ -1,19 +1,14 @@
 """Falcon-H1: Mamba-2 and attention beside each other in every layer, and a fixed factor on nearly every map."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import bamba, llama
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 _SCAN = ("scan_gate", "scan_value", "scan_key", "scan_query", "scan_step")
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. Factors on what maps read are factors on what they give."""
+def fields(c: Config) -> Fields:
+    """Factors on what maps read are factors on what they give."""
     read, scanned = c["attention_in_multiplier"], c["ssm_in_multiplier"]
     if (read != 1 and c["attention_bias"]) or (scanned != 1 and c["mamba_proj_bias"]):
         raise InputError(f"factors on what maps with biases read are not supported; {BY_HAND}")
@@ -35,7 +30,6 @@ def fields(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-(PATHS,) = bamba.FAMILY.paths
 _ONES = dict.fromkeys((
     "embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier",
     "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
@@ -43,18 +37,8 @@ _ONES = dict.fromkeys((
 FAMILY = bamba.FAMILY.like(
     "falcon_h1", fields,
     {
-        **_ONES, "max_position_embeddings": 8192, "mlp_multipliers": None,
-        "ssm_multipliers": None, "mamba_d_ssm": 1024, "mamba_rms_norm": False, "mamba_norm_before_gate": True,
-        "projectors_bias": False,
+        **_ONES, "max_position_embeddings": 8192, "mlp_multipliers": None, "ssm_multipliers": None, "mamba_d_ssm": 1024,
+        "mamba_rms_norm": False, "mamba_norm_before_gate": True, "projectors_bias": False,
     },
-    paths=(
-        replace(
-            PATHS,
-            stacks=(
-                replace(
-                    PATHS.stacks[0], sublayers=(bamba.SCAN, llama.ATTENTION, bamba.FEED_FORWARD), kinds={}
-                ),
-            ),
-        ),
-    ),
+    paths=bamba.FAMILY.with_stack(sublayers=(bamba.SCAN, llama.ATTENTION, bamba.FEED_FORWARD), kinds={}),
 )  # fmt: skip

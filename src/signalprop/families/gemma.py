@@ -1,16 +1,12 @@
 """Gemma: Llama, with embeddings times sqrt(d) and gains of 1 + weight."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, activation_name
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. The released configurations say "gelu" and mean the tanh approximation."""
+def fields(c: Config) -> Fields:
+    """The released configurations say "gelu" and mean the tanh approximation."""
     if c.get("use_bidirectional_attention"):
         raise InputError(f"Gemma with bidirectional attention is not supported; {BY_HAND}")
     act = c.get("hidden_activation") or ("gelu_pytorch_tanh" if c["hidden_act"] == "gelu" else c["hidden_act"])
@@ -20,9 +16,9 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "gemma", fields,
     {
-        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576,
-        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "tie_word_embeddings": True,
+        "vocab_size": 256000, "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192, "tie_word_embeddings": True,
     },
     paths=llama.paths(gain_offset=1.0),
 )  # fmt: skip

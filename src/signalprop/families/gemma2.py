@@ -3,17 +3,12 @@
 Its final cap on the logits (30) is read as none: at initialisation it changes them by less than one part in a thousand.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import gemma3_text, llama
-from signalprop.families.base import BY_HAND, Config, activation_name, every, seeing
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name, every, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c.get("use_bidirectional_attention"):
         raise InputError(f"Gemma 2 with bidirectional attention is not supported; {BY_HAND}")
     return llama.decoder(c) | {
@@ -25,8 +20,5 @@ def fields(c: Config) -> dict[str, Any]:
 
 FAMILY = gemma3_text.FAMILY.like(
     "gemma2", fields,
-    {
-        "vocab_size": 256000, "max_position_embeddings": 8192,
-        "attn_logit_softcapping": 50.0,
-    },
+    {"vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0},
 )  # fmt: skip

@@ -3,18 +3,14 @@
 Its layers alternate between a sliding window and all tokens, each kind with a rotary base of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, activation_name, every, rotary_base_of, seeing
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name, every, rotary_base_of, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c.get("use_bidirectional_attention"):
         raise InputError(f"Gemma 3 with bidirectional attention is not supported; {BY_HAND}")
     if c.get("final_logit_softcapping"):
@@ -44,10 +40,10 @@ FEED_FORWARD = replace(
 FAMILY = llama.FAMILY.like(
     "gemma3_text", fields,
     {
-        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216,
-        "num_hidden_layers": 26, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "tie_word_embeddings": True,
-        "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6,
+        "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+        "sliding_window": 4096, "sliding_window_pattern": 6,
     },
     paths=llama.paths(ATTENTION, FEED_FORWARD, gain_offset=1.0),
 )  # fmt: skip

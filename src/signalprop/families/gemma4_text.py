@@ -6,14 +6,11 @@ of its last sublayer where a live model is mapped. Per-layer inputs, keys and va
 beside the feed-forward are refused; transformers' configuration class has the first by default.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import gemma3_text, llama
-from signalprop.families.base import BY_HAND, Config, activation_name, every, rotary_base_of, seeing, separate
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name, every, rotary_base_of, seeing, separate
 
 _REFUSED = {
     "hidden_size_per_layer_input": "branches that read inputs per layer",
@@ -22,8 +19,7 @@ _REFUSED = {
 }
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     for key, what in _REFUSED.items():
         if c[key]:
             raise InputError(f"Gemma 4 with {key} {c[key]} has {what}, which is not derived; {BY_HAND}")
@@ -45,7 +41,7 @@ def fields(c: Config) -> dict[str, Any]:
 _KINDS = {"sliding_attention": "attention", "full_attention": "global_attention"}
 
 
-def _global(c: Config, kinds: list[str]) -> dict[str, Any]:
+def _global(c: Config, kinds: list[str]) -> Fields:
     """Settings of the layers that see all tokens."""
     said = c.get("per_layer_config")
     if said is None:  # what released configurations say, and transformers writes layer by layer
@@ -68,8 +64,6 @@ def _global(c: Config, kinds: list[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-(_PATHS,) = gemma3_text.FAMILY.paths
-_STACK = replace(_PATHS.stacks[0], scalar="layer_scalar")
 _GLOBAL = replace(
     gemma3_text.ATTENTION,
     weights={
@@ -81,13 +75,14 @@ _SHARED = replace(_GLOBAL, weights={role: path for role, path in _GLOBAL.weights
 FAMILY = gemma3_text.FAMILY.like(
     "gemma4_text", fields,
     {
-        "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512,
-        "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 0, "enable_moe_block": False,
-        "attention_k_eq_v": False, "use_bidirectional_attention": None,
+        "vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512, "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 0, "enable_moe_block": False, "attention_k_eq_v": False,
+        "use_bidirectional_attention": None,
     },
     readable={"hidden_size_per_layer_input": 0},
     paths=tuple(
-        replace(_PATHS, gain_offset=0.0, stacks=(replace(_STACK, kinds={"global_attention": row}),))
+        replace(paths, gain_offset=0.0)
         for row in (_GLOBAL, _SHARED)
+        for paths in gemma3_text.FAMILY.with_stack(scalar="layer_scalar", kinds={"global_attention": row})
     ),
 )  # fmt: skip

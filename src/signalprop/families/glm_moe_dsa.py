@@ -4,19 +4,13 @@ The indexer has no gradient and no place in the stream; it is read as what it se
 more tokens than that. Its weights are not counted.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import _experts, deepseek_v3, glm4_moe
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture; seq_len is at most what the indexer selects."""
-    n, given = c["num_hidden_layers"], c.get("mlp_layer_types")
-    dense = [kind == "dense" for kind in given] if given else _experts.first(c["first_k_dense_replace"], n)
-    made = _experts.sparse(deepseek_v3.decoder(c), dense, **glm4_moe.routed(c))
+def fields(c: Config) -> Fields:
+    """`seq_len` is at most what the indexer selects."""
+    made = _experts.sparse(deepseek_v3.decoder(c), _experts.dense(c), **glm4_moe.routed(c))
     made["seq_len"] = min(made["seq_len"], c["index_topk"])
     return deepseek_v3.latent(c, made, selects=c["index_topk"])
 
@@ -24,9 +18,8 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = deepseek_v3.FAMILY.like(
     "glm_moe_dsa", fields,
     {
-        "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288,
-        "num_hidden_layers": 78, "num_attention_heads": 64, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
-        "n_group": 1, "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256,
-        "index_topk": 2048,
+        "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
+        "num_attention_heads": 64, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "n_group": 1,
+        "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_topk": 2048,
     },
 )  # fmt: skip

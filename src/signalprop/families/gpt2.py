@@ -1,16 +1,14 @@
 """GPT-2."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families.base import (
     BY_HAND,
     Config,
     Family,
+    Fields,
     Initialisation,
     ModelPaths,
     StackPaths,
@@ -21,8 +19,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c.get("add_cross_attention"):
         raise InputError(f"cross-attention in GPT-2 is not supported; {BY_HAND}")
     return {

@@ -1,12 +1,9 @@
 """GPT-NeoX and Pythia: attention and feed-forward in parallel, with a norm each, or one after the other."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -16,8 +13,7 @@ from signalprop.families.base import (
 )
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"],
         "n_heads": c["num_attention_heads"], "d_ff": c["intermediate_size"],

@@ -1,14 +1,10 @@
 """Granite: Llama, with fixed factors on embeddings, branches, scores and logits."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import llama
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def multiplied(c: Config) -> dict[str, Any]:
+def multiplied(c: Config) -> Fields:
     """Fields of an Architecture that hold its factors; logits are divided by theirs."""
     return {
         "embedding_scale": c["embedding_multiplier"], "branch_scale": c["residual_multiplier"],

@@ -1,21 +1,15 @@
 """Granite 4: Granite MoE with a shared feed-forward, most of whose layers have Mamba-2 in place of attention."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families import bamba, granitemoeshared
-from signalprop.families.base import BY_HAND, Config
+from signalprop.families.base import BY_HAND, Config, Fields
 
 MIXERS = {
     "linear_attention": "mamba2", "mamba": "mamba2", "full_attention": "attention", "attention": "attention",
 }  # fmt: skip
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     listed = c.get("layer_types") or c.get("layers_block_type") or ["mamba"] * c["num_hidden_layers"]
     if set(listed) - set(MIXERS):
         raise InputError(f"layers of {sorted(set(listed) - set(MIXERS))[0]!r} are not supported; {BY_HAND}")
@@ -31,16 +25,13 @@ def fields(c: Config) -> dict[str, Any]:
     }
 
 
-(_PATHS,) = granitemoeshared.FAMILY.paths
 _OWN = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_conv_bias",
         "mamba_proj_bias", "time_step_limit")  # fmt: skip
 FAMILY = granitemoeshared.FAMILY.like(
     "granitemoehybrid", fields,
     {
-        **{key: bamba.FAMILY.defaults[key] for key in _OWN},
-        "shared_intermediate_size": 1024, "position_embedding_type": None,
+        **{key: bamba.FAMILY.defaults[key] for key in _OWN}, "shared_intermediate_size": 1024,
+        "position_embedding_type": None,
     },
-    paths=(
-        replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds={**granitemoeshared.KINDS, "mamba2": bamba.SCAN}),)),
-    ),
+    paths=granitemoeshared.FAMILY.with_stack(kinds={**granitemoeshared.KINDS, "mamba2": bamba.SCAN}),
 )  # fmt: skip

@@ -1,16 +1,13 @@
 """Granite MoE with a shared feed-forward: two modules that read one norm and are added up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import _experts, granite, granitemoe, llama
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture: the shared feed-forward stands beside the experts, or alone."""
+def fields(c: Config) -> Fields:
+    """The shared feed-forward stands beside the experts, or alone."""
     shared, routed = c["shared_intermediate_size"], c["num_local_experts"] > 0
     given = llama.decoder(c) | granite.multiplied(c)
     kinds = ("experts",) * routed + ("feed_forward",) * (shared > 0)
@@ -30,10 +27,9 @@ SHARED = replace(
     activation="shared_mlp.activation",
 )
 EXPERTS = _experts.branch("block_sparse_moe", "router")
-(_PATHS,) = _experts.paths(EXPERTS)
 KINDS = {"experts": EXPERTS, "feed_forward": SHARED}
 FAMILY = granitemoe.FAMILY.like(
     "granitemoeshared", fields,
     {"shared_intermediate_size": 0},
-    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=KINDS),)),),
+    paths=llama.paths(kinds=KINDS),
 )  # fmt: skip

@@ -1,17 +1,12 @@
 """Jais 2: Llama, with LayerNorms, biases, and squared ReLUs instead of gates."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import arcee, llama
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     norm = {"norm": "layernorm", "norm_bias": True, "norm_eps": c["layer_norm_eps"]}
-    return arcee.fields({**c, "rms_norm_eps": c["layer_norm_eps"]}) | norm
+    return arcee.FAMILY.fields({**c, "rms_norm_eps": c["layer_norm_eps"]}) | norm
 
 
 FAMILY = arcee.FAMILY.like(

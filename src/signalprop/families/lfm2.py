@@ -1,17 +1,13 @@
 """LFM2: short convolutions between gates, and in some layers attention with norms on queries and keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, SublayerPaths, rotary, separate
+from signalprop.families.base import BY_HAND, Config, Fields, SublayerPaths, rotary, separate
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     n = c["num_hidden_layers"]
     attend = c.get("full_attn_idxs")
     kinds = c.get("layer_types") or ["full_attention" if attend is None or i in attend else "conv" for i in range(n)]
@@ -57,7 +53,6 @@ FEED_FORWARD = SublayerPaths(
     branch="feed_forward",
     weights={"gate": "feed_forward.w1", "up": "feed_forward.w3", "down": "feed_forward.w2"},
 )
-(PATHS,) = llama.paths(ATTENTION, FEED_FORWARD)
 FAMILY = llama.FAMILY.like(
     "lfm2", fields,
     defaults={
@@ -66,10 +61,7 @@ FAMILY = llama.FAMILY.like(
         "tie_word_embeddings": True, "conv_bias": False, "conv_L_cache": 3, "block_multiple_of": 256,
         "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
     },
-    paths=(
-        replace(
-            PATHS,
-            stacks=(replace(PATHS.stacks[0], final_norm="embedding_norm", kinds={"gated_convolution": CONVOLUTION}),),
-        ),
+    paths=llama.paths(
+        ATTENTION, FEED_FORWARD, final_norm="embedding_norm", kinds={"gated_convolution": CONVOLUTION}
     ),
 )  # fmt: skip

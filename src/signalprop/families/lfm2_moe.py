@@ -3,17 +3,11 @@
 The bias that corrects the choice of experts starts at zero, and is read as that.
 """
 
-from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
 from signalprop.families import _experts, lfm2
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     made, dense = lfm2.fields(c), c["num_dense_layers"]
     layers = [(kind, "feed_forward" if i < dense else "experts") for i, (kind, _) in enumerate(made["branches"])]
     experts = {
@@ -25,14 +19,13 @@ def fields(c: Config) -> dict[str, Any]:
     return made | {"branches": tuple(layers), "settings": made["settings"] | routed}
 
 
-(_PATHS,) = lfm2.FAMILY.paths
-_KINDS = {**_PATHS.stacks[0].kinds, "experts": _experts.branch("feed_forward", norm="ffn_norm", activation="")}
+EXPERTS = _experts.branch("feed_forward", norm="ffn_norm", activation="")
 FAMILY = lfm2.FAMILY.like(
     "lfm2_moe", fields,
     {
-        "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
-        "num_dense_layers": 2, "num_experts_per_tok": 4, "num_experts": 32, "routed_scaling_factor": 1.0,
-        "norm_topk_prob": True, "block_auto_adjust_ff_dim": False,
+        "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792, "num_dense_layers": 2,
+        "num_experts_per_tok": 4, "num_experts": 32, "routed_scaling_factor": 1.0, "norm_topk_prob": True,
+        "block_auto_adjust_ff_dim": False,
     },
-    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=_KINDS),)),),
+    paths=lfm2.FAMILY.with_stack(kinds={"gated_convolution": lfm2.CONVOLUTION, "experts": EXPERTS}),
 )  # fmt: skip

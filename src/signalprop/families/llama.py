@@ -1,12 +1,11 @@
 """Llama, and the layer that most decoders since share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -18,7 +17,7 @@ from signalprop.families.base import (
 )
 
 
-def decoder(c: Config) -> dict[str, Any]:
+def decoder(c: Config) -> Fields:
     """Fields of an Architecture, of any decoder with Llama's keys. `seq_len` is the width of a window in use."""
     kinds = c.get("layer_types") or ["sliding_attention"] if c.get("use_sliding_window") else ["full_attention"]
     return {
@@ -33,8 +32,8 @@ def decoder(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture; one `bias` stands for the attention's output and the feed-forward."""
+def fields(c: Config) -> Fields:
+    """One `bias` stands for the attention's output and the feed-forward."""
     return decoder(c) | {"bias": bool(c["attention_bias"] or c["mlp_bias"])}
 
 
@@ -56,11 +55,14 @@ FEED_FORWARD = SublayerPaths(
 
 
 def paths(
-    attention: SublayerPaths = ATTENTION, feed_forward: SublayerPaths = FEED_FORWARD, **changes: Any
+    attention: SublayerPaths = ATTENTION,
+    feed_forward: SublayerPaths = FEED_FORWARD,
+    gain_offset: float = 0.0,
+    **changes: Any,
 ) -> tuple[ModelPaths, ...]:
-    """Llama's paths with other sublayers, or other fields of the ModelPaths (`changes`)."""
-    stack = StackPaths("layers", (attention, feed_forward), final_norm="norm")
-    return (ModelPaths(**{"stacks": (stack,), "token": "embed_tokens", **changes}),)
+    """Llama's paths with other sublayers, or other fields of the StackPaths (`changes`)."""
+    stack = StackPaths(**{"layers": "layers", "sublayers": (attention, feed_forward), "final_norm": "norm", **changes})
+    return (ModelPaths((stack,), token="embed_tokens", gain_offset=gain_offset),)
 
 
 FAMILY = Family(

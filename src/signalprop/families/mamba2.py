@@ -1,7 +1,5 @@
 """Mamba-2: layers of one branch, a selective scan between a short convolution and a gated norm."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -10,6 +8,7 @@ from signalprop.families.base import (
     BY_HAND,
     Config,
     Family,
+    Fields,
     Initialisation,
     ModelPaths,
     StackPaths,
@@ -33,8 +32,7 @@ def check(c: Config) -> None:
         raise InputError(f"an activation other than silu, and a time_step_limit, are not supported; {BY_HAND}")
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     check(c)
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"], "n_heads": c["num_heads"],

@@ -1,17 +1,13 @@
 """MiniCPM3: latent attention, and fixed factors on embeddings, branches and the head's input."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import deepseek_v3, llama
-from signalprop.families.base import BY_HAND, Config, normal
+from signalprop.families.base import BY_HAND, Config, Fields, normal
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c["mlp_bias"]:
         raise InputError(f"MiniCPM3 with mlp_bias is not supported; {BY_HAND}")
     d, n = c["hidden_size"], c["num_hidden_layers"]
@@ -28,10 +24,10 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "minicpm3", fields,
     {
-        "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400,
-        "num_hidden_layers": 62, "num_attention_heads": 40, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": True, "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 32, "v_head_dim": None, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
+        "vocab_size": 73448, "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
+        "num_attention_heads": 40, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
     },
     paths=llama.paths(deepseek_v3.ATTENTION),
     initialisation=normal(0.1, usual=0.1),

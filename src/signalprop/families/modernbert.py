@@ -3,15 +3,13 @@
 Its first layer reads the normed embeddings without another norm, which would change nothing at initialisation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     Initialisation,
     ModelPaths,
     StackPaths,
@@ -25,8 +23,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. A window is of so many tokens on both sides together."""
+def fields(c: Config) -> Fields:
+    """A window is of so many tokens on both sides together."""
     kinds = every(c["global_attn_every_n_layers"], c, first=True)
     before = {"sliding_attention": ("local_rope_theta", 1e4), "full_attention": ("global_rope_theta", 1.6e5)}
     bases = [rotary_base_of(c, kind, *before[kind]) for kind in kinds]

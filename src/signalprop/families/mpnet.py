@@ -1,16 +1,13 @@
 """MPNet: BERT without segments, with a bias by distance on its scores, one table for all layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import bert
-from signalprop.families.base import Config, StackPaths, SublayerPaths, separate
+from signalprop.families.base import Config, Fields, SublayerPaths, separate
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. Positions start after the padding id, which is 1 whatever the configuration says."""
+def fields(c: Config) -> Fields:
+    """Positions start after the padding id, which is 1 whatever the configuration says."""
     plain = bert.fields({**c, "is_decoder": False, "type_vocab_size": 0})
     return plain | {"seq_len": c["max_position_embeddings"] - 2}
 
@@ -23,15 +20,12 @@ ATTENTION = SublayerPaths(
 FAMILY = bert.FAMILY.like(
     "mpnet", fields,
     {"vocab_size": 30527},
-    paths=(
+    paths=tuple(
         replace(
-            bert.PATHS,
-            stacks=(StackPaths("encoder.layer", (ATTENTION, bert.FEED_FORWARD)),),
-            segment=None,
-            transform="lm_head.dense",
-            transform_activation=None,
+            paths, segment=None, transform="lm_head.dense", transform_activation=None,
             inputs={"tokens": "input_ids", "keep": "attention_mask"},
-        ),
+        )
+        for paths in bert.FAMILY.with_stack(sublayers=(ATTENTION, bert.FEED_FORWARD))
     ),
     position_offset=2,
     score_bias=True,

@@ -3,8 +3,6 @@
 Its scan holds steps at `time_step_min` from below; they are predicted as they are drawn.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ from signalprop.families.base import (
     BY_HAND,
     Config,
     Family,
+    Fields,
     Initialisation,
     ModelPaths,
     StackPaths,
@@ -34,8 +33,7 @@ def _listed(c: Config) -> list[str]:
     return given or [_LETTERS.get(letter, letter) for letter in c["hybrid_override_pattern"]]
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     unknown = sorted(set(_listed(c)) - set(_KINDS))
     if unknown:
         raise InputError(f"layers of {unknown[0]!r} are not supported; {BY_HAND}")
@@ -44,7 +42,7 @@ def fields(c: Config) -> dict[str, Any]:
     kinds = [_KINDS[name] for name in _listed(c)]
     mamba2.check({**c, "hidden_act": c["mamba_hidden_act"]})
     biased = bool(c["use_bias"])
-    settings: dict[str, Any] = {
+    settings: Fields = {
         "attention": {},
         "mamba2": {
             "n_heads": c["mamba_num_heads"], "d_head": c["mamba_head_dim"], "n_groups": c["n_groups"],
@@ -109,9 +107,9 @@ FAMILY = Family(
         "mamba_head_dim": 64, "mamba_hidden_act": "silu", "n_groups": 8, "conv_kernel": 4, "time_step_min": 0.001,
         "time_step_max": 0.1, "time_step_limit": (0.0, float("inf")), "time_step_floor": 1e-4, "use_conv_bias": True,
         "n_routed_experts": 8, "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
-        "moe_latent_size": None, "num_experts_per_tok": 2, "routed_scaling_factor": 1.0, "n_group": 1,
-        "topk_group": 1, "norm_topk_prob": True, "use_bias": False, "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": False, "hybrid_override_pattern": "ME*-",
+        "moe_latent_size": None, "num_experts_per_tok": 2, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "use_bias": False, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
+        "hybrid_override_pattern": "ME*-",
     },
     fields=fields,
     paths=(

@@ -1,17 +1,13 @@
 """OPT, pre-norm or post-norm. Its dropout is a function call: in training mode branches are seen before it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import bart
-from signalprop.families.base import BY_HAND, Config, Family, ModelPaths, activation_name, normal
+from signalprop.families.base import BY_HAND, Config, Family, Fields, ModelPaths, activation_name, normal
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c.get("word_embed_proj_dim") not in (None, c["hidden_size"]):
         raise InputError(
             f"OPT with word_embed_proj_dim {c['word_embed_proj_dim']} beside hidden_size {c['hidden_size']} maps its "

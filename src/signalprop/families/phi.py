@@ -1,13 +1,10 @@
 """Phi (1, 1.5 and 2): attention and feed-forward in parallel after one norm."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.errors import InputError
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -18,8 +15,7 @@ from signalprop.families.base import (
 )
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     if c["qk_layernorm"]:
         raise InputError(
             "Phi with qk_layernorm (a LayerNorm on queries and keys) is not supported; QK-norm is RMS here"

@@ -1,16 +1,12 @@
 """Phi-3 and Phi-4: Llama, with one map for queries, keys and values, and one for gate and up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import glm, llama
-from signalprop.families.base import Config, rotary
+from signalprop.families.base import Config, Fields, rotary
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     return llama.decoder({**c, "attention_bias": False, "use_sliding_window": True}) | {
         "dropout": c["resid_pdrop"], "embedding_dropout": c["embd_pdrop"],
         "rotary_fraction": rotary(c, "partial_rotary_factor", 1.0),
@@ -28,8 +24,8 @@ FEED_FORWARD = replace(glm.FEED_FORWARD, branch="resid_mlp_dropout")
 FAMILY = llama.FAMILY.like(
     "phi3", fields,
     {
-        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
     },
     paths=llama.paths(ATTENTION, FEED_FORWARD),
 )  # fmt: skip

@@ -1,15 +1,10 @@
 """Qwen2 and Qwen2.5: Llama, with biases on queries, keys and values."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import llama
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     return llama.decoder(later(c)) | {"bias": False, "qkv_bias": True}
 
 
@@ -22,8 +17,5 @@ def later(c: Config) -> Config:
 
 FAMILY = llama.FAMILY.like(
     "qwen2", fields,
-    {
-        "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768,
-        "num_key_value_heads": 32,
-    },
+    {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32},
 )  # fmt: skip

@@ -1,11 +1,7 @@
 """Qwen2-MoE: Qwen2, with experts and a gated shared one in some layers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import _experts, llama, qwen2
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
 def dense(c: Config) -> list[bool]:
@@ -14,7 +10,7 @@ def dense(c: Config) -> list[bool]:
     return [i in only or n == 0 or (i + 1) % step != 0 for i in range(c["num_hidden_layers"])]
 
 
-def routed(c: Config) -> dict[str, Any]:
+def routed(c: Config) -> Fields:
     """Settings of the experts."""
     return {
         "n_experts": _experts.count(c), "top_k": c["num_experts_per_tok"], "width": c["moe_intermediate_size"],
@@ -22,8 +18,7 @@ def routed(c: Config) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     shared = {"shared_width": c["shared_expert_intermediate_size"], "shared_gated": True}
     return _experts.sparse(qwen2.fields(c) | {"qkv_bias": c["qkv_bias"]}, dense(c), **routed(c), **shared)
 
@@ -37,8 +32,8 @@ ROUTED = {
 FAMILY = qwen2.FAMILY.like(
     "qwen2_moe", fields,
     {
-        **ROUTED, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
-        "num_attention_heads": 16, "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+        **ROUTED, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "shared_expert_intermediate_size": 5632, "qkv_bias": True,
     },
     paths=_experts.paths(EXPERTS, llama.ATTENTION),
 )  # fmt: skip

@@ -1,10 +1,8 @@
 """Qwen3.5's language model: Qwen3-Next without experts, and with a map for each part of its DeltaNets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from signalprop.families import qwen3_next
+from signalprop.families import qwen2_moe, qwen3_next
 
 DELTA = replace(
     qwen3_next.DELTA,
@@ -13,13 +11,11 @@ DELTA = replace(
     blocks={"linear_attn.in_proj_qkv": ("delta_query", "delta_key", "delta_value")},
     turns={},
 )  # fmt: skip
-(_PATHS,) = qwen3_next.FAMILY.paths
-KINDS = {**_PATHS.stacks[0].kinds, "gated_delta_net": DELTA}
 FAMILY = qwen3_next.FAMILY.like(
     "qwen3_5_text", None,
     {
-        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288,
-        "num_hidden_layers": 32, "num_key_value_heads": 4, "num_experts": 0,
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+        "num_key_value_heads": 4, "num_experts": 0,
     },
-    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=KINDS),)),),
+    paths=qwen3_next.FAMILY.with_stack(kinds={"experts": qwen2_moe.EXPERTS, "gated_delta_net": DELTA}),
 )  # fmt: skip

@@ -1,15 +1,10 @@
 """Qwen3-MoE: Qwen3, with experts in some layers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import _experts, llama, qwen2, qwen2_moe
-from signalprop.families.base import Config
+from signalprop.families.base import Config, Fields
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     return _experts.sparse(llama.decoder(c) | {"qk_norm": True}, qwen2_moe.dense(c), **qwen2_moe.routed(c))
 
 

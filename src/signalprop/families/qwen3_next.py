@@ -1,20 +1,17 @@
 """Qwen3-Next: gated DeltaNets in most layers, gated attention in some, experts with a gated shared one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.families import _experts, llama, qwen2_moe, qwen3_moe
-from signalprop.families.base import BY_HAND, Config, activation_name, rotary
+from signalprop.families import llama, qwen2_moe, qwen3_moe
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name, rotary
 from signalprop.network.architecture import Architecture
 
 MIXERS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     every = range(c["num_hidden_layers"])
     period = c["full_attention_interval"]
     kinds = c["layer_types"] or ["linear_attention" if (i + 1) % period else "full_attention" for i in every]
@@ -24,7 +21,7 @@ def fields(c: Config) -> dict[str, Any]:
         raise InputError(f"a gated DeltaNet with another activation than silu is not supported; {BY_HAND}")
     shared = {"shared_width": c["shared_expert_intermediate_size"], "shared_gated": True}
     dense = qwen2_moe.dense(c)
-    settings: dict[str, Any] = {} if all(dense) else {"experts": qwen2_moe.routed(c) | shared}
+    settings: Fields = {} if all(dense) else {"experts": qwen2_moe.routed(c) | shared}
     if "full_attention" in kinds:
         settings["attention"] = {"gate": "features"}
     if "linear_attention" in kinds:
@@ -62,8 +59,6 @@ DELTA = replace(
     turns={_QKVZ: _groups, _BA: _groups},
     attention="", scaling="", query_norm="", key_norm="",
 )  # fmt: skip
-(_PATHS,) = _experts.paths(qwen2_moe.EXPERTS, ATTENTION, gain_offset=1.0)
-_KINDS = {**_PATHS.stacks[0].kinds, "gated_delta_net": DELTA}
 FAMILY = llama.FAMILY.like(
     "qwen3_next", fields,
     defaults={
@@ -74,5 +69,5 @@ FAMILY = llama.FAMILY.like(
         "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
         "layer_types": None, "full_attention_interval": 4,
     },
-    paths=(replace(_PATHS, stacks=(replace(_PATHS.stacks[0], kinds=_KINDS),)),),
+    paths=llama.paths(ATTENTION, gain_offset=1.0, kinds={"experts": qwen2_moe.EXPERTS, "gated_delta_net": DELTA}),
 )  # fmt: skip

@@ -1,15 +1,10 @@
 """SmolLM3: Llama. Every fourth layer rotates nothing, and has the window, if there is one."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import llama
-from signalprop.families.base import Config, rotary, seeing
+from signalprop.families.base import Config, Fields, rotary, seeing
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     rotates = c.get("no_rope_layers") or [
         (i + 1) % c["no_rope_layer_interval"] != 0 for i in range(c["num_hidden_layers"])
     ]
@@ -22,8 +17,8 @@ def fields(c: Config) -> dict[str, Any]:
 FAMILY = llama.FAMILY.like(
     "smollm3", fields,
     {
-        "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768,
-        "tie_word_embeddings": True, "no_rope_layer_interval": 4,
+        "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
     },
 )  # fmt: skip

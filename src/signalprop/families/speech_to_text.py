@@ -3,17 +3,13 @@
 Its sines (tensor2tensor's) are read as those of Vaswani et al.; see Whisper for how much they differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import bart, whisper
-from signalprop.families.base import SINUSOIDS, Config, Family, normal
+from signalprop.families.base import SINUSOIDS, Config, Family, Fields, normal
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     kernels = tuple(c["conv_kernel_sizes"])
     return bart.encoder_decoder(c) | {
         "positions": "sinusoidal", "input": "frames",
@@ -29,10 +25,10 @@ FAMILY = Family(
     hears=("Speech2TextFeatureExtractor", 1),
     defaults={
         "vocab_size": 10000, "d_model": 256, "encoder_layers": 12, "decoder_layers": 6, "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048,
-        "activation_function": "relu", "max_source_positions": 6000, "max_target_positions": 1024,
-        "conv_kernel_sizes": [5, 5], "conv_channels": 1024, "input_feat_per_channel": 80, "input_channels": 1,
-        "dropout": 0.1, "attention_dropout": 0.0, "scale_embedding": True, "tie_word_embeddings": True,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048, "activation_function": "relu",
+        "max_source_positions": 6000, "max_target_positions": 1024, "conv_kernel_sizes": [5, 5], "conv_channels": 1024,
+        "input_feat_per_channel": 80, "input_channels": 1, "dropout": 0.1, "attention_dropout": 0.0,
+        "scale_embedding": True, "tie_word_embeddings": True,
     },
     fields=fields,
     paths=(

@@ -3,17 +3,13 @@
 Dropout is a function call in both branches and after the embedding, which no hook sees.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 from signalprop.families import llama
-from signalprop.families.base import Config, normal
+from signalprop.families.base import Config, Fields, normal
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     same = {"rms_norm_eps": c["norm_epsilon"], "attention_bias": c["use_bias"], "use_sliding_window": True}
     return llama.decoder({**c, **same}) | {
         "gated": False, "norm": "layernorm", "norm_bias": True, "dropout": c["residual_dropout"],

@@ -1,13 +1,11 @@
 """T5, plain or gated, whole or its encoder alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any
 
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     Initialisation,
     ModelPaths,
     StackPaths,
@@ -19,8 +17,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES, fan
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. Dropout inside the feed-forward has no place there and is not read."""
+def fields(c: Config) -> Fields:
+    """Dropout inside the feed-forward has no place in an Architecture and is not read."""
     first, _, second = c["feed_forward_proj"].partition("-")
     gated = first == "gated"
     # "gated-gelu" has always meant the tanh approximation

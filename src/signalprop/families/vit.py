@@ -1,12 +1,12 @@
 """ViT."""
 
-from __future__ import annotations
+from dataclasses import replace
 
-from typing import Any
-
+from signalprop.families import bert
 from signalprop.families.base import (
     Config,
     Family,
+    Fields,
     ModelPaths,
     StackPaths,
     SublayerPaths,
@@ -17,8 +17,7 @@ from signalprop.families.base import (
 )
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture."""
+def fields(c: Config) -> Fields:
     height, width = pair(c["image_size"])
     rows, columns = pair(c["patch_size"])
     return {
@@ -64,12 +63,7 @@ TRANSFORMERS_4 = StackPaths(
             scaling="attention.attention.scaling",
             attention="attention.attention",
         ),
-        SublayerPaths(
-            norm="layernorm_after",
-            branch="output.dropout",
-            weights={"up": "intermediate.dense", "down": "output.dense"},
-            activation="intermediate.intermediate_act_fn",
-        ),
+        replace(bert.FEED_FORWARD, norm="layernorm_after"),
     ),
     final_norm="layernorm",
 )
@@ -94,8 +88,8 @@ FAMILY = Family(
     model_type="vit",
     defaults={
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-12, "image_size": 224, "patch_size": 16, "num_channels": 3, "qkv_bias": True,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "layer_norm_eps": 1e-12,
+        "image_size": 224, "patch_size": 16, "num_channels": 3, "qkv_bias": True,
     },
     fields=fields,
     paths=paths("cls_token"),

@@ -4,16 +4,12 @@ Its sines (tensor2tensor's) are read as those of Vaswani et al.: their slowest w
 mean by 0.004 and its token correlation by 0.005 or less (256 to 768 features, 448 to 1500 tokens).
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from signalprop.families import bart
-from signalprop.families.base import Config, Family, ModelPaths, normal
+from signalprop.families.base import Config, Family, Fields, ModelPaths, normal
 
 
-def fields(c: Config) -> dict[str, Any]:
-    """Fields of an Architecture. `scale_embedding` is read by transformers and then not used."""
+def fields(c: Config) -> Fields:
+    """`scale_embedding` is read by transformers and then not used."""
     return bart.encoder_decoder(c) | {
         "positions": "sinusoidal", "decoder_positions": "learned", "input": "frames", "frame_dim": c["num_mel_bins"],
         "conv_kernels": (3, 3), "conv_strides": (1, 2), "conv_activation": "gelu",
@@ -37,9 +33,9 @@ FAMILY = Family(
     hears=("WhisperFeatureExtractor", 160),  # samples
     defaults={
         "vocab_size": 51865, "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 6,
-        "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536,
-        "activation_function": "gelu", "max_source_positions": 1500, "max_target_positions": 448, "num_mel_bins": 80,
-        "dropout": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": True,
+        "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536, "activation_function": "gelu",
+        "max_source_positions": 1500, "max_target_positions": 448, "num_mel_bins": 80, "dropout": 0.0,
+        "attention_dropout": 0.0, "tie_word_embeddings": True,
     },
     fields=fields,
     paths=(PATHS,),

@@ -1,7 +1,5 @@
 """XLM-RoBERTa: RoBERTa, with another vocabulary."""
 
-from __future__ import annotations
-
 from signalprop.families import roberta
 
 FAMILY = roberta.FAMILY.like("xlm-roberta", None, {"vocab_size": 30522})
