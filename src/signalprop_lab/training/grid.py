@@ -85,8 +85,7 @@ class Grid:
 
     def settings(self, point: Point) -> dict[str, Any]:
         """All of a recipe that decides what comes out, without what is left at its default."""
-        recipe = self.recipe(point)
-        data: dict[str, Any] = json.loads(recipe.model_dump_json(by_alias=True, exclude_defaults=True))
+        data = self.recipe(point).model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return {key: value for key, value in data.items() if key not in ("name", "description", "schema")}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.errors import InputError, require
+from signalprop.errors import refusing, require
 from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
 from signalprop_lab.training.position import Position, together
@@ -92,12 +92,10 @@ def _digits(data: Data) -> Iterator[Labelled]:
 def _decoded(cell: Any, where: str, data: Data) -> Pixels:
     """A picture ({"bytes": ..., "path": ...}) as (data.channels, data.image_size, data.image_size)."""
     pillow = require("PIL.Image", "training")
-    try:
+    with refusing(f"cannot read the image {where}", "expected a picture that Pillow reads"):
         file = io.BytesIO(cell["bytes"]) if cell["bytes"] else opened(cell["path"])
         with file, pillow.open(file) as picture:
             return _sized(picture, data)
-    except Exception as error:  # Pillow's decoders have many kinds of their own
-        raise InputError(f"cannot read the image {where}: {' '.join(str(error).split())[:200]}") from None
 
 
 def _sized(picture: Any, data: Data) -> Pixels:

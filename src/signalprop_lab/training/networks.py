@@ -13,7 +13,7 @@ from signalprop.attachment.families import mapping_for
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
-from signalprop.errors import InputError, require, unknown
+from signalprop.errors import InputError, refusing, require, unknown
 from signalprop.files import checkpoint_loading
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
@@ -245,8 +245,7 @@ def _fresh(recipe: Recipe, prepared: Prepared) -> nn.Module:
     except InputError:
         raise
     except (ValueError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"transformers cannot make a {family} for {recipe.task}: {reason:.200}") from None
+        raise InputError(f"transformers cannot make a {family} for {recipe.task}: {error}") from None
     return model
 
 
@@ -274,13 +273,8 @@ def _pretrained(recipe: Recipe, prepared: Prepared) -> nn.Module:
     if (Path(source) / RECORD).is_file():
         return load(source)
     extra = {"num_labels": prepared.facts["n_classes"]} if "n_classes" in prepared.facts else {}
-    try:
+    with refusing(f"cannot load {source} for {recipe.task}", "expected a checkpoint of transformers with such a head"):
         model: nn.Module = checkpoint_loading.pretrained(_auto(recipe), source, dtype=torch.float32, **extra)
-    except InputError:
-        raise
-    except Exception as error:  # libraries raise errors of many kinds on files that are not what they should be
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"cannot load {source} for {recipe.task}: {reason:.200}") from None
     return model
 
 
@@ -295,8 +289,6 @@ def _with_adapters(base: nn.Module, model: Model) -> nn.Module:
         target_modules=list(model.lora.targets) or "all-linear",
         modules_to_save=heads if "lm_head" not in heads else None,
     )
-    try:
+    with refusing("model.lora does not fit this model", "name its maps with model.lora.targets"):
         adapted: nn.Module = peft.get_peft_model(base, config)
-    except ValueError as error:
-        raise InputError(f"model.lora: {' '.join(str(error).split()):.200}") from None
     return adapted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -300,14 +299,12 @@ class Recipe(Value):
 
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON and YAML have it."""
-        data: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True))
-        return data
+        return self.model_dump(mode="json", by_alias=True)
 
     def to_yaml(self) -> str:
         """The whole recipe, defaults included, so that it means the same after defaults have changed."""
         yaml = require("yaml", "training")
-        text: str = yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True, width=110)
-        return text
+        return str(yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True, width=110))
 
 
 def parse(data: Mapping[str, Any]) -> Recipe:

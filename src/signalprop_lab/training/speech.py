@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.data.batches import default_text, speech_features
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.network.moments import FloatArray
 from signalprop_lab.training.pairs_and_labels import speech_columns
 from signalprop_lab.training.position import Position
@@ -125,12 +125,10 @@ def _samples_in(value: Any, base: Path, where: str) -> tuple[FloatArray, int]:
 
 def _read(file: Any, name: str) -> tuple[FloatArray, int]:
     soundfile = require("soundfile", "training")
-    try:
-        with soundfile.SoundFile(file) as opened:
-            rate, seconds = opened.samplerate, opened.frames / opened.samplerate
-            samples = opened.read(dtype="float64", always_2d=True) if seconds <= _HOUR else None
-    except Exception as error:  # soundfile has its own
-        raise InputError(f"cannot read the sound {name}: {' '.join(str(error).split())[:200]}") from None
+    reading = refusing(f"cannot read the sound {name}", "expected a file that soundfile reads")
+    with reading, soundfile.SoundFile(file) as opened:
+        rate, seconds = opened.samplerate, opened.frames / opened.samplerate
+        samples = opened.read(dtype="float64", always_2d=True) if seconds <= _HOUR else None
     if samples is None:
         raise InputError(f"the sound {name} lasts {seconds:,.0f} s; expected an hour at most")
     if not samples.size:

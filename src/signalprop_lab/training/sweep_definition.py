@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -288,8 +287,7 @@ class Sweep(Value):
 
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON and YAML have it."""
-        data: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True))
-        return data
+        return self.model_dump(mode="json", by_alias=True)
 
 
 def _matches(labels: Mapping[str, str], place: Mapping[str, str]) -> bool:

@@ -49,10 +49,8 @@ def restore(text: str) -> Any:
         InputError: the text is none.
     """
     package = require("tokenizers", "models")
-    try:
+    with refusing("the cached tokenizer is damaged", "delete the cache"):
         return _wrapped(package.Tokenizer.from_str(text))
-    except Exception as error:  # tokenizers raises the base class itself
-        raise InputError(f"the cached tokenizer is damaged ({error!s:.120}); delete the cache") from None
 
 
 def serialized(tokenizer: Any) -> str:
@@ -69,17 +67,9 @@ def load(path: str) -> Any:
     """
     require("transformers", "models")
     place = Path(path)
-    try:
-        if place.is_file():
-            return checkpoint_loading.tokenizer_file(place)
-        return checkpoint_loading.tokenizer(path)
-    except InputError:
-        raise
-    except Exception as error:  # transformers and what it stands on have many kinds of their own
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
-        raise InputError(
-            f"cannot read the tokenizer {path}: {reason}; expected a directory, a tokenizer.json or a name on the hub"
-        ) from None
+    expected = "expected a directory, a tokenizer.json or a name on the hub"
+    with refusing(f"cannot read the tokenizer {path}", expected):
+        return checkpoint_loading.tokenizer_file(place) if place.is_file() else checkpoint_loading.tokenizer(path)
 
 
 def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:
@@ -128,19 +118,15 @@ def _wrapped(inner: Any) -> Any:
 
 def _bytes(package: Any, settings: Tokenizer, texts: Texts) -> Any:
     """Every byte of UTF-8 is a token: byte-level BPE without merges, ids in the order of the bytes."""
-    names = {name: i for i, name in enumerate((*_SPECIAL, *_byte_names()))}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_names = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    names = {name: i for i, name in enumerate((*_SPECIAL, *(byte_names[byte] for byte in range(256))))}
     inner = package.Tokenizer(package.models.BPE(vocab=names, merges=[]))
     inner.add_special_tokens(list(_SPECIAL))
     inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = package.decoders.ByteLevel()
     return inner
-
-
-def _byte_names() -> list[str]:
-    """The characters by which byte-level BPE (GPT-2) writes the bytes 0 to 255: themselves, where they are visible."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return [chr(byte if byte in visible else next(hidden)) for byte in range(256)]
 
 
 def _bpe(package: Any, settings: Tokenizer, texts: Texts) -> Any:
@@ -192,13 +178,8 @@ def _unigram(package: Any, settings: Tokenizer, texts: Texts) -> Any:
     trainer = package.trainers.UnigramTrainer(
         vocab_size=settings.vocab_size, special_tokens=special, unk_token=UNKNOWN, show_progress=False
     )
-    try:
+    with refusing("no unigram tokenizer can be trained on this text", "change data.tokenizer.vocab_size"):
         drawn.train_from_iterator(texts(), trainer)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            f"no unigram tokenizer can be trained on this text: {reason}; change data.tokenizer.vocab_size"
-        ) from None
     pieces = [(piece, score) for piece, score in json.loads(drawn.to_str())["model"]["vocab"] if piece not in special]
     vocabulary = [(name, 0.0) for name in special] + _settled(pieces)
     inner = package.Tokenizer(package.models.Unigram(vocabulary, unk_id=special.index(UNKNOWN), byte_fallback=False))

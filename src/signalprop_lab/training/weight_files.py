@@ -39,7 +39,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        raise InputError(f"cannot read {path}: {error}") from None
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:

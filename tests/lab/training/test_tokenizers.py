@@ -59,7 +59,5 @@ def test_bad_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"^cannot read the tokenizer .*; expected a directory, .*$"):
             load(str(path))
     letters = " ".join(map(chr, range(0x4E00, 0x5000)))
-    with pytest.raises(
-        InputError, match=r"no unigram tokenizer can be trained on this text: .*; change data.tokenizer"
-    ):
+    with pytest.raises(InputError, match=r"no unigram tokenizer can be trained on this text .*; change data.tokenizer"):
         train(Tokenizer(kind="unigram", vocab_size=300), lambda: [letters])
