@@ -24,7 +24,7 @@ from signalprop.repair import apply, load, parameter_groups
 from signalprop.repair.record import record_of
 from signalprop.repair.saved_tensors import RECORD
 from signalprop.schemes import scheme as scheme_of
-from signalprop_lab.training.examples import Example, Examples, Prepared, Streamed, as_batch, collate
+from signalprop_lab.training.examples import Examples, Ordered, Prepared, Streamed, as_batch, collate
 from signalprop_lab.training.recipe import Model, Optimizer, Recipe, architecture_of
 
 _STATISTICS_OF = 32  # examples whose statistics a scheme is given
@@ -37,11 +37,7 @@ _AUTO = {
     "translation": "AutoModelForSeq2SeqLM",
 }
 # Fields of transformers' configurations that follow from the data, where a family has them.
-_FACTS = {
-    "vocab_size": ("vocab_size",),
-    "n_classes": ("num_labels",),
-    "seq_len": ("max_position_embeddings",),
-}
+_FACTS = {"vocab_size": "vocab_size", "n_classes": "num_labels", "seq_len": "max_position_embeddings"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Network:
 
     Attributes:
         module: what is trained. base: the same without adapters, whose layers the mapping speaks of.
-        mapping: of the base. architecture: of the mapping.
+        mapping: of the base.
         parametrization: the numbers it started with; read from the weights where no scheme made them.
     """
 
@@ -58,10 +54,6 @@ class Network:
     base: nn.Module
     mapping: Mapping
     parametrization: Parametrization
-
-    @property
-    def architecture(self) -> Architecture:
-        return self.mapping.architecture
 
     def arguments(self, tensors: Dictionary[str, Tensor]) -> dict[str, Tensor]:
         """A collated batch as arguments of the model's forward, with its `labels`."""
@@ -142,19 +134,14 @@ def _with_embedding_rate(groups: list[dict[str, Any]], tables: set[int], rate: f
 # --- making it --------------------------------------------------------------------------------------------------------
 
 
-def first_examples(prepared: Prepared, n: int) -> list[Example]:
-    """The first `n` training examples, in the order of seed 0."""
-    from signalprop_lab.training.examples import Ordered
-
-    if not isinstance(prepared.train, Examples):
-        return list(Streamed(prepared.train, n, 0))
-    ordered = Ordered(prepared.train, min(n, len(prepared.train)), 0)
-    return [ordered[i] for i in range(len(ordered))]
-
-
 def sample_batch(prepared: Prepared, n: int) -> Batch:
-    """The first `n` training examples as one batch."""
-    return as_batch(collate(first_examples(prepared, n), prepared.pads), prepared.source)
+    """The first `n` training examples, in the order of seed 0, as one batch."""
+    if isinstance(prepared.train, Examples):
+        ordered = Ordered(prepared.train, min(n, len(prepared.train)), 0)
+        examples = [ordered[i] for i in range(len(ordered))]
+    else:
+        examples = list(Streamed(prepared.train, n, 0))
+    return as_batch(collate(examples, prepared.pads), prepared.source)
 
 
 def network_of(recipe: Recipe, prepared: Prepared) -> Network:
@@ -252,10 +239,7 @@ def _fresh(recipe: Recipe, prepared: Prepared) -> nn.Module:
 def _facts_of(recipe: Recipe, prepared: Prepared, config: Any) -> dict[str, Any]:
     """What the data decide, in the names of a configuration."""
     out = {
-        name: prepared.facts[fact]
-        for fact, names in _FACTS.items()
-        for name in names
-        if fact in prepared.facts and hasattr(config, name)
+        name: prepared.facts[fact] for fact, name in _FACTS.items() if fact in prepared.facts and hasattr(config, name)
     }
     if recipe.task == "image-classification":
         d = recipe.data

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from torch import nn
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, write_json, write_text, written_whole
@@ -115,7 +116,8 @@ class _Run:
         if recipe.gradient_checkpointing:
             recompute_layers(network)
         self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
-        _quiet(self.trainer)
+        for kind in (PrinterCallback, ProgressCallback):  # the bar and the files say it
+            self.trainer.remove_callback(kind)
         self.metrics = folder / "metrics.jsonl"
         self.interrupts = Interrupts()
         self.guard = Guard(self.trainer, self.interrupts)
@@ -364,11 +366,3 @@ def _writers_leave_errors() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-def _quiet(trainer: Any) -> None:
-    """The Trainer's own printing goes: the bar and the files say it."""
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
-
-    for kind in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -115,15 +115,16 @@ class RecipeTrainer(Trainer):
         self.chance = prepared.chance(asked)
         # mean number of labels, so that a mean over examples is the mean over labels
         self._labels_per_example = float(np.sum(asked != IGNORED)) / len(validation)
+        score: Any = prepared.score
         super().__init__(
             model=network.module,
             train_dataset=train_data(recipe, prepared),
             eval_dataset=validation,
-            data_collator=Collator(network, prepared.pads),
+            data_collator=lambda examples: network.arguments(collate(examples, prepared.pads)),
             compute_loss_func=lambda outputs, labels, num_items_in_batch=None: self.loss_of(
                 logits_of(outputs), labels, num_items_in_batch
             ),
-            compute_metrics=None if prepared.score is None else _scored(prepared.score),
+            compute_metrics=None if score is None else lambda seen: score(seen.predictions, seen.label_ids),
             preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),
             **options,
         )
@@ -255,26 +256,12 @@ class RecipeTrainer(Trainer):
             checkpoints.restore_random(Path(checkpoint), self.args.process_index)
 
 
-class Collator:
-    """Examples as arguments of the network's forward."""
-
-    def __init__(self, network: Network, pads: Mapping[str, float]) -> None:
-        self._network, self._pads = network, pads
-
-    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
-        return self._network.arguments(collate(examples, self._pads))
-
-
 def train_data(recipe: Recipe, prepared: Prepared) -> Dataset[Example]:
     """Exactly the examples that a run reads."""
     n = recipe.budget.steps * recipe.budget.batch_size
     if not isinstance(prepared.train, Examples):
         return Streamed(prepared.train, n, recipe.seed, recipe.budget.batch_size)
     return Ordered(prepared.train, n, recipe.seed)
-
-
-def _scored(score: Callable[..., dict[str, float]]) -> Callable[[Any], dict[str, float]]:
-    return lambda seen: score(np.asarray(seen.predictions), np.asarray(seen.label_ids))
 
 
 def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Network) -> TrainingArguments:
@@ -294,7 +281,10 @@ def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Netw
         raise InputError(f"budget.micro_batch {micro} does not divide the {per_process} examples of a process")
     options: dict[str, Any] = {}
     if recipe.parallel.fsdp:
-        units = {"version": 2, "transformer_layer_cls_to_wrap": _layer_classes(network)}
+        units = {
+            "version": 2,
+            "transformer_layer_cls_to_wrap": sorted({type(layer).__name__ for layer in network.layers}),
+        }
         options |= {"fsdp": True, "fsdp_config": units | recipe.parallel.fsdp_config}
         if (replicas := recipe.parallel.replicas) > 1:
             if world_size % replicas:
@@ -359,8 +349,3 @@ def recompute_layers(network: Network) -> None:
 
     for layer in network.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-def _layer_classes(network: Network) -> list[str]:
-    """Names of the classes that FSDP shards as units: those of the layers."""
-    return sorted({type(layer).__name__ for layer in network.layers})
