@@ -1,8 +1,7 @@
-"""`fit` on every model whose weights anatomy tells apart, and on a trained checkpoint: docs/fitted.md.
+"""`fit` on every model whose weights anatomy tells apart: docs/fitted.md.
 
     python -m benchmarks.fitted_models                      # what docs/fitted.json does not hold yet, then the page
     python -m benchmarks.fitted_models NAME ...             # these anew
-    python -m benchmarks.fitted_models --checkpoint DIRECTORY --text FILE  # its perplexity, then the page
     python -m benchmarks.fitted_models --page               # only the page
 
 The models are those of docs/reach.md, small and random, each in a process of its own. Nothing is downloaded.
@@ -13,16 +12,12 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import subprocess
-import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.reach import _line, built, in_a_process
 from benchmarks.reach_page import _clean
@@ -123,45 +118,6 @@ def _apart(one: Tensor, other: Tensor) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def perplexity(source: Path, text: Path, name: str, tokens: int = 512, length: int = 256) -> Record:
-    """exp of the mean loss on a text, in a type, in sequences that each begin as the text does; and what overflows."""
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, name))
-    model.eval()
-    ids = tokenizer(text.read_text(encoding="utf-8")[: 20 * tokens], return_tensors="pt").input_ids[0]
-    losses, largest = [], 0.0
-    for k in range(tokens // length):
-        row = torch.cat([ids[:1], ids[1 + k * (length - 1) :][: length - 1]])
-        with torch.no_grad():
-            out = model(input_ids=row[None], output_hidden_states=True)
-        losses.append(torch.nn.functional.cross_entropy(out.logits[0, :-1].double(), row[1:], reduction="none"))
-        largest = max(largest, *(float(x.abs().max()) for x in out.hidden_states))
-    every = torch.cat(losses)
-    number, lost = float(every.mean().exp()), int((~every.isfinite()).sum())
-    return {
-        "perplexity": None if lost else number,
-        "not_finite": lost,
-        "tokens": len(every),
-        "largest": largest if math.isfinite(largest) else None,
-    }
-
-
-def checkpoint(source: Path, text: Path, name: str) -> Record:
-    """A trained model in three types, as it is and fitted on another part of the text; and what `fit` said."""
-    with tempfile.TemporaryDirectory() as folder:
-        new, report, head = Path(folder) / "fitted", Path(folder) / "fit.json", Path(folder) / "text.txt"
-        words = text.read_text(encoding="utf-8")
-        head.write_text(words[len(words) // 2 :], encoding="utf-8")
-        given = ["--text", str(head), "--seq-len", "256", "--batch-size", "2", "--json", str(report)]
-        command = [sys.executable, "-m", "signalprop", "fit", str(source), "--out", str(new), *given]
-        subprocess.run(command, check=True, capture_output=True)
-        said = read_json(report)
-        types = ("float32", "float16", "bfloat16")
-        numbers = {t: {"before": perplexity(source, text, t), "after": perplexity(new, text, t)} for t in types}
-    kept = ("stream", "margin", "error", "stored_error", "format_error", "gain_rounding", "epsilon", "top")
-    return {"name": name, "types": numbers, **{key: said[key] for key in kept}}
-
-
 INTRODUCTION = """\
 # Fitted models
 
@@ -222,7 +178,8 @@ def _of_checkpoint(one: Record) -> str:
         f"fit --format fp16` on other passages of the same text: the stream is divided by {one['stream']:g}, epsilon "
         f"{one['epsilon']}. fp16 ends at {one['top']:.0f}.\n\n{compact(head, rows)}\n\nOutputs in float64 differ by "
         f"{one['error']:.0e} of the largest; in fp16 they differ from those in float64 by {before} before, {after} "
-        f"after. Gains 1 + weight are off by up to {one['gain_rounding']:.1e} where fp16 holds the weight."
+        f"after. Gains 1 + weight are off by up to {one['gain_rounding']:.1e} where fp16 holds the weight. This is a "
+        "record of November 2026; what measured it is `benchmarks/fitted_models.py` in the repository at 71b7067."
     )
 
 
@@ -280,9 +237,6 @@ def main() -> None:
     """Command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="config types, or models of others")
-    parser.add_argument("--checkpoint", type=Path, help="a directory with a trained language model and its tokenizer")
-    parser.add_argument("--text", type=Path, help="what it reads")
-    parser.add_argument("--name", help="of the checkpoint, on the page")
     parser.add_argument("--page", action="store_true", help="run nothing")
     given = parser.parse_args()
     import transformers.models.llama.modeling_llama  # what most models need, once for all processes
@@ -293,12 +247,7 @@ def main() -> None:
     torch.backends.mha.set_fastpath_enabled(False)
     stored = read_json(FILE) if FILE.is_file() else {"models": {}, "checkpoints": {}}
     stored["versions"] = {"transformers": transformers.__version__, "torch": torch.__version__}
-    if given.checkpoint is not None:
-        if given.text is None:
-            parser.error("--checkpoint needs --text")
-        name = given.name or given.checkpoint.name
-        stored["checkpoints"][name] = checkpoint(given.checkpoint, given.text, name)
-    elif not given.page:
+    if not given.page:
         reached = read_json(REACH)["models"]
         known = [name for name, one in reached.items() if name in HYBRIDS or "stream" in one.get("predicted", {})]
         todo = given.names or [name for name in known if name not in stored["models"]]

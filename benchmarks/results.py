@@ -45,35 +45,33 @@ def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
     return {**results, "sweep": now.to_json()}
 
 
+def stored_results() -> dict[Path, dict[str, Any]]:
+    """What is stored of sweeps, by file; other benchmarks write pages of their own."""
+    found = {file: read_json(file) for file in sorted(FOLDER.glob("*.json"))}
+    return {file: one for file, one in found.items() if isinstance(one, dict) and one.get("schema") == SCHEMA}
+
+
 def pages() -> list[tuple[str, str, str]]:
     """Write the page of every stored sweep: their names, titles and verdicts."""
     found = []
-    for file in sorted(FOLDER.glob("*.json")):
-        results = read_json(file)
-        if isinstance(results, dict) and results.get("schema") == SCHEMA:  # other benchmarks write pages of their own
-            results = judged_anew(results)
-            write_json(file, results)
-            verdict = write_results_page(file, file.with_suffix(".md"))
-            sweep = Sweep(**results["sweep"])
-            found.append(
-                (file.stem, sweep.title or sweep.name, verdict if sweep.verdict else f"judged in {STEPS_LINK}")
-            )
+    for file, results in stored_results().items():
+        results = judged_anew(results)
+        write_json(file, results)
+        verdict = write_results_page(file, file.with_suffix(".md"))
+        sweep = Sweep(**results["sweep"])
+        found.append((file.stem, sweep.title or sweep.name, verdict if sweep.verdict else f"judged in {STEPS_LINK}"))
     return found
 
 
 def counted() -> str:
     """How many runs are stored, how many of them are different, and which pages the same ones decide."""
     files: dict[tuple[Any, ...], set[str]] = {}
-    n = 0
-    for file in sorted(FOLDER.glob("*.json")):
-        results = read_json(file)
-        if isinstance(results, dict) and results.get("schema") == SCHEMA:
-            for row in results["rows"]:
-                key = tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
-                files.setdefault(key, set()).add(f"[{file.stem}]({file.stem}.md)")
-                n += 1
+    rows = [(file, row) for file, results in stored_results().items() for row in results["rows"]]
+    for file, row in rows:
+        key = tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
+        files.setdefault(key, set()).add(f"[{file.stem}]({file.stem}.md)")
     shared = Counter(" and ".join(sorted(names)) for names in files.values() if len(names) > 1)
-    text = f"{n} runs of sweeps are stored; {len(files)} of them are different."
+    text = f"{len(rows)} runs of sweeps are stored; {len(files)} of them are different."
     if shared:
         told = "; ".join(f"{names} {runs}" for names, runs in sorted(shared.items()))
         text += f" Some decide parts of several pages, which are no evidence of their own for each other: {told}."
@@ -86,13 +84,16 @@ def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
     for file in sorted(FOLDER.glob("*.md")):
         if file.stem not in (*known, "index"):
             text = file.read_text(encoding="utf-8")
-            lines = re.findall(r"^- .*?: \*\*(.+?)\*\*", text.partition("## Verdict")[2], re.MULTILINE)
+            lines = [verdict for _, verdict in claims(text)]
             verdict = ", ".join(f"{n} of {len(lines)} {word}" for word, n in sorted(Counter(lines).items()))
             found.append((file.stem, text.partition("\n")[0].removeprefix("# "), verdict))
     return found
 
 
-_CLAIM = re.compile(r"^- (.*?): \*\*(.+?)\*\*", re.MULTILINE)
+def claims(page: str) -> list[tuple[str, str]]:
+    """The parts of a page's claim, each with its verdict."""
+    told = page.partition("## Verdict")[2].partition("\n## ")[0]
+    return re.findall(r"^- (.*?): \*\*(.+?)\*\*", told, re.MULTILINE)
 
 
 def by_verdict(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
@@ -104,7 +105,7 @@ def by_verdict(pages: dict[str, str]) -> dict[str, dict[str, list[str]]]:
     out: dict[str, dict[str, list[str]]] = {}
     for name, text in pages.items():
         title = f"[{text.partition(chr(10))[0].removeprefix('# ')}]({name})"
-        for claim, verdict in _CLAIM.findall(text.partition("## Verdict")[2].partition("\n## ")[0]):
+        for claim, verdict in claims(text):
             out.setdefault(verdict, {}).setdefault(title, []).append(claim)
     return out
 

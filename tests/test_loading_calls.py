@@ -24,7 +24,6 @@ LOOKED_AT = {
     ("src/signalprop_lab/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
     ("benchmarks/small_models.py", "getattr(transformers, ...)"): 1,  # names in transformers' own tables
     ("benchmarks/fresh_families.py", "for_model"): 1,  # a configuration by its type, of a table that stands there
-    ("benchmarks/fitted_models.py", "from_pretrained"): 2,  # of a directory that is named by hand; runs no code of it
     ("benchmarks/notebooks.py", "exec"): 1,  # the project's own examples
     ("benchmarks/notebooks.py", "eval"): 1,
 }
