@@ -14,23 +14,12 @@ from signalprop.data.batches import load_text, text_batch, word_ids
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
 from signalprop.frontier import Frontier, frontier
-from signalprop.theory.first_step import CONSTANTS, TESTED
+from signalprop.theory.first_step import TESTED
 from stepping import STORED, measured_over_predicted, network
 
 
 def _of(scheme: str, *shapes: tuple[int, int], **options: float) -> Frontier:
     return frontier([sp.scheme(scheme)(network(*shape, "pre")) for shape in shapes], **options)
-
-
-def test_multipliers_of_zero_move_by_the_branches_alone() -> None:
-    """ReZero: the multipliers alone move, each by the rate, so N branches change the stream by their common size."""
-    found = _of("rezero", (2, 64), (8, 64), (2, 128), change=0.2)
-    forward = sp.predict(sp.scheme("rezero")(network(2, 64, "pre"))).forward
-    by_hand = CONSTANTS["adam"] * np.sqrt(forward["branch"].variance.sum() / forward["stream_out"].variance[-1])
-    assert found.cells[0].change == pytest.approx(by_hand, rel=1e-6)
-    assert found.cells[0].rate == pytest.approx(0.2 / by_hand, rel=1e-6)
-    (exponents,) = found.exponents
-    assert exponents.depth == pytest.approx(-0.5, abs=0.05) and exponents.width == pytest.approx(0, abs=0.05)
 
 
 def test_xavier_wants_a_rate_of_one_over_the_width() -> None:

@@ -38,8 +38,6 @@ NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "kernels", "tour", "training", "will-it-train")}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
-# Pages whose Python, and what it prints, is for other tests, which also look at the results.
-RUN_BY = {"docs/measuring.md": "tests/measurement/test_mapping.py", "docs/schemes.md": "tests/schemes/test_docs.py"}
 # Blocks that are not run, by their page and how they begin, and why.
 _INSTALLS = "installs packages; make test and make demo are what CI and newcomers run"
 _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exist reads recipe and settings"
@@ -83,10 +81,6 @@ def blocks(page: str) -> list[Block]:
 ALL = [block for page in PAGES for block in blocks(page)]
 
 
-def elsewhere(block: Block) -> bool:
-    return block.language in ("python", "text") and block.page in RUN_BY
-
-
 def named(block: Block) -> set[tuple[str, str]]:
     """The entries of NOT_RUN that mean it."""
     return {(page, start) for page, start in NOT_RUN if page == block.page and block.text.startswith(start)}
@@ -94,7 +88,7 @@ def named(block: Block) -> set[tuple[str, str]]:
 
 def runs(block: Block) -> bool:
     """Is it run, or read, by `test_a_page_works_as_typed`?"""
-    return block.language in RUN and not elsewhere(block) and not named(block)
+    return block.language in RUN and not named(block)
 
 
 class Reader:
@@ -223,11 +217,9 @@ def test_a_page_works_as_typed(
 
 def test_every_block_is_run_or_named() -> None:
     """A new block has to be of a language that is run, or to stand in NOT_RUN with a reason."""
-    loose = [block for block in ALL if not (runs(block) or elsewhere(block) or named(block))]
+    loose = [block for block in ALL if not (runs(block) or named(block))]
     assert [block for block in loose if not block.language.startswith("{")] == []  # what Sphinx reads: test_site.py
     assert set(NOT_RUN) == set().union(*map(named, ALL)), "no such block any more"
-    for page, file in RUN_BY.items():
-        assert Path(page).name in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_no_block_is_hidden() -> None:

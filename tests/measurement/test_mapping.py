@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from signalprop import read_parametrization
 from signalprop.attachment import Mapping, SublayerMap
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import tensor_moments
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "measuring.md"
-
-
-def test_the_examples_in_the_documentation_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 7
-    names: dict[str, Any] = {}
-    torch.manual_seed(0)
-    for block in blocks:
-        exec(compile(block, str(DOCUMENT), "exec"), names)
-    profile, gpt = names["profile"], names["gpt"]
-    assert profile.n_sublayers == 12 and profile.gradient is not None
-    p = read_parametrization(gpt, mapping=names["mapping"])
-    qkv = gpt.blocks[2].attn.qkv.weight.detach().double()
-    for i, role in enumerate(("query", "key", "value")):
-        assert p.weights[role][4] == pytest.approx(float((qkv[64 * i : 64 * (i + 1)] ** 2).mean().sqrt()))
 
 
 class Layer(nn.Module):
