@@ -121,8 +121,11 @@ class TestRightModels:
         found = check(build(table, seed=3), table)
         assert found.ok, found.summary()
 
-    @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "bert"])
-    @pytest.mark.parametrize("asked", ["deepscalelm-simple", "deepnorm", "rezero", "layerscale", "mup"])
+    @pytest.mark.parametrize(
+        ("name", "asked"),
+        [("gpt2", "deepscalelm-simple"), ("llama", "deepnorm"), ("t5", "rezero"), ("bert", "layerscale"),
+         ("gpt2", "mup"), ("llama", "layerscale"), ("t5", "deepscalelm-simple"), ("bert", "deepnorm")],
+    )  # fmt: skip
     def test_applied_models(self, name: str, asked: str) -> None:
         model = family(name)
         apply(model, asked, seed=1)

@@ -345,18 +345,6 @@ def test_check_finds_what_is_wrong(damage: Any) -> None:
     assert name in {row.name for row in sp.check(model, table).wrong}
 
 
-@pytest.mark.parametrize(("name", "scheme", "options"), EVERY)
-def test_cannot_fold_and_not_absorb(name: str, scheme: str, options: dict[str, Any]) -> None:
-    model = vanilla(name)
-    with pytest.raises(InputError, match="mode='gauge'"):
-        sp.apply(model, scheme, mode="absorbed", **options)
-    sp.apply(model, scheme, seed=0, **options)
-    before = copy.deepcopy(model.state_dict())
-    with pytest.raises(InputError, match="cannot be folded into weights"):
-        sp.fold(model)
-    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-
-
 @pytest.mark.parametrize(("name", "scheme", "options"), [
     ("gpt2", "e-spa", {}), ("llama", "e-spa", {"norm": True}), ("bert", "u-spa", {}), ("gpt2", "value-skipinit", {}),
 ])  # fmt: skip
@@ -396,6 +384,7 @@ def test_refusals() -> None:
     assert "encoder-decoders" in refusal("t5", "e-spa")
     assert "QK-norm" in refusal("qwen3", "e-spa")
     assert "tat" in refusal("llama", "e-spa", activation="tat")
+    assert "mode='gauge'" in refusal("gpt2", "e-spa", mode="absorbed")
 
 
 def test_a_sliding_window_is_refused() -> None:
