@@ -98,9 +98,9 @@ def allowed(placement: Any, variant: str) -> bool:
 
 @pytest.mark.parametrize("index", range(len(ACTIVATION_NAMES)), ids=ACTIVATION_NAMES)
 def test_every_activation_with_every_norm_and_placement(index: int) -> None:
-    """In another variant of the network each time; all activations together meet all of them."""
+    """Half of them each, in another variant of the network each time; all activations together meet all of them."""
     names = list(VARIANTS)
-    for k, (norm, placement) in enumerate(NORMS):
+    for k, (norm, placement) in list(enumerate(NORMS))[index % 2 :: 2]:
         variant = names[(index + k) % len(names)]
         check_network(ACTIVATION_NAMES[index], norm, placement, variant if allowed(placement, variant) else "decoder")
 
@@ -133,7 +133,7 @@ def check_scheme(name: str, presets: Sequence[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(SCHEMES))
 def test_every_scheme(name: str) -> None:
-    check_scheme(name, ("bert-base", "llama3-8b", "t5-small"))
+    check_scheme(name, ("llama3-8b", "t5-small") if len(name) % 2 else ("bert-base", "llama3-8b"))
 
 
 @pytest.mark.slow

@@ -1,8 +1,10 @@
-"""Whatever loads a checkpoint goes through one module, as the calls in the source tree say."""
+"""Whatever loads a checkpoint, or opens a file of a user, goes through one module, as the calls in the sources say."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,49 +31,82 @@ LOOKED_AT = {
 }
 
 
-def calls_in(source: str) -> list[str]:
-    """Calls of a module that load, and looks into transformers by names that are not written there."""
+# Calls that read a file by its path, and are not of `storage`: what they read is no user's, or was opened or checked.
+FILES = {
+    ("src/signalprop/diagnosis/kept.py", "open"): 1,  # written to
+    ("src/signalprop/diagnosis/tasks.py", "open"): 1,  # of the system, written to
+    ("src/signalprop/files/limits.py", "read_text"): 4,  # of the system
+    ("src/signalprop/files/storage.py", "open"): 1,  # `opened` itself
+    ("src/signalprop/files/storage.py", "np.load"): 1,  # opened
+    ("src/signalprop/monitoring/logs.py", "open"): 1,  # written to
+    ("src/signalprop/report/findings.py", "read_text"): 1,  # of the package
+    ("src/signalprop/report/html/kernels.py", "np.load"): 1,  # opened
+    ("src/signalprop/report/html/page.py", "read_bytes"): 1,  # of the package
+    ("src/signalprop/report/html/page.py", "read_text"): 1,  # of the package
+    ("src/signalprop_lab/explorer/app.py", "read_bytes"): 3,  # of the package
+    ("src/signalprop_lab/explorer/page.py", "read_text"): 1,  # of the package
+    ("src/signalprop_lab/reproductions/pictures.py", "Image.open"): 1,  # from memory
+    ("src/signalprop_lab/training/callbacks.py", "open"): 1,  # written to
+    ("src/signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
+    ("src/signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package
+}
+READ = {"open", "read_text", "read_bytes"}
+
+
+def loads_of(node: ast.Call) -> list[str]:
+    """What a call loads, or looks for in transformers by a name that is not written there."""
     found = []
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        function = node.func
-        if isinstance(function, ast.Attribute):
-            owner = function.value
-            last = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
-            if function.attr in CALLS - {"eval"}:
-                found.append(function.attr)
-            elif function.attr in ("load", "loads", "load_all") and last in LOADS:
-                found.append(f"{last}.{function.attr}")
-            elif function.attr == "load" and last in ("np", "numpy"):
-                wanted = [k for k in node.keywords if k.arg in ("allow_pickle", None)]  # by default it is not
-                found += [] if all(getattr(k.value, "value", True) is False for k in wanted) else ["np.load"]
-        elif isinstance(function, ast.Name):
-            if function.id in CALLS:
-                found.append(function.id)
-            elif function.id == "getattr" and isinstance(node.args[0], ast.Name) and node.args[0].id == "transformers":
-                found += [] if isinstance(node.args[1], ast.Constant) else ["getattr(transformers, ...)"]
-        found += [f"{k.arg}=True" for k in node.keywords if k.arg == "trust_remote_code" and _true(k.value)]
-    return found
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        owner = function.value
+        last = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+        if function.attr in CALLS - {"eval"}:
+            found.append(function.attr)
+        elif function.attr in ("load", "loads", "load_all") and last in LOADS:
+            found.append(f"{last}.{function.attr}")
+        elif function.attr == "load" and last in ("np", "numpy"):
+            wanted = [k for k in node.keywords if k.arg in ("allow_pickle", None)]  # by default it is not
+            found += [] if all(getattr(k.value, "value", True) is False for k in wanted) else ["np.load"]
+    elif isinstance(function, ast.Name):
+        if function.id in CALLS:
+            found.append(function.id)
+        elif function.id == "getattr" and isinstance(node.args[0], ast.Name) and node.args[0].id == "transformers":
+            found += [] if isinstance(node.args[1], ast.Constant) else ["getattr(transformers, ...)"]
+    return found + [f"{k.arg}=True" for k in node.keywords if k.arg == "trust_remote_code" and _true(k.value)]
 
 
 def _true(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is True
 
 
-def files() -> list[Path]:
-    found = (path for top in ("src", "benchmarks") for path in (ROOT / top).rglob("*.py"))
-    return sorted(path for path in found if path.relative_to(ROOT).as_posix() != DOOR)
+def reads_of(node: ast.Call) -> list[str]:
+    """What a call reads by its path."""
+    function = node.func
+    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+    owner = getattr(getattr(function, "value", None), "id", "")
+    if (owner, name) in {("np", "load"), ("pillow", "open"), ("Image", "open")}:
+        return [f"{owner}.{name}"]
+    method = not isinstance(function, ast.Name) or name == "open"
+    return [name] if name in READ and owner not in ("os", "webbrowser", "gzip", "lzma") and method else []
 
 
-def test_every_load_goes_through_one_module() -> None:
-    found: dict[tuple[str, str], int] = {}
-    for path in files():
-        for call in calls_in(path.read_text("utf-8")):
-            key = (path.relative_to(ROOT).as_posix(), call)
-            found[key] = found.get(key, 0) + 1
-    assert found == LOOKED_AT
-    assert {"from_pretrained", "load_dataset"} <= set(calls_in((ROOT / DOOR).read_text("utf-8")))
+def calls(source: str) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+
+
+def test_every_load_and_every_file_goes_through_one_module() -> None:
+    loaded: Counter[tuple[str, str]] = Counter()
+    read: Counter[tuple[str, str]] = Counter()
+    for top in ("src", "benchmarks"):
+        for file in (ROOT / top).rglob("*.py"):
+            path = file.relative_to(ROOT).as_posix()
+            for node in calls(file.read_text("utf-8")):
+                loaded.update((path, call) for call in loads_of(node) if path != DOOR)
+                read.update((path, call) for call in reads_of(node) if top == "src")
+    assert loaded == LOOKED_AT
+    assert read == FILES
+    door = [call for node in calls((ROOT / DOOR).read_text("utf-8")) for call in loads_of(node)]
+    assert {"from_pretrained", "load_dataset"} <= set(door)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +127,4 @@ def test_every_load_goes_through_one_module() -> None:
     ],
 )
 def test_what_it_finds(source: str, found: list[str]) -> None:
-    assert calls_in(source) == found
+    assert [call for node in calls(source) for call in loads_of(node)] == found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import io
 import os
 import signal
@@ -135,52 +134,3 @@ class TestSizes:
             patch.setattr("signalprop.files.limits.memory_limit", lambda: 1 << 31)
             with pytest.raises(InputError, match=r"4,294,967,294 bytes unpacked\) needs at least 4.3 GB"):
                 of_arrays(tmp_path / "x.npz")
-
-
-# Calls that read a file by its path, and are not of `storage`: what they read is no user's, or was opened or checked.
-ALLOWED = {
-    ("signalprop/diagnosis/kept.py", "open"): 1,  # written to
-    ("signalprop/diagnosis/tasks.py", "open"): 1,  # of the system, written to
-    ("signalprop/files/limits.py", "read_text"): 4,  # of the system
-    ("signalprop/files/storage.py", "open"): 1,  # `opened` itself
-    ("signalprop/files/storage.py", "np.load"): 1,  # opened
-    ("signalprop/monitoring/logs.py", "open"): 1,  # written to
-    ("signalprop/report/findings.py", "read_text"): 1,  # of the package
-    ("signalprop/report/html/kernels.py", "np.load"): 1,  # opened
-    ("signalprop/report/html/page.py", "read_bytes"): 1,  # of the package
-    ("signalprop/report/html/page.py", "read_text"): 1,  # of the package
-    ("signalprop_lab/explorer/app.py", "read_bytes"): 3,  # of the package
-    ("signalprop_lab/explorer/page.py", "read_text"): 1,  # of the package
-    ("signalprop_lab/reproductions/pictures.py", "Image.open"): 1,  # from memory
-    ("signalprop_lab/training/callbacks.py", "open"): 1,  # written to
-    ("signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
-    ("signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package
-}
-READ = {"open", "read_text", "read_bytes"}
-
-
-def reads_in(source: str) -> list[str]:
-    """Calls in a module that read a file by its path."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        function = node.func
-        name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-        owner = getattr(getattr(function, "value", None), "id", "")
-        if (owner, name) in {("np", "load"), ("pillow", "open"), ("Image", "open")}:
-            found.append(f"{owner}.{name}")
-        elif name in READ and owner not in ("os", "webbrowser", "gzip", "lzma") and not (
-            isinstance(function, ast.Name) and name != "open"
-        ):  # fmt: skip
-            found.append(name)
-    return found
-
-
-def test_every_file_is_read_through_one_function() -> None:
-    found: dict[tuple[str, str], int] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        for name in reads_in(path.read_text("utf-8")):
-            key = path.relative_to(SOURCE).as_posix(), name
-            found[key] = found.get(key, 0) + 1
-    assert found == ALLOWED
