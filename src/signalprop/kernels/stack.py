@@ -28,11 +28,13 @@ from signalprop.theory.reading import LARGEST_MEMORY
 class BranchKernel(Protocol):
     """What `of(parametrization, stack, shapes)` in a kind's `kernel.py` gives: its sublayers in one stack.
 
-    A kind that can be followed on a grid of positions has `on_grid(parametrization, stack, shapes, grid)` beside it.
+    Kinds derive from it. One that can be followed on a grid of positions has
+    `on_grid(parametrization, stack, shapes, grid)` beside `of`.
     """
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
+        return False
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         """Kernel of the branch before its dropout, (T, T), from the one that it reads."""

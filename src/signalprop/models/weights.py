@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from signalprop.network.parametrization import Distribution
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Distribution, fan
 
 # Standard deviation of a standard normal that is cut off at +-2: sqrt(1 - 4 pdf(2) / (2 cdf(2) - 1)).
 _TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
@@ -67,3 +69,25 @@ class Convolution(nn.Conv1d):
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
+
+
+class WithMaps(nn.Module):
+    """A module of a kind of sublayer, whose maps have their roles' names."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def add_maps(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, filter: str = "") -> None:
+        """Make them, not drawn yet.
+
+        Args:
+            biases: whether each has one. filter: the one of them that is taps of every feature, over tokens.
+        """
+        for role, bias in biases.items():
+            if role != filter:
+                setattr(self, role, Linear(*fan(a, role), bias=bias, dtype=dtype))
+        if filter:
+            width, n = fan(a, filter)
+            taps = Convolution(n, n, width, groups=n, padding=width - 1, bias=biases[filter], dtype=dtype)
+            setattr(self, filter, taps)

@@ -7,6 +7,7 @@ gradient kernel at the stream. Averages are those of the pass at equally correla
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -15,10 +16,11 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from signalprop.errors import InputError
+from signalprop.kernels.stack import BranchKernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization, fan
 from signalprop.sublayers.recurrent_settings import Recurrent
-from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped
+from signalprop.theory.elements import Branch, BranchBackward, BranchMoments, Pair, Rowset, Sent, dropped
 
 # Tokens that a pass is worked out for in averages: later tokens count as the mean of these. And in kernels, where
 # memory and time grow with the square and the cube.
@@ -59,9 +61,17 @@ class RecurrentKind(NamedTuple):
     run: Any
     per_e: Any = lambda _: 64
 
+    def moments(self, p: Parametrization, stack: int) -> RecurrentMoments:
+        """The sublayers of a table: `of` of the kind's moments."""
+        return RecurrentMoments(p, self)
+
+    def kernels(self, p: Parametrization, stack: int, shapes: Sequence[Any]) -> RecurrentKernel:
+        """The same on token kernels: `of` of the kind's kernel."""
+        return RecurrentKernel(RecurrentMoments(p, self))
+
 
 @dataclass(frozen=True)
-class RecurrentMoments:
+class RecurrentMoments(BranchMoments):
     """The sublayers of a table of one of these kinds."""
 
     p: Parametrization
@@ -97,7 +107,6 @@ class RecurrentMoments:
         return np.asarray(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), coefficients))
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         made = [self.gains(n).out * self.through(n, v, r)[:2] + self.biases(n).out for n, v, r in _each(i, read)]
         variance, covariance = dropped((np.array(made)[:, 0], np.array(made)[:, 1]), self.p.architecture.dropout)
         if np.ndim(i) == 0:
@@ -105,7 +114,6 @@ class RecurrentMoments:
         return Branch(np.asarray(variance), np.asarray(covariance))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`."""
         kept = 1 / (1 - self.p.architecture.dropout)
         maps = [self.gains(n, back=True).out * self.through(n, v, r)[2:] for n, v, r in _each(i, read)]
         vv, vc, cv, cc = np.transpose(maps)
@@ -113,21 +121,15 @@ class RecurrentMoments:
 
 
 @dataclass
-class RecurrentKernel:
+class RecurrentKernel(BranchKernel):
     """The same on token kernels."""
 
     made: RecurrentMoments
 
-    def silent(self, i: int) -> bool:
-        """Always worked out."""
-        return False
-
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         return np.asarray(self.made.gains(i).out * self._pass(i, kernel).out + self.made.biases(i).out)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`."""
         gains = self.made.gains(i, back=True)
         return self._pass(i, kernel).back(gains.out * gradient, gains)
 

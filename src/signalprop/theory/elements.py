@@ -44,9 +44,19 @@ class Sent(NamedTuple):
     stream: BranchBackward
     memory: BranchBackward | None = None
 
+    @classmethod
+    def apart(cls, variance: Array, covariance: Array) -> Sent:
+        """To the stream, where variance and covariance of a gradient do not mix: these are the factors on each."""
+        v, c = np.asarray(variance), np.asarray(covariance)
+        zero = np.zeros_like(v)
+        return cls(BranchBackward(v, zero, zero, c))
+
 
 class BranchMoments(Protocol):
-    """What `of(parametrization, stack)` in a kind's `moments.py` gives: the branches of its sublayers in one stack."""
+    """What `of(parametrization, stack)` in a kind's `moments.py` gives: the branches of its sublayers in one stack.
+
+    Kinds derive from it.
+    """
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
         """What sublayer i, or several, adds.

@@ -21,7 +21,6 @@ def beside(a: Architecture) -> int:
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`."""
     around = 0.0 if Settings.of(a) == Settings() else queries * _flops_around(a, queries)
     return score_flops(a, queries, queries) + around + (0.0 if p is None else _mixed_flops(a, p, i, queries))
 

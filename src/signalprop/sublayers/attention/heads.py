@@ -20,6 +20,7 @@ from signalprop.theory.attention_rows import Mask
 from signalprop.theory.elements import (
     Branch,
     BranchBackward,
+    BranchMoments,
     Pair,
     Rowset,
     Sent,
@@ -90,7 +91,7 @@ def table_of(p: Parametrization) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(BranchMoments):
     """The attention sublayers of one stack: what self- and cross-attention share.
 
     Attributes:
@@ -161,7 +162,6 @@ class SelfAttention(Heads):
     """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         second, r = read
         row = self.at(i)
         added = None if self.values is None else self.summed(i, row, read, memory)
@@ -176,7 +176,7 @@ class SelfAttention(Heads):
         return self.through_output(row, second, averaged)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`, over all three paths."""
+        """Over all three paths."""
         second = read[0]
         row = self.at(i)
         if self.values is not None:

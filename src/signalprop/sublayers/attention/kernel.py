@@ -14,6 +14,7 @@ from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaped_attention import ShapedAttention
 from signalprop.kernels.shaping import Shapes
+from signalprop.kernels.stack import BranchKernel
 from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -27,7 +28,7 @@ Averaging = TokenAttention | DrawnHeads | ShapedAttention
 _EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
 
 
-class AttentionKernel:
+class AttentionKernel(BranchKernel):
     """The self-attention sublayers of one stack.
 
     Attributes:
@@ -62,12 +63,7 @@ class AttentionKernel:
         """How many have to be drawn; 0: heads are not."""
         return max((shape.networks for i in range(len(self.sights.layer)) if (shape := self._drawn(i))), default=0)
 
-    def silent(self, i: int) -> bool:
-        """Always worked out."""
-        return False
-
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
         row = self.made.at(i)
         if i == self.first:
             self.first_read = kernel
@@ -80,7 +76,6 @@ class AttentionKernel:
         return out
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at what the branch reads, from the one before its dropout."""
         if self.has_gate:
             attention, values = self._values(i, kernel)
             self.kept.pop(i, None)
@@ -264,14 +259,7 @@ def _pairs(per_row: FloatArray) -> FloatArray:
     return np.outer(per_row, per_row)
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
-    """The self-attention sublayers of a table in one stack (index into STACKS)."""
-    return AttentionKernel(p, stack, shapes)
-
-
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:
-    """The same on a grid of positions."""
-    return AttentionKernel(p, stack, shapes, grid)
+of = on_grid = AttentionKernel
 
 
 def has_window(p: Parametrization) -> bool:

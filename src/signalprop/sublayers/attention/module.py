@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.models.multipliers import Multiplier, is_fixed, times, trainable
+from signalprop.models.multipliers import is_fixed, times, trainable
 from signalprop.models.shaping import TorchShape, shaped_attention
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.token_positions import Positions
 from signalprop.models.weights import Linear
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization, Trainable, fan
 from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, sights
-
-AnyAttention = TypeVar("AnyAttention", bound="Attention")
 
 
 class Attention(nn.Module):
@@ -32,50 +27,53 @@ class Attention(nn.Module):
         own_value, first_value: factors on its values and on those of the first attention; None: that are not added.
         keeps_values: it is that first one. keys_are_values: there is no map of values.
         prefix: before the names of its maps.
+
+    Raises:
+        InputError: a cross-attention with a value skip.
     """
 
     prefix = ""
 
     def __init__(
         self,
-        architecture: Architecture,
-        score_scale: float,
+        p: Parametrization,
+        index: int,
         biases: dict[str, bool],
-        *,
-        cross: bool,
-        seen: Sight,
         dtype: torch.dtype,
-        value_skip: Multiplier = 0.0,
-        attention_gain: Multiplier = 1.0,
-        shape: TorchShape | None = None,
-        own_value: Multiplier = 1.0,
-        first_value: Multiplier | None = None,
-        keeps_values: bool = False,
+        shape: TorchShape | None,
+        *,
+        cross: bool = False,
         keys_are_values: bool = False,
     ) -> None:
         super().__init__()
-        self.architecture = architecture
-        self.shape = shape
-        self.score_scale = score_scale
-        self.cross = cross
-        self.seen = seen
-        self.value_skip = value_skip
-        self.attention_gain = attention_gain
-        self.own_value = own_value
-        self.first_value = first_value
-        self.keeps_values = keeps_values
-        self.given = Settings() if cross else Settings.of(architecture)
+        a = p.architecture
+        value_skip, gain = float(p.value_skip[index]), float(p.attention_gain[index])
+        if cross and value_skip != 0:
+            raise InputError(
+                f"value_skip of sublayer {index} is {value_skip}; expected 0 in cross-attention, where a query has no "
+                "value of its own"
+            )
+        learned: Trainable = "scalar" if p.attention_trainable else "fixed"
+        added = None if cross else first_values(p)
+        later = None if added is None or index == added.row else added
+        self.architecture, self.shape, self.cross, self.keys_are_values = a, shape, cross, keys_are_values
+        self.score_scale = float(p.score_scale[index])
+        self.seen = Sight() if cross else sights(a, p.layer).at(index)
+        self.value_skip = trainable(value_skip, "fixed" if cross else learned, 1, dtype)
+        self.attention_gain = trainable(gain, learned, 1, dtype)
+        self.own_value = 1.0 if later is None else trainable(float(later.own[index]), learned, 1, dtype)
+        self.first_value = None if later is None else trainable(float(later.first[index]), learned, 1, dtype)
+        self.keeps_values = added is not None and later is None
+        self.given = Settings() if cross else Settings.of(a)
         sink = self.given.sink
-        self.sink = None if sink is None else nn.Parameter(torch.full((architecture.n_heads,), sink, dtype=dtype))
+        self.sink = None if sink is None else nn.Parameter(torch.full((a.n_heads,), sink, dtype=dtype))
         self.attention_gate = None
         if self.given.gate != "none":
-            sizes = fan(architecture, "attention_gate")
-            self.attention_gate = Linear(*sizes, bias=biases["attention_gate"], dtype=dtype)
+            self.attention_gate = Linear(*fan(a, "attention_gate"), bias=biases["attention_gate"], dtype=dtype)
         for role in (role.name for role in ROLES):
             if not (keys_are_values and role == "value"):
-                made = Linear(*fan(architecture, role), bias=biases[self.prefix + role], dtype=dtype)
+                made = Linear(*fan(a, role), bias=biases[self.prefix + role], dtype=dtype)
                 setattr(self, self.prefix + role, made)
-        self.keys_are_values = keys_are_values
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape."""
@@ -185,59 +183,4 @@ class Attention(nn.Module):
         return around.mask & near
 
 
-def make(
-    p: Parametrization,
-    index: int,
-    biases: dict[str, bool],
-    dtype: torch.dtype,
-    shape: TorchShape | None,
-    *,
-    cross: bool = False,
-) -> Attention:
-    """The attention of sublayer `index` of a table, its weights not drawn yet."""
-    return made_of(Attention, p, index, biases, dtype, shape, cross=cross)
-
-
-def made_of(
-    of: type[AnyAttention],
-    p: Parametrization,
-    index: int,
-    biases: dict[str, bool],
-    dtype: torch.dtype,
-    shape: TorchShape | None,
-    *,
-    cross: bool = False,
-    **more: bool,
-) -> AnyAttention:
-    """A module of the class `of`.
-
-    Args:
-        biases: whether the map of each role has one. shape: the matrix that it is shaped to. more: further arguments.
-
-    Raises:
-        InputError: a cross-attention with a value skip.
-    """
-    value_skip, gain = float(p.value_skip[index]), float(p.attention_gain[index])
-    if cross and value_skip != 0:
-        raise InputError(
-            f"value_skip of sublayer {index} is {value_skip}; expected 0 in cross-attention, where a query has no "
-            "value of its own"
-        )
-    learned: Trainable = "scalar" if p.attention_trainable else "fixed"
-    added = None if cross else first_values(p)
-    later = None if added is None or index == added.row else added
-    return of(
-        p.architecture,
-        float(p.score_scale[index]),
-        biases,
-        cross=cross,
-        seen=Sight() if cross else sights(p.architecture, p.layer).at(index),
-        dtype=dtype,
-        value_skip=trainable(value_skip, "fixed" if cross else learned, 1, dtype),
-        attention_gain=trainable(gain, learned, 1, dtype),
-        shape=shape,
-        own_value=1.0 if later is None else trainable(float(later.own[index]), learned, 1, dtype),
-        first_value=None if later is None else trainable(float(later.first[index]), learned, 1, dtype),
-        keeps_values=added is not None and later is None,
-        **more,
-    )
+make = Attention

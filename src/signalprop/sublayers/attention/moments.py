@@ -25,6 +25,7 @@ from signalprop.theory.attention_variants import capped, kept
 from signalprop.theory.elements import (
     Branch,
     BranchBackward,
+    BranchMoments,
     Pair,
     Rowset,
     Sent,
@@ -45,7 +46,7 @@ class GateRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layers:
+class Layers(BranchMoments):
     """Self-attention whose layers see different things: a SelfAttention for every Sight."""
 
     seeing: dict[Sight, SelfAttention]
@@ -57,11 +58,10 @@ class Layers:
         return next(iter(self.seeing.values())).first
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`, of one row, or of rows that see the same."""
+        """Of one row, or of rows that see the same."""
         return self.seeing[self.sights.at(int(i if isinstance(i, int) else i[0]))].forward(i, read, memory)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`."""
         out: list[FloatArray] = []  # to the stream, and to what the first values were made of
         second, r = (np.asarray(x) for x in read)
         for seen, made in self.seeing.items():
@@ -93,7 +93,6 @@ class Varied(SelfAttention):
         return capped(s0, self.given.score_cap), bias
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         row, values = self.at(i), self._values(i, read, memory)
         if self.gates is not None:
             opened = activated(self._before_gate(i, read), "sigmoid")
@@ -101,7 +100,7 @@ class Varied(SelfAttention):
         return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`; what a sink's share changes with the scores is left out."""
+        """What a sink's share changes with the scores is left out."""
         row = self.at(i)
         one, both = self._kept(row, read)
         without = super().backward(i, read, memory)

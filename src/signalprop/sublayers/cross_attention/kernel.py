@@ -10,9 +10,9 @@ import numpy as np
 from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import Shapes
+from signalprop.kernels.stack import BranchKernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.cross_attention.moments import CrossAttention
 from signalprop.sublayers.cross_attention.moments import of as moments_of
 
 
@@ -24,7 +24,7 @@ class _Scaled(NamedTuple):
     memory: float
 
 
-class CrossAttentionKernel:
+class CrossAttentionKernel(BranchKernel):
     """The cross-attention sublayers of a decoder.
 
     Attributes:
@@ -32,19 +32,14 @@ class CrossAttentionKernel:
         sent: gradient kernel at the memory, of the last `backward`.
     """
 
-    def __init__(self, made: CrossAttention, grid: Grid | None = None) -> None:
-        self.made, self.grid = made, grid
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
+        self.made, self.grid = moments_of(p, stack), grid
         self.alike: Grid | None = None
         self.memory: FloatArray = np.empty((0, 0))
         self.keeps, self.kept = False, dict[int, _Scaled]()  # as in self-attention
         self.sent: FloatArray = np.empty((0, 0))
 
-    def silent(self, i: int) -> bool:
-        """Always worked out."""
-        return False
-
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         row, at = self.made.at(i), self._at(i, kernel)
         if self.keeps:
             self.kept[i] = at
@@ -52,7 +47,7 @@ class CrossAttentionKernel:
         return np.asarray(values * row.output + row.output_bias)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`; what goes to the memory is left in `sent`."""
+        """What goes to the memory is left in `sent`."""
         row, at = self.made.at(i), self.kept.pop(i, None) or self._at(i, kernel)
         to_queries, to_keys = at.attention.backward_to_both(gradient)
         self.sent = to_keys * float(row.back)
@@ -80,11 +75,4 @@ class CrossAttentionKernel:
         return _Scaled(attention, *sizes)
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> CrossAttentionKernel:
-    """The cross-attention sublayers of a table."""
-    return CrossAttentionKernel(moments_of(p, stack))
-
-
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> CrossAttentionKernel:
-    """The same of a decoder on a grid of positions."""
-    return CrossAttentionKernel(moments_of(p, stack), grid)
+of = on_grid = CrossAttentionKernel

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from signalprop.sublayers.attention.module import make as make_attention
+from signalprop.sublayers.attention.module import Attention
 
-make = partial(make_attention, cross=True)
+make = partial(Attention, cross=True)

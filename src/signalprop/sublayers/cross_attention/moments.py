@@ -16,7 +16,6 @@ class CrossAttention(Heads):
     """Attention of a stream to the encoder's output."""
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         assert memory is not None
         row = self.at(i)
         averaged = attention.forward(self._read(row, read, memory))
@@ -24,7 +23,7 @@ class CrossAttention(Heads):
         return self.through_output(row, memory[0], (squared * averaged[0], squared * averaged[1]))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`, to the query stream and to the encoder's output."""
+        """To the query stream and to the encoder's output."""
         assert memory is not None
         row = self.at(i)
         x = self._read(row, read, memory)

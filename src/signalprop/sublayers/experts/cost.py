@@ -9,7 +9,7 @@ from signalprop.sublayers.experts.roles import Settings, width
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`: scores, the weighted sum, activations and gates."""
+    """Scores, the weighted sum, activations and gates."""
     s, d = Settings.of(a), a.d_model
     count = SOFTMAX * s.n_experts + s.top_k * 2 * d
     count += (ACTIVATION + a.gated) * (s.top_k * width(a) + s.shared_width)

@@ -9,28 +9,28 @@ import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.latest import Latest
+from signalprop.kernels.stack import BranchKernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.experts.moments import ExpertsMoments, held
+from signalprop.sublayers.experts.moments import held
 from signalprop.sublayers.experts.moments import of as moments_of
 from signalprop.sublayers.feed_forward.kernel import FeedForwardKernel
 from signalprop.theory.routing import Weights, weights
 
 
-class ExpertsKernel:
+class ExpertsKernel(BranchKernel):
     """The experts of one stack.
 
     Where the logits of two tokens differ in variance, their weights are those of the geometric mean.
     """
 
-    def __init__(self, made: ExpertsMoments) -> None:
-        self.made = made
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> None:
+        self.made = made = moments_of(p, stack)
         self.routed = Latest(self._routed)
         self.expert = FeedForwardKernel(made.expert)
         self.shared = None if made.shared is None else FeedForwardKernel(made.shared)
 
     def silent(self, i: int) -> bool:
-        """Whether sublayer i gives nothing, and needs no work."""
         return self.expert.silent(i) and (self.shared is None or self.shared.silent(i))
 
     def _routed(self, i: int, kernel: FloatArray) -> Weights:
@@ -49,7 +49,6 @@ class ExpertsKernel:
         return dual_of_kernel("sigmoid", v, r), slope_of_kernel("sigmoid", v, r)
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         out = self.expert.forward(i, kernel) * (self.made.scale**2 * np.asarray(self.routed(i, kernel).product))
         if self.shared is None:
             return out
@@ -57,7 +56,6 @@ class ExpertsKernel:
         return out + (own * self._gate(i, kernel)[0] if self.made.gated else own)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`."""
         found, g = self.routed(i, kernel), gradient * self.made.scale**2
         out = self.expert.backward(i, kernel, g * found.product)
         out += g * found.slope * self.expert.forward(i, kernel) * float(self.made.gain("router", i))
@@ -80,11 +78,4 @@ def _standard(kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
     return v, r
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> ExpertsKernel:
-    """The experts of a table in one stack; nothing shapes them."""
-    return ExpertsKernel(moments_of(p, stack))
-
-
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any) -> ExpertsKernel:
-    """The same: what acts entry by entry need not know of the grid."""
-    return of(p, stack, shapes)
+of = on_grid = ExpertsKernel

@@ -13,7 +13,7 @@ from signalprop.sublayers.experts.roles import Settings, width
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments, Row, of_roles
 from signalprop.theory.elements import (
     Branch,
-    BranchBackward,
+    BranchMoments,
     Pair,
     Rowset,
     Sent,
@@ -27,7 +27,7 @@ from signalprop.theory.routing import Router, Weights, load_variation, weights
 
 
 @dataclass(frozen=True)
-class ExpertsMoments:
+class ExpertsMoments(BranchMoments):
     """scale * sum_e w_e(x) f_e(x), plus the feed-forward that all tokens share.
 
     Attributes:
@@ -68,7 +68,6 @@ class ExpertsMoments:
         return load_variation(self.router, two.shared, self.p.architecture.seq_len)
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         x = (read[0], read[0] * read[1])
         one, two = self.routed(i, x)
         f, s2 = self.expert.forward(i, read), self.scale**2
@@ -84,7 +83,7 @@ class ExpertsMoments:
         return activated(self.logits(i, x, "shared_router"), "sigmoid") if self.gated else (1.0, 1.0)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`: through the chosen experts, and through the weights that they have."""
+        """Through the chosen experts, and through the weights that they have."""
         x = (read[0], read[0] * read[1])
         one, two = self.routed(i, x)
         ones = np.ones_like(np.asarray(x[0], float))
@@ -101,8 +100,7 @@ class ExpertsMoments:
                 sent = activated_back(at_gate, self.logits(i, x, "shared_router"), "sigmoid")
                 back = self.gain("shared_router", i)
                 v, c = v + back * sent[0], c + back * sent[1]
-        zero = np.zeros_like(ones)
-        return Sent(BranchBackward(np.asarray(v), zero, zero, np.asarray(c)))
+        return Sent.apart(v, c)
 
 
 def held(found: Weights, by_table: Any, router: Router) -> Weights:

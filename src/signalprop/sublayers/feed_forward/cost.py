@@ -8,5 +8,4 @@ from signalprop.network.parametrization import Parametrization
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`."""
     return float(queries * (ACTIVATION + a.gated) * a.d_ff)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.duals import dual_of_kernel, one_variance, slope_of_kernel
+from signalprop.kernels.stack import BranchKernel
 from signalprop.kernels.state import inverse_roots, on_both_sides
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -17,19 +18,17 @@ from signalprop.sublayers.feed_forward.moments import of as moments_of
 _NODES = 33  # of what overlaps by chance add, where positions differ in size
 
 
-class FeedForwardKernel:
+class FeedForwardKernel(BranchKernel):
     """The feed-forward sublayers of one stack."""
 
     def __init__(self, made: FeedForwardMoments) -> None:
         self.made = made
 
     def silent(self, i: int) -> bool:
-        """Whether sublayer i gives nothing, and needs no work."""
         row = self.made.at(i)
         return row.down == 0 and row.down_bias == 0
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """Kernel of the branch before its dropout, (T, T), from the one that it reads."""
         row = self.made.at(i)
         r, s, up = self._pre_activation(i, kernel)
         out = dual_of_kernel(self.made.activation, s, r, out=r)
@@ -57,7 +56,6 @@ class FeedForwardKernel:
         return out
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at what the branch reads, from the one before its dropout."""
         row, activation = self.made.at(i), self.made.activation
         r, s, up = self._pre_activation(i, kernel)
         slope = slope_of_kernel(activation, s, r)
@@ -80,11 +78,9 @@ class FeedForwardKernel:
         return r, own if bias else own * weight, up + row.up_bias if row.up_bias else up
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> FeedForwardKernel:
-    """The feed-forward sublayers of a table in one stack; nothing shapes them."""
+def of(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> FeedForwardKernel:
+    """The feed-forward sublayers of a table in one stack: nothing shapes them, and entries need not know of a grid."""
     return FeedForwardKernel(moments_of(p, stack))
 
 
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any) -> FeedForwardKernel:
-    """The same: what acts entry by entry need not know of the grid."""
-    return of(p, stack, shapes)
+on_grid = of

@@ -12,7 +12,7 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import (
     Branch,
-    BranchBackward,
+    BranchMoments,
     Pair,
     Rowset,
     Sent,
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FeedForwardMoments:
+class FeedForwardMoments(BranchMoments):
     """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
 
     Attributes:
@@ -61,7 +61,6 @@ class FeedForwardMoments:
         return Row(*self.table[..., i]) if isinstance(i, np.ndarray) else self._rows[i]
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         row, x = self.at(i), (read[0], read[0] * read[1])
         if self.gated:
             one, shared = activated(linear(x, row.gate, row.gate_bias), self.activation)
@@ -87,7 +86,6 @@ class FeedForwardMoments:
         return np.asarray(own * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`: variance and covariance of a gradient do not mix here."""
         row, x = self.at(i), (read[0], read[0] * read[1])
         one = np.ones_like(np.asarray(x[0], float))
         g = linear(dropped((one, one), self.dropout), row.down_back)
@@ -100,8 +98,7 @@ class FeedForwardMoments:
             v, c = through_up[0] + through_gate[0], through_up[1] + through_gate[1]
         else:
             v, c = linear(activated_back(g, up, self.activation), row.up_back)
-        zero = np.zeros_like(one)
-        return Sent(BranchBackward(np.asarray(v), zero, zero, np.asarray(c)))
+        return Sent.apart(v, c)
 
 
 def of(p: Parametrization, stack: int) -> FeedForwardMoments:

@@ -7,5 +7,5 @@ from signalprop.network.parametrization import Parametrization
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`: two gates."""
+    """Two gates."""
     return float(queries * 2 * a.d_model)

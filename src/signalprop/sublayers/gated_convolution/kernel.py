@@ -8,31 +8,29 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.grid import Grid
+from signalprop.kernels.stack import BranchKernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.gated_convolution.moments import GatedConvolution
 from signalprop.sublayers.gated_convolution.moments import of as moments_of
 from signalprop.sublayers.gated_convolution.roles import Settings
+from signalprop.sublayers.mamba2.scan import taken
 
 
-class GatedConvolutionKernel:
-    """The convolutions of one stack."""
+class GatedConvolutionKernel(BranchKernel):
+    """The convolutions of one stack.
 
-    def __init__(self, made: GatedConvolution) -> None:
-        self.made = made
-        self.width = Settings.of(made.p.architecture).width
+    On a grid the last width - 1 positions send gradients back as if more tokens came.
+    """
 
-    def silent(self, i: int) -> bool:
-        """Always worked out."""
-        return False
+    def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Any], grid: Grid | None = None) -> None:
+        self.made, self.grid = moments_of(p, stack), grid
+        self.width = Settings.of(p.architecture).width
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         _, _, after, filtered = self._factors(i, kernel)
         return self._map("conv_out", i, filtered * after)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`."""
         before, value, after, filtered = self._factors(i, kernel)
         gain = {
             role: float(self.made.gain(role, i)) for role in ("conv_before", "conv_after", "conv_value", "conv_out")
@@ -53,35 +51,13 @@ class GatedConvolutionKernel:
 
     def _taken(self, i: int, kernel: FloatArray, *, ahead: bool) -> FloatArray:
         """Sum over the taps of the kernel, moved by so many tokens each: ahead, or back as gradients go."""
-        out, t = np.zeros_like(kernel), len(kernel)
-        for k in range(min(self.width, t)):
-            if ahead:
-                out[k:, k:] += kernel[: t - k, : t - k]
-            else:
-                out[: t - k, : t - k] += kernel[k:, k:]
-        return out * float(self.made.gain("conv_filter", i))
-
-
-class OnGrid(GatedConvolutionKernel):
-    """As that of all positions; the last width - 1 of them send gradients back as if more tokens came."""
-
-    def __init__(self, made: GatedConvolution, grid: Grid) -> None:
-        super().__init__(made)
-        self.grid = grid
-
-    def _taken(self, i: int, kernel: FloatArray, *, ahead: bool) -> FloatArray:
+        gain = float(self.made.gain("conv_filter", i))
+        if self.grid is None:
+            return taken(kernel, self.width, ahead=ahead) * gain
         off, own = self.grid.split(kernel)
         moves = [self.grid.moved(-k if ahead else k) for k in range(self.width)]
-        pairs = sum(move @ off @ move.T for move in moves)
-        alone = sum(move @ own for move in moves)
-        return self.grid.joined(np.asarray(pairs), np.asarray(alone)) * float(self.made.gain("conv_filter", i))
+        pairs, alone = sum(move @ off @ move.T for move in moves), sum(move @ own for move in moves)
+        return self.grid.joined(np.asarray(pairs), np.asarray(alone)) * gain
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Any]) -> GatedConvolutionKernel:
-    """The convolutions of a table."""
-    return GatedConvolutionKernel(moments_of(p, stack))
-
-
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Grid) -> OnGrid:
-    """The same, followed at the nodes of a grid."""
-    return OnGrid(moments_of(p, stack), grid)
+of = on_grid = GatedConvolutionKernel

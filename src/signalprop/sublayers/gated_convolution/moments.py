@@ -10,7 +10,7 @@ import numpy as np
 from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.gated_convolution.roles import Settings
-from signalprop.theory.elements import Branch, BranchBackward, Pair, Rowset, Sent, dropped, linear
+from signalprop.theory.elements import Branch, BranchMoments, Pair, Rowset, Sent, dropped, linear
 from signalprop.theory.logs import plain
 
 
@@ -24,7 +24,7 @@ class Factors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GatedConvolution:
+class GatedConvolution(BranchMoments):
     """out(after (filter * (before value))) with independent weights.
 
     Attributes:
@@ -59,7 +59,6 @@ class GatedConvolution:
         return self.reach[0] * taps * x[0], self.reach[1] * taps * x[1]
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         f = self.factors(i, read)
         product = (f.filtered[0] * f.after[0], f.filtered[1] * f.after[1])
         out = linear(product, self.gain("conv_out", i), self.bias("conv_out", i))
@@ -67,7 +66,6 @@ class GatedConvolution:
         return Branch(plain(variance), plain(covariance))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`; variance and covariance do not mix."""
         f = self.factors(i, read)
         one = np.ones_like(f.after[0])
         g = linear(dropped((one, one), self.p.architecture.dropout), self.gain("conv_out", i))
@@ -78,8 +76,7 @@ class GatedConvolution:
             (self.gain("conv_value", i), at_taps, f.before),
         ]
         variance, covariance = (sum(gain * arrived[k] * times[k] for gain, arrived, times in sent) for k in (0, 1))
-        zero = np.zeros_like(one)
-        return Sent(BranchBackward(np.asarray(variance), zero, zero, np.asarray(covariance)))
+        return Sent.apart(variance, covariance)
 
 
 def of(p: Parametrization, stack: int) -> GatedConvolution:

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings
-from signalprop.models.weights import Linear
+from signalprop.models.weights import WithMaps
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Parametrization, fan
+from signalprop.network.parametrization import Parametrization
 from signalprop.streams.replay import split_features
 from signalprop.sublayers.gated_delta_net.roles import Settings
 
 
-class GatedDeltaNetModule(nn.Module):
+class GatedDeltaNetModule(WithMaps):
     """out(norm(delta rule(silu(filter(query, key, value)), decay, write)) silu(gate)).
 
     Attributes:
@@ -26,13 +26,7 @@ class GatedDeltaNetModule(nn.Module):
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
         super().__init__()
         self.given = s = Settings.of(a)
-        maps = ("delta_gate", "delta_value", "delta_key", "delta_query", "delta_decay", "delta_write", "delta_out")
-        (self.delta_gate, self.delta_value, self.delta_key, self.delta_query, self.delta_decay, self.delta_write,
-         self.delta_out) = (Linear(*fan(a, role), bias=biases[role], dtype=dtype) for role in maps)  # fmt: skip
-        self.delta_filter = nn.Conv1d(
-            s.channels, s.channels, s.width, groups=s.channels, padding=s.width - 1,
-            bias=biases["delta_filter"], dtype=dtype, device="meta",
-        ).to_empty(device="cpu")  # fmt: skip
+        self.add_maps(a, biases, dtype, "delta_filter")
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.full((s.n_heads,), s.step_bias, dtype=dtype))
         self.norm = nn.Parameter(torch.ones(s.d_value, dtype=dtype))
@@ -69,5 +63,4 @@ class GatedDeltaNetModule(nn.Module):
 
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    """The module of sublayer `index` of a table, its weights not drawn yet."""
     return GatedDeltaNetModule(p.architecture, biases, dtype)

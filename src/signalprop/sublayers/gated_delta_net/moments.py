@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.gated_delta_net.roles import Settings
 from signalprop.sublayers.gated_delta_net.rule import Gains, rule
-from signalprop.sublayers.recurrent import RecurrentKind, RecurrentMoments
+from signalprop.sublayers.recurrent import RecurrentKind
 
-_KIND = RecurrentKind("gated DeltaNets", Settings, Gains, rule)
-
-
-def of(p: Parametrization, stack: int) -> RecurrentMoments:
-    """The gated DeltaNets of a table."""
-    return RecurrentMoments(p, _KIND)
+KIND = RecurrentKind("gated DeltaNets", Settings, Gains, rule)
+of = KIND.moments

@@ -14,5 +14,4 @@ def beside(a: Architecture) -> int:
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`."""
     return cost.flops(alone(a), None if p is None else as_usual(p), i, queries)

@@ -11,13 +11,11 @@ from signalprop.sublayers.attention.kernel import AttentionKernel
 from signalprop.sublayers.global_attention.roles import Settings, as_usual
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> AttentionKernel:
-    """The global attention of a table in one stack (index into STACKS)."""
-    made = AttentionKernel(as_usual(p), stack, shapes)
+def of(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> AttentionKernel:
+    """The global attention of a table in one stack (index into STACKS), on a grid of positions or at all of them."""
+    made = AttentionKernel(as_usual(p), stack, shapes, grid)
     made.shared = Settings.of(p.architecture).shared
     return made
 
 
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> AttentionKernel:
-    """The same on a grid of positions."""
-    return AttentionKernel(as_usual(p), stack, shapes, grid)
+on_grid = of

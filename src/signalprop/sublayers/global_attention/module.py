@@ -8,7 +8,7 @@ from torch import Tensor
 from signalprop.models.shaping import TorchShape
 from signalprop.models.surroundings import Surroundings
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.module import Attention, made_of
+from signalprop.sublayers.attention.module import Attention
 from signalprop.sublayers.global_attention.roles import PREFIX, Settings, as_usual
 
 
@@ -16,7 +16,18 @@ class GlobalAttention(Attention):
     """Attention whose maps have names of their own, and whose rotations may be proportional."""
 
     prefix = PREFIX
-    proportional = False
+
+    def __init__(
+        self,
+        p: Parametrization,
+        index: int,
+        biases: dict[str, bool],
+        dtype: torch.dtype,
+        shape: TorchShape | None,
+    ) -> None:
+        s = Settings.of(p.architecture)
+        super().__init__(as_usual(p), index, biases, dtype, shape, keys_are_values=s.shared)
+        self.proportional = s.proportional
 
     def _rotation(self, q: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
         cos, sin = super()._rotation(q, Surroundings())
@@ -29,11 +40,4 @@ class GlobalAttention(Attention):
         return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
 
-def make(
-    p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: TorchShape | None
-) -> GlobalAttention:
-    """The module of sublayer `index` of a table, its weights not drawn yet."""
-    s = Settings.of(p.architecture)
-    made = made_of(GlobalAttention, as_usual(p), index, biases, dtype, shape, keys_are_values=s.shared)
-    made.proportional = s.proportional
-    return made
+make = GlobalAttention

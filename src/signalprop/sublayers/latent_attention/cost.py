@@ -15,7 +15,6 @@ def beside(a: Architecture) -> int:
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """As `signalprop.results.cost.Cost.flops`."""
     s = Settings.of(a)
     per_token = NORM * (s.rank + s.query_rank) + 3 * s.d_rotary * (a.n_heads + 1) * (a.positions == "rotary")
     dropped = DROPOUT * ((a.attention_dropout or 0) > 0)

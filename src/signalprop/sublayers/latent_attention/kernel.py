@@ -29,11 +29,9 @@ class LatentKernel(AttentionKernel):
         self.kept, self.keeps, self.has_gate = {}, grid is not None, False
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         return super().forward(i, kernel * self.made.aligned(normalised(kernel)))
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`."""
         r = normalised(kernel)
         return super().backward(i, kernel * self.made.aligned(r), gradient) * self.made.sent_back(r)
 
@@ -54,11 +52,4 @@ class LatentKernel(AttentionKernel):
         return self._placed(kernel / size, rho, omega, turn, fields), size
 
 
-def of(p: Parametrization, stack: int, shapes: Sequence[Shapes]) -> LatentKernel:
-    """The latent attention of a table in one stack (index into STACKS)."""
-    return LatentKernel(p, stack, shapes)
-
-
-def on_grid(p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid) -> LatentKernel:
-    """The same on a grid of positions."""
-    return LatentKernel(p, stack, shapes, grid)
+of = on_grid = LatentKernel

@@ -9,27 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
-from signalprop.models.weights import Linear
+from signalprop.models.weights import WithMaps
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.latent_attention.roles import ROLES, Settings
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.latent_attention.roles import Settings
 
 
-class LatentAttentionModule(nn.Module):
+class LatentAttentionModule(WithMaps):
     """Queries and keys of d_head features, of which the last d_rotary are turned; keys and values from one latent."""
 
-    latent_query_down: nn.Module
-    latent_query: nn.Module
-    latent_down: nn.Module
-    latent_up: nn.Module
-    latent_output: nn.Module
-
-    def __init__(self, a: Architecture, score_scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, a: Architecture, score_scale: float, biases: dict[str, bool], dtype: torch.dtype) -> None:
         super().__init__()
         self.architecture, self.settings, self.score_scale = a, Settings.of(a), score_scale
-        for role in ROLES:
-            made = Linear(*fan(a, role.name), bias=False, dtype=dtype) if role.exists(a) else None
-            setattr(self, role.name, made)
+        self.add_maps(a, biases, dtype)
         rank, query_rank = self.settings.rank, self.settings.query_rank
         self.norm = nn.RMSNorm(rank, eps=a.norm_eps, dtype=dtype)
         self.query_norm = nn.RMSNorm(query_rank, eps=a.norm_eps, dtype=dtype) if query_rank else None
@@ -64,5 +56,4 @@ class LatentAttentionModule(nn.Module):
 
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    """The module of sublayer `index` of a table, its weights not drawn yet."""
-    return LatentAttentionModule(p.architecture, float(p.score_scale[index]), dtype)
+    return LatentAttentionModule(p.architecture, float(p.score_scale[index]), biases, dtype)

@@ -87,11 +87,9 @@ class LatentAttention(Varied):
         return replace(self, table=table, **turned)
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         return Varied.forward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1])))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`."""
         back = Varied.backward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1]))).stream
         own, both = self.sent_back(np.ones_like(back.vv)), self.sent_back(read[1])
         return Sent(BranchBackward(back.vv * own, back.vc * own, back.cv * both, back.cc * both))

@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings
-from signalprop.models.weights import Linear
+from signalprop.models.weights import WithMaps
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Parametrization, fan
+from signalprop.network.parametrization import Parametrization
 from signalprop.streams.replay import split_features
 from signalprop.sublayers.mamba2.roles import Settings
 
 _CHUNK = 64  # tokens whose products are formed at a time
 
 
-class Mamba2Module(nn.Module):
+class Mamba2Module(WithMaps):
     """out(norm(scan(silu(filter(value, key, query)), step) silu(gate))).
 
     Attributes:
@@ -29,14 +29,7 @@ class Mamba2Module(nn.Module):
     def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, turn: float) -> None:
         super().__init__()
         self.given = s = Settings.of(a)
-        self.scan_gate, self.scan_value, self.scan_key, self.scan_query, self.scan_step, self.scan_out = (
-            Linear(*fan(a, role), bias=biases[role], dtype=dtype)
-            for role in ("scan_gate", "scan_value", "scan_key", "scan_query", "scan_step", "scan_out")
-        )
-        self.scan_filter = nn.Conv1d(
-            s.channels, s.channels, s.width, groups=s.channels, padding=s.width - 1,
-            bias=biases["scan_filter"], dtype=dtype, device="meta",
-        ).to_empty(device="cpu")  # fmt: skip
+        self.add_maps(a, biases, dtype, "scan_filter")
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(turn), dtype=dtype))
         self.D = nn.Parameter(torch.full((s.n_heads,), s.skip, dtype=dtype))
@@ -77,5 +70,4 @@ class Mamba2Module(nn.Module):
 
 
 def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    """The module of sublayer `index` of a table, its weights not drawn yet."""
     return Mamba2Module(p.architecture, biases, dtype, index * 2**0.5)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.mamba2.roles import Settings
 from signalprop.sublayers.mamba2.scan import Gains, scan
-from signalprop.sublayers.recurrent import RecurrentKind, RecurrentMoments
+from signalprop.sublayers.recurrent import RecurrentKind
 
 # finer where no norm follows
-_KIND = RecurrentKind("Mamba-2", Settings, Gains, scan, lambda s: 64 if s.normed else 1024)
-
-
-def of(p: Parametrization, stack: int) -> RecurrentMoments:
-    """The Mamba-2 sublayers of a table."""
-    return RecurrentMoments(p, _KIND)
+KIND = RecurrentKind("Mamba-2", Settings, Gains, scan, lambda s: 64 if s.normed else 1024)
+of = KIND.moments

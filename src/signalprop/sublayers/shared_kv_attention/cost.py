@@ -16,7 +16,7 @@ def beside(a: Architecture, name: str = NAME) -> int:
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int, name: str = NAME) -> float:
-    """As `signalprop.results.cost.Cost.flops`. Scores outside of the window are counted as the others."""
+    """Scores outside of the window are counted as the others."""
     s, more = settings_of(a, name), compressed(a, name)
     per_token: float = NORM * (s.query_rank + a.n_heads * a.d_head + a.d_head)
     per_token += 3 * s.d_rotary * (2 * a.n_heads + 1) * (a.positions == "rotary")

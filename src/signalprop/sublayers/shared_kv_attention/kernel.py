@@ -14,6 +14,7 @@ import numpy as np
 from signalprop.kernels.grouped import GroupedAttention
 from signalprop.kernels.latest import Latest
 from signalprop.kernels.masked import MaskedAttention, View
+from signalprop.kernels.stack import BranchKernel
 from signalprop.kernels.state import inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -39,28 +40,22 @@ class _At(NamedTuple):
     divided: FloatArray
 
 
-class SharedKernel:
+class SharedKernel(BranchKernel):
     """The attention sublayers of one stack that are of one of the three kinds."""
 
     def __init__(self, p: Parametrization, stack: int, name: str) -> None:
         moments_of(p, stack, name)  # refuses what is not derived
-        self.p, self.a, self.s, self.more = p, p.architecture, settings_of(p.architecture, name), None
+        self.p, self.a, self.s = p, p.architecture, settings_of(p.architecture, name)
         self.more = compressed(self.a, name)
         self.halves = 1 + (name == SPARSE)
         self.output = output_gain(p)
         self.views: dict[int, tuple[View, View, View] | tuple[View]] = {}  # by tokens
         self.at = Latest(self._made)
 
-    def silent(self, i: int) -> bool:
-        """Always worked out."""
-        return False
-
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        """As `BranchKernel.forward`."""
         return self.at(i, kernel).attention.forward() * float(self.output[i])
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        """As `BranchKernel.backward`."""
         a, at, n = self.a, self.at(i, kernel), len(kernel)
         to_queries, to_keys = at.attention.backward(gradient)
         out = (to_queries + to_keys[0]) * through_inner_norm(normalised(kernel), a.d_model, a.d_head)

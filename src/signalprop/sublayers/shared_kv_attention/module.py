@@ -8,32 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
-from signalprop.models.weights import Linear
+from signalprop.models.weights import WithMaps
 from signalprop.network.architecture import Architecture
-from signalprop.network.kinds import kind_named
-from signalprop.network.parametrization import Parametrization, fan
+from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compressed, settings_of
 
 
-class SharedAttention(nn.Module):
+class SharedAttention(WithMaps):
     """Queries through a latent vector and a norm of every head; one head of keys, which are the values."""
 
-    kv_query_down: nn.Module
-    kv_query: nn.Module
-    key_value: nn.Module
-    grouped_output: nn.Module
-    kv_output: nn.Module
-    run_value: nn.Module
-    run_weight: nn.Module
-    before_value: nn.Module
-    before_weight: nn.Module
-
-    def __init__(self, a: Architecture, name: str, score_scale: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self, a: Architecture, name: str, score_scale: float, biases: dict[str, bool], dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.a, self.s, self.more, self.score_scale = a, settings_of(a, name), compressed(a, name), score_scale
         self.overlaps = name == SPARSE
-        for role in kind_named(name).role_names(a):
-            setattr(self, role, Linear(*fan(a, role), bias=False, dtype=dtype))
+        self.add_maps(a, biases, dtype)
         self.query_norm = nn.RMSNorm(self.s.query_rank, eps=a.norm_eps, dtype=dtype)
         self.norm = nn.RMSNorm(a.d_head, eps=a.norm_eps, dtype=dtype)
         sink = self.s.sink
@@ -73,7 +63,7 @@ class SharedAttention(nn.Module):
         if table is not None:
             out = rotate(out, (table[0], -table[1]))
         grouped = out.transpose(1, 2).reshape(batch, length, s.groups, -1)
-        weight = self.grouped_output.weight.unflatten(0, (s.groups, s.group_rank))  # type: ignore[operator]
+        weight = self.grouped_output.weight.unflatten(0, (s.groups, s.group_rank))
         merged: Tensor = self.kv_output(torch.einsum("blgi,goi->blgo", grouped, weight).flatten(2))
         return merged
 
@@ -105,5 +95,4 @@ class SharedAttention(nn.Module):
 def make(
     p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any, name: str = NAME
 ) -> nn.Module:
-    """The module of sublayer `index` of a table, its weights not drawn yet."""
-    return SharedAttention(p.architecture, name, float(p.score_scale[index]), dtype)
+    return SharedAttention(p.architecture, name, float(p.score_scale[index]), biases, dtype)

@@ -71,7 +71,6 @@ class SharedMoments(Varied):
         return row.qk * ratio(second_key, second_key + row.key), 0.0
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """As `BranchMoments.forward`."""
         near = Varied.forward(self, i, self._aligned(read))
         if self.runs is None:
             return near
@@ -79,7 +78,7 @@ class SharedMoments(Varied):
         return Branch(*(self.own * x + self.runs.share * y for x, y in zip(near, far, strict=True)))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """As `BranchMoments.backward`; queries count to the attention that they ask."""
+        """Queries count to the attention that they ask."""
         near = Varied.backward(self, i, self._aligned(read)).stream
         own, both = (through_inner_norm(r, *self.widths) for r in (np.ones_like(near.vv), read[1]))
         out = BranchBackward(near.vv * own, near.vc * own, near.cv * both, near.cc * both)
