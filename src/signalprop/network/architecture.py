@@ -304,8 +304,10 @@ class Architecture(Value):
         Raises:
             InputError: unknown name (the message lists the known ones), or a bad field.
         """
+        family, fields = preset(name)
         given = {key: value for key, value in changes.items() if value is not None}
-        return cls(**preset(name)).replace(**given)
+        known = cls(**fields) if family is None else cls.from_hf({"model_type": family}, **fields)
+        return known.replace(**given)
 
     @classmethod
     def from_hf(cls, source: Any, **changes: Any) -> Architecture:

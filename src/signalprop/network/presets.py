@@ -1,346 +1,105 @@
-"""Known architectures by name. Shapes are facts from the models' published configurations."""
+"""Known architectures by name: what they have otherwise than their family, as published."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from signalprop.errors import unknown
 
-_BERT: dict[str, Any] = {
-    "family": "bert",
-    "kind": "encoder",
-    "n_layers": 12,
-    "d_model": 768,
-    "activation": "gelu",
-    "norm_placement": "post",
-    "positions": "learned",
-    "n_segments": 2,
-    "embedding_norm": True,
-    "vocab_size": 30522,
-    "seq_len": 512,
-    "dropout": 0.1,
-    "norm_eps": 1e-12,
-    "head_transform": True,
-    "final_norm": False,
-}
-_GPT2: dict[str, Any] = {
-    "family": "gpt2",
-    "kind": "decoder",
-    "n_layers": 12,
-    "d_model": 768,
-    "activation": "gelu_tanh",
-    "norm_placement": "pre",
-    "positions": "learned",
-    "vocab_size": 50257,
-    "seq_len": 1024,
-    "dropout": 0.1,
-}
-_LLAMA: dict[str, Any] = {
-    "family": "llama",
-    "kind": "decoder",
-    "n_layers": 32,
-    "d_model": 4096,
-    "n_heads": 32,
-    "d_ff": 11008,
-    "gated": True,
-    "activation": "silu",
-    "norm": "rmsnorm",
-    "norm_placement": "pre",
-    "positions": "rotary",
-    "vocab_size": 32000,
-    "seq_len": 2048,
-    "bias": False,
-    "norm_bias": False,
-    "tied_embeddings": False,
-    "norm_eps": 1e-6,
-}
-_QWEN3: dict[str, Any] = _LLAMA | {
-    "family": "qwen3",
-    "n_layers": 36,
-    "n_kv_heads": 8,
-    "d_head": 128,
-    "d_ff": 12288,
-    "qk_norm": True,
-    "vocab_size": 151936,
-    "rotary_base": 1_000_000.0,
-    "seq_len": 4096,
-}
-_CONV, _FULL = ("gated_convolution", "feed_forward"), ("attention", "feed_forward")
-_VIT: dict[str, Any] = {
-    "family": "vit",
-    "kind": "encoder",
-    "n_layers": 12,
-    "d_model": 768,
-    "n_heads": 12,
-    "activation": "gelu",
-    "norm_placement": "pre",
-    "positions": "learned",
-    "input": "patches",
-    "patch_dim": 768,
-    "class_token": True,
-    "seq_len": 197,
-    "head": "classes",
-    "tied_embeddings": False,
-    "norm_eps": 1e-12,
-}
-_T5: dict[str, Any] = {
-    "family": "t5",
-    "kind": "encoder-decoder",
-    "n_layers": 6,
-    "d_model": 512,
-    "n_heads": 8,
-    "d_head": 64,
-    "d_ff": 2048,
-    "activation": "relu",
-    "norm": "rmsnorm",
-    "norm_placement": "pre",
-    "positions": "relative",
-    "attention_scale": 1.0,
-    "vocab_size": 32128,
-    "seq_len": 512,
-    "target_len": 512,
-    "dropout": 0.1,
-    "bias": False,
-    "norm_bias": False,
-    "norm_eps": 1e-6,
-}
-_BART: dict[str, Any] = {
-    "family": "bart",
-    "kind": "encoder-decoder",
-    "n_layers": 6,
-    "d_model": 768,
-    "n_heads": 12,
-    "activation": "gelu",
-    "norm_placement": "post",
-    "final_norm": False,
-    "positions": "learned",
-    "embedding_norm": True,
-    "vocab_size": 50265,
-    "seq_len": 1024,
-    "target_len": 1024,
-    "dropout": 0.1,
-}
-_WHISPER: dict[str, Any] = {
-    "family": "whisper",
-    "kind": "encoder-decoder",
-    "n_layers": 4,
-    "d_model": 384,
-    "n_heads": 6,
-    "activation": "gelu",
-    "norm_placement": "pre",
-    "positions": "sinusoidal",
-    "decoder_positions": "learned",
-    "input": "frames",
-    "vocab_size": 51865,
-    "seq_len": 1500,
-    "target_len": 448,
-}
 
-PRESETS: dict[str, dict[str, Any]] = {
+class Preset(NamedTuple):
+    """The defaults of a family (`signalprop.families`; None: of an Architecture), and fields that differ."""
+
+    family: str | None
+    fields: dict[str, Any] = {}
+
+
+_CONV, _FULL = ("gated_convolution", "feed_forward"), ("attention", "feed_forward")
+_QWEN3 = {"n_layers": 36, "n_kv_heads": 8, "d_ff": 12288, "rotary_base": 1_000_000.0, "seq_len": 4096}
+_NO_WINDOW = {"attention": {"window": 0}}
+
+PRESETS: dict[str, Preset] = {
     # The papers' own encoder: three embedding tables, ReLU, no norm on the embeddings (TGS sections 2 and 3).
-    "tgs": {
-        "kind": "encoder",
-        "n_layers": 192,
-        "d_model": 256,
-        "n_heads": 4,
-        "activation": "relu",
-        "norm_placement": "pre",
-        "positions": "learned",
-        "n_segments": 2,
-        "vocab_size": 32000,
-        "seq_len": 512,
-        "dropout": 0.1,
-    },
-    "bert-base": _BERT,
-    "bert-large": _BERT | {"n_layers": 24, "d_model": 1024},
-    "roberta-base": _BERT | {"family": "roberta", "vocab_size": 50265, "n_segments": 1, "norm_eps": 1e-5},
-    "gpt2": _GPT2,
-    "gpt2-medium": _GPT2 | {"n_layers": 24, "d_model": 1024},
-    "gpt2-large": _GPT2 | {"n_layers": 36, "d_model": 1280},
-    "gpt2-xl": _GPT2 | {"n_layers": 48, "d_model": 1600, "n_heads": 25},
-    "llama-7b": _LLAMA,
-    "llama-130m": _LLAMA | {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 2048, "seq_len": 256},
-    "llama-1b": _LLAMA | {"n_layers": 24, "d_model": 2048, "n_heads": 32, "d_ff": 5461, "seq_len": 256},
-    "llama3-8b": _LLAMA
-    | {
-        "n_kv_heads": 8,
-        "d_ff": 14336,
-        "vocab_size": 128256,
-        "rotary_base": 500_000.0,
-        "seq_len": 8192,
-        "norm_eps": 1e-5,
-    },
-    "mistral-7b": _LLAMA | {"family": "mistral", "n_kv_heads": 8, "d_ff": 14336, "norm_eps": 1e-5},
-    "qwen2-0.5b": _LLAMA
-    | {
-        "family": "qwen2",
-        "n_layers": 24,
-        "d_model": 896,
-        "n_heads": 14,
-        "n_kv_heads": 2,
-        "d_ff": 4864,
-        "vocab_size": 151936,
-        "rotary_base": 1_000_000.0,
-        "qkv_bias": True,
-        "tied_embeddings": True,
-    },
-    "qwen3-0.6b": _QWEN3 | {"n_layers": 28, "d_model": 1024, "n_heads": 16, "d_ff": 3072, "tied_embeddings": True},
-    "qwen3-8b": _QWEN3,
-    "qwen3-30b-a3b": _QWEN3
-    | {
-        "family": "qwen3_moe",
-        "n_layers": 48,
-        "d_model": 2048,
-        "n_kv_heads": 4,
-        "d_ff": 6144,
-        "branches": ("attention", "experts"),
-        "settings": {"experts": {"n_experts": 128, "top_k": 8, "width": 768}},
-    },
-    "mixtral-8x7b": _LLAMA
-    | {
-        "family": "mixtral",
-        "n_kv_heads": 8,
-        "d_ff": 14336,
-        "branches": ("attention", "experts"),
-        "rotary_base": 1_000_000.0,
-        "seq_len": 4096,
-        "norm_eps": 1e-5,
-    },
-    "olmoe-1b-7b": _LLAMA
-    | {
-        "family": "olmoe",
-        "n_layers": 16,
-        "d_model": 2048,
-        "n_heads": 16,
-        "d_ff": 1024,
-        "branches": ("attention", "experts"),
-        "settings": {"experts": {"n_experts": 64, "top_k": 8, "normalised": False}},
-        "qk_norm": "whole",
-        "vocab_size": 50304,
-        "seq_len": 4096,
-        "norm_eps": 1e-5,
-    },
-    "gemma2-9b": _LLAMA
-    | {
-        "family": "gemma2",
-        "n_layers": 42,
-        "d_model": 3584,
-        "n_heads": 16,
-        "n_kv_heads": 8,
-        "d_head": 256,
-        "d_ff": 14336,
-        "activation": "gelu_tanh",
-        "norm_placement": "sandwich",
-        "settings": {"attention": {"score_cap": 50.0}},
-        "attention_scale": 0.0625,
-        "embedding_scale": 3584**0.5,
-        "vocab_size": 256000,
-        "tied_embeddings": True,
-        "seq_len": 4096,
-    },
-    "lfm2-1.2b": _LLAMA
-    | {
-        "family": "lfm2",
-        "n_layers": 16,
-        "d_model": 2048,
-        "n_kv_heads": 8,
-        "d_ff": 8192,
-        "branches": tuple(_FULL if i in (2, 5, 8, 10, 12, 14) else _CONV for i in range(16)),
-        "qk_norm": True,
-        "vocab_size": 65536,
-        "rotary_base": 1_000_000.0,
-        "tied_embeddings": True,
-        "seq_len": 4096,
-        "norm_eps": 1e-5,
-    },
-    "gpt-neox": {
-        "family": "gpt_neox",
-        "kind": "decoder",
-        "n_layers": 44,
-        "d_model": 6144,
-        "n_heads": 64,
-        "d_ff": 24576,
-        "activation": "gelu",
-        "norm_placement": "pre",
-        "parallel": True,
-        "positions": "rotary",
-        "rotary_fraction": 0.25,
-        "vocab_size": 50432,
-        "seq_len": 2048,
-        "tied_embeddings": False,
-    },
-    "vit-base": _VIT,
-    "vit-small": _VIT | {"d_model": 384, "n_heads": 6},
-    "t5-small": _T5,
-    "t5-base": _T5 | {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 3072},
-    "opt-125m": _GPT2
-    | {"family": "opt", "activation": "relu", "vocab_size": 50272, "seq_len": 2048}
-    | {"attention_dropout": 0.0, "embedding_dropout": 0.0},
-    "olmo2-7b": _LLAMA
-    | {"family": "olmo2", "norm_placement": "res-post", "qk_norm": "whole", "vocab_size": 100352}
-    | {"rotary_base": 500_000.0, "seq_len": 4096},
-    "phi-1.5": {
-        "family": "phi",
-        "kind": "decoder",
-        "n_layers": 24,
-        "d_model": 2048,
-        "n_heads": 32,
-        "activation": "gelu_tanh",
-        "norm_placement": "pre",
-        "parallel": True,
-        "shared_norm": True,
-        "positions": "rotary",
-        "rotary_fraction": 0.5,
-        "vocab_size": 51200,
-        "seq_len": 2048,
-        "tied_embeddings": False,
-        "head_bias": True,
-    },
-    "falcon-7b": {
-        "family": "falcon",
-        "kind": "decoder",
-        "n_layers": 32,
-        "d_model": 4544,
-        "n_heads": 71,
-        "n_kv_heads": 1,
-        "activation": "gelu",
-        "norm_placement": "pre",
-        "parallel": True,
-        "shared_norm": True,
-        "positions": "rotary",
-        "vocab_size": 65024,
-        "seq_len": 2048,
-        "bias": False,
-    },
-    "deit-base": _VIT | {"family": "deit", "distillation_token": True, "seq_len": 198},
-    "bart-base": _BART,
-    "bart-large": _BART | {"n_layers": 12, "d_model": 1024, "n_heads": 16, "d_ff": 4096},
-    "whisper-tiny": _WHISPER,
-    "whisper-base": _WHISPER | {"n_layers": 6, "d_model": 512, "n_heads": 8, "d_ff": 2048},
-    "whisper-small": _WHISPER | {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 3072},
-    "s2t-small": {
-        "family": "speech_to_text",
-        "kind": "encoder-decoder",
-        "n_layers": 12,
-        "n_decoder_layers": 6,
-        "d_model": 256,
-        "n_heads": 4,
-        "d_ff": 2048,
-        "activation": "relu",
-        "norm_placement": "pre",
-        "positions": "sinusoidal",
-        "embedding_scale": 16.0,
-        "input": "frames",
-        "conv_kernels": (5, 5),
-        "conv_strides": (2, 2),
-        "conv_channels": 512,
-        "conv_activation": "glu",
-        "vocab_size": 10000,
-        "seq_len": 1500,
-        "target_len": 1024,
-        "dropout": 0.1,
-    },
-}
+    "tgs": Preset(
+        None,
+        {
+            "n_layers": 192, "d_model": 256, "n_heads": 4, "activation": "relu", "n_segments": 2, "vocab_size": 32000,
+            "dropout": 0.1,
+        },
+    ),
+    "bert-base": Preset("bert"),
+    "bert-large": Preset("bert", {"n_layers": 24, "d_model": 1024}),
+    "roberta-base": Preset("roberta", {"n_segments": 1, "norm_eps": 1e-5, "seq_len": 512}),
+    "gpt2": Preset("gpt2"),
+    "gpt2-medium": Preset("gpt2", {"n_layers": 24, "d_model": 1024}),
+    "gpt2-large": Preset("gpt2", {"n_layers": 36, "d_model": 1280}),
+    "gpt2-xl": Preset("gpt2", {"n_layers": 48, "d_model": 1600}),
+    "llama-7b": Preset("llama"),
+    "llama-130m": Preset("llama", {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_ff": 2048, "seq_len": 256}),
+    "llama-1b": Preset("llama", {"n_layers": 24, "d_model": 2048, "n_heads": 32, "d_ff": 5461, "seq_len": 256}),
+    "llama3-8b": Preset(
+        "llama",
+        {
+            "n_kv_heads": 8, "d_ff": 14336, "vocab_size": 128256, "rotary_base": 500_000.0, "seq_len": 8192,
+            "norm_eps": 1e-5,
+        },
+    ),
+    "mistral-7b": Preset("mistral", {"norm_eps": 1e-5, "seq_len": 2048, "settings": _NO_WINDOW}),
+    "qwen2-0.5b": Preset(
+        "qwen2",
+        {
+            "n_layers": 24, "d_model": 896, "n_heads": 14, "n_kv_heads": 2, "d_ff": 4864, "rotary_base": 1_000_000.0,
+            "seq_len": 2048, "tied_embeddings": True,
+        },
+    ),
+    "qwen3-0.6b": Preset(
+        "qwen3",
+        _QWEN3
+        | {"n_layers": 28, "d_model": 1024, "n_heads": 16, "d_head": 128, "d_ff": 3072, "tied_embeddings": True},
+    ),
+    "qwen3-8b": Preset("qwen3", _QWEN3),
+    "qwen3-30b-a3b": Preset(
+        "qwen3_moe",
+        {
+            "n_layers": 48, "d_head": 128, "settings": {"experts": {"normalised": True}}, "rotary_base": 1_000_000.0,
+            "seq_len": 4096,
+        },
+    ),
+    "mixtral-8x7b": Preset("mixtral", {"seq_len": 4096}),
+    "olmoe-1b-7b": Preset("olmoe", {"d_ff": 1024}),
+    "gemma2-9b": Preset(
+        "gemma2",
+        {
+            "n_layers": 42, "d_model": 3584, "n_heads": 16, "n_kv_heads": 8, "d_ff": 14336, "settings": _NO_WINDOW,
+            "embedding_scale": 3584**0.5,
+        },
+    ),
+    "lfm2-1.2b": Preset(
+        "lfm2",
+        {
+            "n_layers": 16, "d_model": 2048, "n_heads": 32, "d_ff": 8192, "seq_len": 4096,
+            "branches": tuple(_FULL if i in (2, 5, 8, 10, 12, 14) else _CONV for i in range(16)),
+        },
+    ),
+    "gpt-neox": Preset("gpt_neox"),
+    "vit-base": Preset("vit", {"n_classes": 1000}),
+    "vit-small": Preset("vit", {"n_classes": 1000, "d_model": 384}),
+    "t5-small": Preset("t5"),
+    "t5-base": Preset("t5", {"n_layers": 12, "d_model": 768}),
+    "opt-125m": Preset("opt"),
+    "olmo2-7b": Preset(
+        "olmo2", {"norm_eps": 1e-6, "vocab_size": 100352, "rotary_base": 500_000.0, "seq_len": 4096}
+    ),
+    "phi-1.5": Preset("phi"),
+    "falcon-7b": Preset("falcon"),
+    "deit-base": Preset("deit", {"n_classes": 1000}),
+    "bart-base": Preset("bart", {"n_layers": 6, "d_model": 768, "attention_dropout": 0.1}),
+    "bart-large": Preset("bart", {"attention_dropout": 0.1}),
+    "whisper-tiny": Preset("whisper"),
+    "whisper-base": Preset("whisper", {"n_layers": 6, "d_model": 512}),
+    "whisper-small": Preset("whisper", {"n_layers": 12, "d_model": 768}),
+    "s2t-small": Preset("speech_to_text", {"attention_dropout": 0.1}),
+}  # fmt: skip
 
 
 def preset_instead(name: object) -> str:
@@ -350,11 +109,11 @@ def preset_instead(name: object) -> str:
     return f"; {name} is a preset, a network without weights, which signalprop predict, measure and compare take"
 
 
-def preset(name: str) -> dict[str, Any]:
-    """The fields of the Architecture of a known name (see `Architecture.preset`).
+def preset(name: str) -> Preset:
+    """The preset of that name.
 
     Raises:
-        InputError: an unknown name.
+        InputError: there is none.
     """
     if name not in tuple(PRESETS):  # a tuple, so that an unhashable name is merely unknown
         raise unknown("preset", name, PRESETS)
