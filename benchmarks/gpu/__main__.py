@@ -1,85 +1,38 @@
 """What needs an accelerator, for one that is lent for minutes on a machine without network.
 
-    make gpu-pack                                              # here: wheels and token files, in out/gpu-pack
-    python -m benchmarks.gpu PART --minutes 9 --out DIR        # there; again, until it says that all is done
-    python -m benchmarks.gpu pages DIR                         # here: the pages, of what came back
+    make gpu-pack                                  # here: wheels and token files, in out/gpu-pack
+    sh out/gpu-pack/install.sh                     # there, beside PyTorch, with the clone and out/gpu-pack
+    timeout 540 python -m benchmarks.gpu PART      # there; again, until it says no more
+    python -m benchmarks.gpu pages DIR             # here: sections of docs/benchmarks.md, of what came back
 
-There, with the clone and out/gpu-pack beside PyTorch: `sh out/gpu-pack/install.sh`. A part writes DIR/PART.json, row
-by row; started again, there or on another machine of the same kind that has the file, it goes on. A training that time
-ends goes on from its checkpoint where DIR/runs is kept, else from its start. Parts, in the order of what they answer
-per minute: {parts}. `--rehearse` makes everything tiny, on whatever device there is. Exit status 1: rows failed;
-3: not done yet.
+A part writes DIR/PART.json, row by row; started again, there or on another machine of the same kind that has the file,
+it goes on. Parts, in the order of what they answer per minute: {parts}. `--rehearse` makes everything tiny, on whatever
+device there is. Exit status 1: rows failed. Trainings are the sweeps in this folder, there and here:
+
+    XDG_CACHE_HOME=out/gpu-pack/cache timeout 540 signalprop sweep benchmarks/gpu/spa.yaml --out out/gpu/spa
+    python -m benchmarks.results out/gpu/spa
+
+The first goes on where it was; on another machine `--from results.json` takes up the runs that were finished.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from signalprop.errors import InputError
 
 TIMED = ("ceilings", "wall", "overheads")
-TRAINED = ("spa", "bert", "llama")
 PACK = Path("out/gpu-pack")
-NOT_DONE = 3
-
-
-@contextmanager
-def at_most(minutes: float) -> Iterator[None]:
-    """Ends what runs as SIGTERM does: a training after the step that it is at, with a checkpoint; all else at once.
-
-    Raises:
-        KeyboardInterrupt: the minutes are over.
-    """
-
-    def end(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = (
-        signal.signal(signal.SIGTERM, end),
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGTERM)),
-    )
-    signal.setitimer(signal.ITIMER_REAL, 60 * minutes, 20)  # again, where the first falls into what swallows it
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGALRM, before[1])
-
-
-def run(part: str, out: Path, minutes: float, pack: Path, rehearse: bool) -> int:
-    """Run what a part lacks, until the minutes are over; the exit status."""
-    if (pack / "cache").is_dir():
-        os.environ["XDG_CACHE_HOME"] = str((pack / "cache").resolve())  # of texts as tokens
-    if part in TRAINED:
-        from benchmarks.gpu.trained import measure
-    else:
-        from benchmarks.gpu.timed import measure
-    try:
-        with at_most(minutes):
-            failed = measure(part, out, pack, rehearse)
-    except KeyboardInterrupt:
-        print(f"gpu: {part} is not done yet; run this again", file=sys.stderr)
-        return NOT_DONE
-    if failed:
-        print(f"gpu: {failed} rows of {part} failed, see {out}; run again, they are tried again", file=sys.stderr)
-    return int(failed > 0)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line of the package; the exit status."""
-    about = (__doc__ or "").format(parts=", ".join((*TIMED, *TRAINED)))
+    about = (__doc__ or "").format(parts=", ".join(TIMED))
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=(*TIMED, *TRAINED, "pack", "pages"))
+    parser.add_argument("part", choices=(*TIMED, "pack", "pages"))
     parser.add_argument("folder", nargs="?", type=Path, help="of `pages`: what came back")
-    parser.add_argument("--minutes", type=float, default=9.0, help="that a part may take (9)")
     parser.add_argument("--out", type=Path, default=Path("out/gpu"), metavar="DIR", help="of results (out/gpu)")
     parser.add_argument("--pack", type=Path, default=PACK, metavar="DIR", help=f"what `pack` makes ({PACK})")
     parser.add_argument("--python", default="3.12", help="of `pack`: the version on the other machine (3.12)")
@@ -89,17 +42,20 @@ def main(arguments: list[str] | None = None) -> int:
         if given.part == "pack":
             from benchmarks.gpu.packing import pack
 
-            print(f"{pack(given.pack, given.python, given.rehearse) / 2**20:.1f} MiB in {given.pack}")
-        elif given.part == "pages":
-            from benchmarks.gpu.pages import write
+            print(f"{pack(given.pack, given.python) / 2**20:.1f} MiB in {given.pack}")
+            return 0
+        from benchmarks.gpu.timed import measure, write_records
 
-            print("\n".join(write(given.folder or given.out)))
-        else:
-            return run(given.part, given.out, given.minutes, given.pack, given.rehearse)
+        if given.part == "pages":
+            print("\n".join(write_records(given.folder or given.out)))
+            return 0
+        failed = measure(given.part, given.out, given.pack, given.rehearse)
     except InputError as error:
         print(f"gpu: {error}", file=sys.stderr)
         return 2
-    return 0
+    if failed:
+        print(f"gpu: {failed} rows of {given.part} failed, see {given.out}; they are tried again", file=sys.stderr)
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

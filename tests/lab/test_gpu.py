@@ -1,4 +1,4 @@
-"""The command for a lent accelerator, rehearsed on the processor: packed, run, interrupted, moved, put on pages."""
+"""The command for a lent accelerator, rehearsed on the processor: packed, run, gone on with, put on the page."""
 
 from __future__ import annotations
 
@@ -7,54 +7,31 @@ import os
 from pathlib import Path
 
 import pytest
-from benchmarks import page, results
-from benchmarks.gpu import ceilings, overheads, wall
-from benchmarks.gpu.__main__ import NOT_DONE, TIMED, TRAINED, main
-from benchmarks.gpu.packing import pack
-from benchmarks.gpu.pages import write
-from benchmarks.gpu.trained import sweep_of
+import yaml
+from benchmarks import page
+from benchmarks.gpu import ceilings, overheads, packing, wall
+from benchmarks.gpu.__main__ import TIMED, main
+from benchmarks.gpu.timed import write_records
 
 from signalprop.files.storage import read_json, write_json
+from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.tasks import prepare
+from sweeping import SWEEP
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", ""))  # given back afterwards
-
-
-def test_a_training_part_from_the_pack_to_its_page(tmp_path, monkeypatch, capsys) -> None:
-    from benchmarks.gpu import packing
-
+def test_the_pack_has_the_texts_of_the_sweeps_as_tokens(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "kept")
     monkeypatch.setattr(packing, "_pip", lambda *_: None)  # wheels are not what is tried here
-    packed, out = tmp_path / "pack", tmp_path / "out"
-    assert 0 < pack(packed, "3.12", rehearse=True) < packing.LARGEST
+    monkeypatch.setattr(packing, "SWEEPS", (tmp_path / "tiny.yaml",))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({key: value for key, value in SWEEP.items() if key != "tune"}))
+    packed = tmp_path / "pack"
+    assert 0 < packing.pack(packed, "3.12") < packing.LARGEST
     tokens = {file: file.stat().st_mtime_ns for file in packed.rglob("*.safetensors")}
-    assert tokens
-    given = ["--rehearse", "--pack", str(packed), "--out"]
-    assert main(["spa", *given, str(out), "--minutes", "0.0005"]) == NOT_DONE
-    assert "run this again" in capsys.readouterr().err
-    write_json(packed / "pack.json", {"revision": "abc", "python": "3.12"})
-    assert main(["spa", *given, str(out)]) == 0
+    assert len(tokens) == 1 and os.environ["XDG_CACHE_HOME"] == "kept"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(packed / "cache"))
+    grid = load_sweep(tmp_path / "tiny.yaml")
+    prepare(grid.recipe(Point(list(grid.cells)[-1], None, 1)))
     assert {file: file.stat().st_mtime_ns for file in packed.rglob("*.safetensors")} == tokens
-    first = read_json(out / "spa.json")
-    rows = {entry["point"]["cell"]: entry["row"] for entry in first["entries"]}
-    assert list(rows) and rows.keys() == set(sweep_of("spa", True).cells)
-    assert all(row["status"] == "finished" and row["steps"] == 2 for row in rows.values())
-
-    moved = tmp_path / "moved"  # to a machine that has the file, and one run less
-    moved.mkdir()
-    write_json(moved / "spa.json", first | {"entries": first["entries"][1:]})
-    assert main(["spa", *given, str(moved)]) == 0
-    again = {entry["point"]["cell"]: entry for entry in read_json(moved / "spa.json")["entries"]}
-    same = [again[entry["point"]["cell"]] == entry for entry in first["entries"]]
-    assert same == [False, *[True] * (len(same) - 1)]  # one of them was trained anew, to the same loss
-    assert {cell: entry["row"]["eval_loss"] for cell, entry in again.items()} == {
-        cell: row["eval_loss"] for cell, row in rows.items()
-    }
-    records, stored = tmp_path / "records", tmp_path / "stored"
-    write(moved, records, stored)
-    assert results.write_results_page(stored / "gpu-spa.json", stored / "gpu-spa.md")
-    assert "Pre-LN / 108" in (stored / "gpu-spa.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("part", ["ceilings", pytest.param("wall", marks=pytest.mark.slow),
@@ -70,7 +47,7 @@ def test_a_timed_part_goes_on_where_it_was_and_is_refused_elsewhere(part, tmp_pa
     assert main([part, "--rehearse", "--out", str(tmp_path)]) == 0
     rows = read_json(path)["rows"]
     assert rows[:-1] == kept and "error" not in rows[-1]  # only what failed was tried again
-    write(tmp_path, tmp_path / "records", tmp_path / "stored")
+    write_records(tmp_path, tmp_path / "records")
     record = read_json(tmp_path / "records" / f"gpu.{part}.json")
     text = page.page({f"gpu.{part}": record})
     assert f"Machine: {record['where']}." in text and record["section"] in text
@@ -94,10 +71,10 @@ def test_deep_and_thin_is_held_against_shallow_and_wide_of_the_same_batch_and_mo
 
 
 def test_every_part_has_its_sizes_and_its_words() -> None:
-    """Six shapes at two sizes; 36, 72, 108 layers; five methods."""
+    """Six shapes at two sizes; three sweeps."""
     assert {case["layers"] * case["width"] ** 2 for case in wall.cases(False)} == {12 * 1024**2, 24 * 1024**2}
     assert len({(case["layers"], case["width"]) for case in wall.cases(False)}) == 6
-    assert [len(sweep_of(part, False).cells) for part in TRAINED] == [6, 6, 5]
+    assert {path.stem: len(load_sweep(path).cells) for path in packing.SWEEPS} == {"spa": 6, "bert": 6, "llama": 5}
     assert all((Path(page.ROOT) / "benchmarks" / "gpu" / f"{part}.py").is_file() for part in TIMED)
     assert {f"gpu.{part}" for part in TIMED} == set(page.ON_A_GPU)
     assert json.dumps(overheads.cases(False))

@@ -47,7 +47,7 @@ def sweep(
     Example:
       signalprop sweep --list
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError, MissingExtra, require
     from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 
     require("yaml", "training")
@@ -88,7 +88,7 @@ def sweep(
             run(grid, folder, jobs=jobs)
     except BaseException:  # what was done until an interruption
         for write in writers(store_of(grid, runs.entries()), folder).values():
-            with suppress(InputError):
+            with suppress(InputError, MissingExtra):
                 write()
         raise
     store = store_of(grid, runs.entries())
