@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,7 +155,7 @@ def _text_batch(
     source = str(text) if text else "sotu"
     file = None if directory is None else folder_of(directory) / TOKENIZER
     if file is None or not file.is_file():
-        return text_batch(a, _words(text, a.vocab_size), batch_size, seed, source), f"words of {source}"
+        return text_batch(a, word_ids(load_text(text), a.vocab_size), batch_size, seed, source), f"words of {source}"
     require("tokenizers", "models")
     from tokenizers import Tokenizer
 
@@ -185,8 +184,3 @@ def _with_mask(batch: Batch, candidates: Sequence[int | None]) -> Batch:
         return batch
     masked = (batch.tokens == MASK) & (batch.targets >= 0)
     return replace(batch, tokens=np.where(masked, own, batch.tokens))
-
-
-@lru_cache(maxsize=1)
-def _words(text: Path | None, vocab_size: int) -> IntArray:
-    return word_ids(load_text(text), vocab_size)

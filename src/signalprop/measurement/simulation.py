@@ -13,7 +13,6 @@ require("torch", "models")
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from signalprop.models.sublayers import torch_shapes
 from signalprop.models.synthetic import gaussian, synthetic_batch
 from signalprop.models.transformer import batch_tensors, refuse_sweep, rows_of, stack_names, surroundings
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, Parametrization
 from signalprop.results.between_streams import STREAM_COVARIANCE
@@ -129,11 +128,6 @@ class _Data:
         return replace(self, tensors=tensors, streams={name: x.to(device) for name, x in self.streams.items()})
 
 
-@lru_cache(maxsize=2)
-def _default_ids(vocab_size: int) -> IntArray:
-    return word_ids(load_text(), vocab_size)
-
-
 def _data(
     a: Architecture,
     inputs: InputStatistics | None,
@@ -163,7 +157,7 @@ def _data(
     elif batch is None and a.input == "patches":
         batch = image_batch(a, batch_size, seed)
     elif batch is None:
-        batch = text_batch(a, _default_ids(a.vocab_size), batch_size, seed, source="sotu")
+        batch = text_batch(a, word_ids(load_text(), a.vocab_size), batch_size, seed, source="sotu")
     check_batch(batch, a)
     notes += [f"data: {batch.source}"] if batch.source else []
     return _Data(batch_tensors(batch), gradient_correlation=white if a.head == "none" else None, notes=tuple(notes))
