@@ -144,6 +144,27 @@ def test_overlaps_of_large_scores_saturate(causal: bool, s0: float, high: float)
 
 
 @pytest.mark.parametrize("causal", [True, False])
+def test_keys_that_lie_apart_get_more_of_what_comes_back(causal: bool) -> None:
+    """Large scores, and every second token at half the distance from the mean: its share of the gradient, against heads."""
+    length, d = 24, 128
+    rng = np.random.default_rng(5)
+    near = np.arange(length) % 2 == 0
+    part = np.where(near, 0.5, 0.0)[:, None]
+    x = np.sqrt(part) * rng.normal(size=d) + np.sqrt(1 - part) * rng.normal(size=(length, d))
+    x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
+    back = random_heads(x, 16.0, 250, causal, shared=0.0)[1]
+    own = np.diagonal(back, axis1=1, axis2=2)
+    share = own[:, near].sum(1) / own.sum(1)
+    attention = TokenAttention(x @ x.T / d, qk=16.0, d_model=d, causal=causal, d_head=d // 2)
+    found = np.diagonal(attention.backward(np.eye(length)))
+    assert found[near].sum() / found.sum() == pytest.approx(share.mean(), rel=0.06)
+    assert found.sum() == pytest.approx(2 * own.sum(1).mean(), rel=0.06)
+    even = np.ones_like(attention._favoured)
+    attention.__dict__["_favoured"] = even
+    assert np.diagonal(attention.backward(np.eye(length)))[near].sum() / found.sum() > 1.15 * share.mean()
+
+
+@pytest.mark.parametrize("causal", [True, False])
 def test_equal_tokens_under_rotary_positions(causal: bool) -> None:
     """Keys of one token are turned apart, so that a query scores them less alike than their values are."""
     rng = np.random.default_rng(7)

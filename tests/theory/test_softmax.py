@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop.network.moments import Moments
-from signalprop.theory.softmax import exact_softmax_moments, softmax_moments
+from signalprop.theory.softmax import exact_softmax_moments, node_variances, own_variance_response, softmax_moments
 from signalprop.theory.softmax_component import softmax, softmax_backward
 
 
@@ -108,3 +108,21 @@ def test_component_token_correlation_by_simulation() -> None:
 def test_bad_input_is_refused(variance: float, length: int) -> None:
     with pytest.raises(InputError, match="expected"):
         softmax_moments(variance, length)
+
+
+@pytest.mark.parametrize("length", [3, 10, 100])
+@pytest.mark.parametrize("node", [20, 45])
+def test_a_logit_of_larger_variance_gets_more_of_the_squared_weights(length: int, node: int) -> None:
+    """Against the same draws with the first logit's variance about the mean a tenth up and down, the mean kept."""
+    s, step = float(node_variances()[node]), 0.1
+    z = np.random.default_rng(3).standard_normal((200_000 // length, length))
+    change = step * (1 - 1 / length) / (1 - 2 / length)  # of a variance, so that the one about the mean changes by step
+    squares = []
+    for sign in (-1, 1):
+        x = z * np.sqrt(s * np.append(1 + sign * change, np.full(length - 1, 1 - sign * change / (length - 1))))
+        weights = np.exp(x - x.max(1, keepdims=True))
+        squares.append((weights[:, 0] / weights.sum(1)) ** 2)
+    low, high = (square.mean() for square in squares)
+    found = np.log(high / low) / (2 * step)
+    error = (squares[1] - squares[0]).std() / np.sqrt(len(z)) / (2 * step * (low + high) / 2)
+    assert own_variance_response(length)[node] == pytest.approx(found, abs=4 * error + 0.02)

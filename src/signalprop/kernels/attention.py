@@ -136,16 +136,19 @@ class TokenAttention:
         self, gradient: FloatArray, own: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
         """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
-        second, jacobian, weighted, _ = self._rows
+        second, jacobian, weighted, *_ = self._rows
         out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
         keys = weighted * self.qk * (self._own + self.query_bias) * value_spread
-        on = self._later_sum(own * (value * second / keep + keys), 1 / self._row_length)
+        on = self._sent_to_keys(own * (value * second / keep + keys))
         n = self._row_length
-        off = own * (value * (1 - second) - keys)
-        out += self._over_both(off, (n > 1) / np.maximum(n * (n - 1), 1.0))
+        others = (n > 1) / np.maximum(n * (n - 1), 1.0)
+        if value:
+            out += self._over_both(own * (1 - second), others)
+        taken = self._over_both(own * keys, others)
+        out -= taken if self._turn is None else taken * self._turn
         # queries: the output is linear in the query
         slope = scores * (self._random_slope + self._structural_slope)
         root = np.sqrt(slope)
@@ -216,6 +219,10 @@ class TokenAttention:
     def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
         """Per key, the sum of weight times values over the queries that see it."""
         return self._over_queries((values * weight)[:, None], 0)[:, 0]
+
+    def _sent_to_keys(self, values: FloatArray) -> FloatArray:
+        """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
+        return np.diagonal(self._over_queries((values / self._row_length)[:, None] * self._favoured, 0))
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""
@@ -386,9 +393,25 @@ class TokenAttention:
         total = np.diagonal(v.double_mean)
         centred = squares - 2 * self._sum_of_seen(v.mean * turned_mean) / n + total * turned_total
         own = v.own - 2 * v.mean + total[:, None]
-        turned_own = own if self._turn is None else self._own - 2 * turned_mean + turned_total[:, None]
+        turned_own = own if self._turn is None else self._from_mean
         structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
+
+    @cached_property
+    def _from_mean(self) -> FloatArray:
+        """Per row, how far every key lies from the mean of all, as scores see it; (1, T) where rows see the same."""
+        mean, total = self._turned_means
+        return np.maximum(self._own - 2 * mean + total[:, None], 0.0)
+
+    @cached_property
+    def _favoured(self) -> FloatArray:
+        """Per row, E A_k^2 of every key over the mean of its keys: those that lie apart have larger scores."""
+        apart, n = self._from_mean, self._row_length
+        mean = self._sum_of_seen(apart) / n
+        ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
+        favour = self._rows.favour if len(ratio) == len(self._rows.favour) else self._rows.favour.mean(keepdims=True)
+        favoured = np.maximum(ratio, 1e-9) ** favour[:, None]
+        return favoured * (n / self._sum_of_seen(favoured))[:, None]
 
     @cached_property
     def _crowding(self) -> FloatArray:

@@ -50,7 +50,7 @@ class TokenCrossAttention(TokenAttention):
     def _sent_to_both(self, gradient: FloatArray, own: FloatArray) -> tuple[Kernel, Kernel]:
         """What goes to queries and to keys: what two tokens share, in the limit of one on the diagonal, and its own."""
         n, keep = float(self._row_length[0]), 1 - self.dropout
-        second, jacobian, weighted, _ = self._rows
+        second, jacobian, weighted, *_ = self._rows
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         # values and keys: of two queries, of one query at one key, and of one query at two keys
         mean, double_mean = self._means

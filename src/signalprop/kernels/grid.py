@@ -260,6 +260,9 @@ class GridAttention(TokenAttention):
         first = self.grid.by_power[0] if single else self.grid.by_pairs
         return np.asarray(first @ values)
 
+    def _sent_to_keys(self, values: FloatArray) -> FloatArray:
+        return np.asarray((self.grid.by_power[0] * self._favoured.T) @ values)
+
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)
         averaged = seen @ shared

@@ -122,11 +122,11 @@ class MaskedAttention(TokenAttention):
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q)."""
         own, keep = np.diagonal(gradient), 1 - self.dropout
-        second, jacobian, weighted, _ = self._rows
+        second, jacobian, weighted, *_ = self._rows
         to_keys, on = self._different_queries(gradient, 1, 1)
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         keys = weighted * self.qk * self._asks_own * value_spread
-        on = on + self._later_sum(own * (second / keep + keys), 1 / self._row_length)
+        on = on + self._sent_to_keys(own * (second / keep + keys))
         n = self._row_length
         off = self._over_both(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
         to_keys += off * self.view.of_keys

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory.softmax import vanishing
-from signalprop.theory.two_rows import ALONE, DEGREE, fluctuating, horner, lagrange, within_table
+from signalprop.theory.softmax import Spline, node_variances, own_variance_response, vanishing
+from signalprop.theory.two_rows import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
 
@@ -22,12 +22,14 @@ class Rows(NamedTuple):
         second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
         with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
             that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
+        favour: d ln E A_k^2 / d ln of the variance of key k's score about the row's mean, (T,).
     """
 
     second: FloatArray
     jacobian: FloatArray
     weighted: FloatArray
     with_others: FloatArray
+    favour: FloatArray
 
 
 @lru_cache(maxsize=32)
@@ -40,7 +42,14 @@ def _knots(length: int) -> tuple[int, ...]:
 @lru_cache(maxsize=32)
 def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
     """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
-    return np.stack([np.concatenate([x.coefficients for x in fluctuating(n, spread)], axis=2) for n in lengths])
+    splines = [(*fluctuating(n, spread), _favour(n)) for n in lengths]
+    return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
+
+
+def _favour(length: int) -> Spline:
+    """`own_variance_response` where two rows are tabulated; two keys are always as far from their mean."""
+    response = own_variance_response(length) if length > 2 else 0 * node_variances()
+    return Spline(response[::STRIDE, None])
 
 
 def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -> Rows:
@@ -55,12 +64,13 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     within, beyond = map(np.asarray, within_table(s))
     index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
-    found = np.asarray(horner(cubic, offset)).reshape(3, DEGREE + 1, -1)
+    *found, favour = np.asarray(horner(cubic, offset))
+    found = np.reshape(found, (3, DEGREE + 1, -1))
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found)
+    return Rows(second, many, many * weighted, found, np.where(row_length > 2, np.maximum(favour, 0.0), 0.0))
 
 
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:

@@ -27,8 +27,8 @@ from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.softmax import Spline, node_moments, node_variances, vanishing
 
 FILE = Path(__file__).with_name("two_rows.json")
-_STRIDE = 3
-NODES = node_variances()[::_STRIDE]  # score variances at which two rows are tabulated
+STRIDE = 3
+NODES = node_variances()[::STRIDE]  # score variances at which two rows are tabulated
 _MOST = float(NODES[-1])
 
 # Where averages over fluctuating scores are known in x, and what makes polynomials of them. Below x = 0 rows avoid
@@ -119,7 +119,7 @@ def steady(length: int) -> Spline:
     if length == 1:
         return Spline(np.zeros((len(NODES), 5)))
     m = node_moments(length)
-    second, jacobian = m.second[::_STRIDE], m.jacobian[::_STRIDE]
+    second, jacobian = m.second[::STRIDE], m.jacobian[::STRIDE]
     knots, rest = _tabulated()
     at, weight = lagrange(np.log([length]), knots)
     even, odd = rest[:, :, at[0]] @ weight[0] / np.maximum(NODES, 1e-12)
