@@ -145,7 +145,7 @@ def test_overlaps_of_large_scores_saturate(causal: bool, s0: float, high: float)
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_that_lie_apart_get_more_of_what_comes_back(causal: bool) -> None:
-    """Large scores, and every second token at half the distance from the mean: its share of the gradient, against heads."""
+    """Large scores, every second token at half the distance from the mean: its share of the gradient, against heads."""
     length, d = 24, 128
     rng = np.random.default_rng(5)
     near = np.arange(length) % 2 == 0

@@ -11,27 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.rows import Rows, held, of_rows, rows_of
+from signalprop.kernels.rows import Averages, Rows, by_pairs, favoured, held, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import vanishing
 from signalprop.theory.two_rows import LEAST, position, within_table
-
-
-class _Kernel(NamedTuple):
-    """A kernel K with M K and M K M^T, its diagonal, and per row the mean of that and how far its keys lie apart."""
-
-    kernel: FloatArray
-    mean: FloatArray
-    double_mean: FloatArray
-    own: FloatArray
-    mean_square: FloatArray
-    spread: FloatArray
 
 
 @dataclass(frozen=True)
@@ -143,11 +131,9 @@ class TokenAttention:
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
         keys = weighted * self.qk * (self._own + self.query_bias) * value_spread
         on = self._sent_to_keys(own * (value * second / keep + keys))
-        n = self._row_length
-        others = (n > 1) / np.maximum(n * (n - 1), 1.0)
         if value:
-            out += self._over_both(own * (1 - second), others)
-        taken = self._over_both(own * keys, others)
+            out += self._over_both(own * (1 - second))
+        taken = self._over_both(own * keys)
         out -= taken if self._turn is None else taken * self._turn
         # queries: the output is linear in the query
         slope = scores * (self._random_slope + self._structural_slope)
@@ -200,10 +186,10 @@ class TokenAttention:
             return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
         return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
 
-    def _over_both(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        """Per pair of keys, the sum of weight times values over the queries that see both."""
-        later = self._later_sum(values, weight)
-        return np.where(self._seen, later[:, None], later)
+    def _over_both(self, values: FloatArray) -> FloatArray:
+        """Per pair of keys, the sum of values over the queries that see both, each shared among its pairs."""
+        later = self._over_queries((values * by_pairs(self._row_length))[:, None], 0)
+        return np.where(self._seen, later, later.T)
 
     @property
     def _met(self) -> FloatArray:
@@ -215,10 +201,6 @@ class TokenAttention:
         row (first axis) has with every other."""
         first = by_row.reshape(len(by_row), -1)
         return np.where(self._seen, first.T, first) if self.causal else np.asarray((first + first.T) / 2)
-
-    def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        """Per key, the sum of weight times values over the queries that see it."""
-        return self._over_queries((values * weight)[:, None], 0)[:, 0]
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
@@ -274,14 +256,14 @@ class TokenAttention:
         return np.diagonal(values)
 
     @cached_property
-    def _of_values(self) -> _Kernel:
+    def _of_values(self) -> Averages:
         """What is averaged."""
         if self.values is None:
-            return _Kernel(self.kernel, *self._means, self._own, self._mean_square, self._spread)
+            return Averages(self.kernel, *self._means, self._own, self._mean_square, self._spread)
         own = self._value_own(self.values)
         mean, double_mean = self._sums(self.values, own)
         square = self._mean_over_keys(own)
-        return _Kernel(self.values, mean, double_mean, own, square, self._apart(square, double_mean))
+        return Averages(self.values, mean, double_mean, own, square, self._apart(square, double_mean))
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
@@ -407,11 +389,8 @@ class TokenAttention:
     def _favoured(self) -> FloatArray:
         """Per row, E A_k^2 of every key over the mean of its keys: those that lie apart have larger scores."""
         apart, n = self._from_mean, self._row_length
-        mean = self._sum_of_seen(apart) / n
-        ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
-        favour = self._rows.favour if len(ratio) == len(self._rows.favour) else self._rows.favour.mean(keepdims=True)
-        favoured = np.maximum(ratio, 1e-9) ** favour[:, None]
-        return favoured * (n / self._sum_of_seen(favoured))[:, None]
+        share = favoured(apart, self._sum_of_seen(apart) / n, self._rows.favour)
+        return share * (n / self._sum_of_seen(share))[:, None]
 
     @cached_property
     def _crowding(self) -> FloatArray:

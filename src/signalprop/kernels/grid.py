@@ -255,10 +255,8 @@ class GridAttention(TokenAttention):
     def _mean_over_keys(self, values: FloatArray) -> FloatArray:
         return np.asarray(self.grid.seen @ values / self.grid.n)
 
-    def _later_sum(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        single = weight[0] == 1 / self.grid.n[0]  # 1/n, or 1/(n (n - 1))
-        first = self.grid.by_power[0] if single else self.grid.by_pairs
-        return np.asarray(first @ values)
+    def _over_both(self, values: FloatArray) -> FloatArray:
+        return self._of_longer(self.grid.by_pairs @ values)
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         return np.asarray((self.grid.by_power[0] * self._favoured.T) @ values)

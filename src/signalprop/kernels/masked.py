@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.attention import TokenAttention, _Kernel
-from signalprop.kernels.rows import held
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import Averages, by_pairs, held
 from signalprop.network.moments import FloatArray
 
 
@@ -127,9 +127,7 @@ class MaskedAttention(TokenAttention):
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         keys = weighted * self.qk * self._asks_own * value_spread
         on = on + self._sent_to_keys(own * (second / keep + keys))
-        n = self._row_length
-        off = self._over_both(own * (1 - second - keys), (n > 1) / np.maximum(n * (n - 1), 1.0))
-        to_keys += off * self.view.of_keys
+        to_keys += self._over_both(own * (1 - second - keys)) * self.view.of_keys
         np.fill_diagonal(to_keys, on)
         slope = self._random_slope + self._structural_slope
         root, moved = np.sqrt(slope), self.qk * self._scored * value_spread
@@ -170,8 +168,8 @@ class MaskedAttention(TokenAttention):
         seen = self.view.mask.astype(np.float64)
         return np.asarray(seen.T @ values if axis == 0 else values @ seen)
 
-    def _over_both(self, values: FloatArray, weight: FloatArray) -> FloatArray:
-        return np.asarray(self.view.mask.T @ ((values * weight)[:, None] * self.view.mask))
+    def _over_both(self, values: FloatArray) -> FloatArray:
+        return np.asarray(self.view.mask.T @ ((values * by_pairs(self._row_length))[:, None] * self.view.mask))
 
     @cached_property
     def _met(self) -> FloatArray:
@@ -234,6 +232,6 @@ class MaskedAttention(TokenAttention):
         return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows.second) ** 4)
 
     @cached_property
-    def _of_values(self) -> _Kernel:
+    def _of_values(self) -> Averages:
         mean, double_mean = self._turned_means[0], self.view.averaged(self.kernel)
-        return _Kernel(self.kernel, mean, double_mean, self._own, self._mean_square, self._scored)
+        return Averages(self.kernel, mean, double_mean, self._own, self._mean_square, self._scored)

@@ -15,6 +15,17 @@ from signalprop.theory.two_rows import ALONE, DEGREE, STRIDE, fluctuating, horne
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
 
 
+class Averages(NamedTuple):
+    """A kernel K with M K and M K M^T, its diagonal, and per row the mean of that and how far its keys lie apart."""
+
+    kernel: FloatArray
+    mean: FloatArray
+    double_mean: FloatArray
+    own: FloatArray
+    mean_square: FloatArray
+    spread: FloatArray
+
+
 class Rows(NamedTuple):
     """Rows of weights, averaged over score variances as `theory.two_rows.fluctuating` has them.
 
@@ -64,13 +75,25 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     within, beyond = map(np.asarray, within_table(s))
     index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
-    *found, favour = np.asarray(horner(cubic, offset))
-    found = np.reshape(found, (3, DEGREE + 1, -1))
+    columns = np.asarray(horner(cubic, offset))
+    found, favour = columns[:-1].reshape(3, DEGREE + 1, -1), np.where(row_length > 2, np.maximum(columns[-1], 0.0), 0.0)
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, np.where(row_length > 2, np.maximum(favour, 0.0), 0.0))
+    return Rows(second, many, many * weighted, found, favour)
+
+
+def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:
+    """(apart / its mean over the row)^favour; rows that all see the same, one row here, have their mean exponent."""
+    ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
+    exponent = favour if len(apart) == len(favour) else favour.mean(keepdims=True)
+    return np.asarray(np.maximum(ratio, 1e-9) ** exponent[:, None])
+
+
+def by_pairs(n: FloatArray) -> FloatArray:
+    """Of rows of n keys, one over the ordered pairs of different ones; 0 for a single key."""
+    return np.asarray((n > 1) / np.maximum(n * (n - 1), 1.0))
 
 
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:

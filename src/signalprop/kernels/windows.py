@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import by_pairs
 from signalprop.network.moments import FloatArray
 
 
@@ -61,10 +62,10 @@ class WindowAttention(TokenAttention):
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         return _between(values, *self._queries, axis)
 
-    def _over_both(self, values: FloatArray, weight: FloatArray) -> FloatArray:
+    def _over_both(self, values: FloatArray) -> FloatArray:
         low, high = self._queries
         first, after = np.maximum.outer(low, low), np.minimum.outer(high, high)
-        total = np.concatenate([[0.0], np.cumsum(values * weight)])
+        total = np.concatenate([[0.0], np.cumsum(values * by_pairs(self._row_length))])
         return np.where(after > first, total[np.maximum(after, first)] - total[first], 0.0)
 
     @cached_property
