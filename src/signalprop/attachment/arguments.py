@@ -122,11 +122,7 @@ def _free_of(
 
 
 def images(patches: Any, a: Architecture) -> Tensor:
-    """Patches (batch, n, channels * side * side) as images (batch, channels, height, width) of a square grid.
-
-    Raises:
-        InputError: the patches do not form a square.
-    """
+    """Patches (batch, n, channels * side * side) as images (batch, channels, height, width) of a square grid."""
     n, width = patches.shape[1], patches.shape[2]
     grid = round(n**0.5)
     channels = 3 if width % 3 == 0 and round((width // 3) ** 0.5) ** 2 * 3 == width else 1

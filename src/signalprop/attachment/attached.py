@@ -39,11 +39,7 @@ class Held:
 
     @property
     def holder(self) -> Any:
-        """The module that holds it, or a bare parameter.
-
-        Raises:
-            InputError: the mapping names something that the model does not have.
-        """
+        """The module that holds it, or a bare parameter."""
         if self.problem:
             raise InputError(self.problem)
         return self.found
@@ -64,11 +60,7 @@ class Held:
         return self.turned or is_transposed(self.holder)
 
     def module(self, where: str) -> nn.Module:
-        """The module that holds it.
-
-        Raises:
-            InputError: a bare parameter, which cannot carry a multiplier.
-        """
+        """The module that holds it."""
         if not isinstance(self.holder, nn.Module):
             raise InputError(f"{where}: the mapping names a bare parameter; expected the module that holds it")
         return self.holder
@@ -207,11 +199,7 @@ class Attached:
 
     @cached_property
     def plan(self) -> Plan:
-        """Where the probe points are, each tensor once.
-
-        Raises:
-            InputError: a point that the mapping does not name; one line that says which.
-        """
+        """Where the probe points are, each tensor once."""
         return plan_of(self)
 
     @cached_property
@@ -225,11 +213,7 @@ class Attached:
         )
 
     def path_of(self, module: Any, what: str) -> str:
-        """The path of a module in the model.
-
-        Raises:
-            InputError: it is not a module of the model.
-        """
+        """The path of a module in the model."""
         for name, other in self.model.named_modules(remove_duplicate=False):
             if other is module:
                 return str(name)
@@ -244,9 +228,6 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (see
             `live_model.unwrapped`) are taken off. Of any other the stream is found by `signalprop.streams`.
         arguments: keyword arguments of its forward, to find the stream with; default: made up.
-
-    Raises:
-        InputError: unknown family, or a mapping that does not fit the architecture or the model; one line says where.
     """
     outer, model = model, unwrapped(model)
     mapping = mapping_for(model, mapping, arguments)
@@ -261,11 +242,7 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
 
 
 def require_roles(attached: Attached) -> Attached:
-    """The same, where it is known what the weights are; of a mapping that was found, this is proved now.
-
-    Raises:
-        InputError: something of it cannot be proved; the line begins with the remedy, and names the weight.
-    """
+    """The same, where it is known what the weights are; of a mapping that was found, this is proved now."""
     if not attached.mapping.stream_only:
         return attached
     mapping = mapping_with_roles(attached.model, attached.arguments)
@@ -273,11 +250,7 @@ def require_roles(attached: Attached) -> Attached:
 
 
 def reading_batches(attached: Attached) -> Attached:
-    """The same, able to read a Batch: of a mapping that was found, which argument holds the ids is proved now.
-
-    Raises:
-        InputError: it cannot be proved.
-    """
+    """The same, able to read a Batch: of a mapping that was found, which argument holds the ids is proved now."""
     if attached.mapping.arguments is not None:
         return attached
     try:

@@ -43,12 +43,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
 
 
 def mapping_of(model: nn.Module) -> Mapping:
-    """The Mapping of a Hugging Face model of a known family, with or without a head.
-
-    Raises:
-        InputError: no such family (the message says how to map an own model), or modules are not where the family
-            has them.
-    """
+    """The Mapping of a Hugging Face model of a known family, with or without a head."""
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     family = find(model_type)
     if family is None:

@@ -27,9 +27,6 @@ def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = Non
 
     Args:
         arguments: of its forward; default: made up.
-
-    Raises:
-        InputError: no stream, or a layer of which it is not understood; the line begins with what to do.
     """
     return mapping_of_anatomy(model, anatomy(model, arguments))
 
@@ -69,11 +66,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
 
 
 def check_norms(model: nn.Module, mapping: Mapping) -> None:
-    """Hold what a mapping says of its norms against what they compute in a small pass, where one can be made up.
-
-    Raises:
-        InputError: a norm of another kind, or with another offset of its gain.
-    """
+    """Hold what a mapping says of its norms against what they compute in a small pass, where one can be made up."""
     try:
         found = {norm.path: norm for norm in anatomy(model).norms}
     except InputError:

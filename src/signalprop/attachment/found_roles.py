@@ -59,9 +59,6 @@ def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) ->
     Args:
         model: in single precision (replays in half precision would prove anything).
         arguments: of its forward; default: made up.
-
-    Raises:
-        InputError: a model in which nothing can be proved.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     found = anatomy(model, given)
@@ -82,9 +79,6 @@ def mapping_with_roles(
 
     Args:
         model, arguments: as `roles_of` has them. roles: what that gave of them.
-
-    Raises:
-        InputError: a sum, a norm, a role or the embedding that is not proved; the line names the weight.
     """
     roles = roles_of(model, arguments) if roles is None else roles
     found, stacks, proof, branches = roles.found, roles.stacks, roles.proof, roles.branches

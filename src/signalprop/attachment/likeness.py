@@ -202,11 +202,7 @@ NUMBERS = ("skip", "multiplier")
 
 
 def with_layer(given: Dictionary[str, Any], model: nn.Module, layer: str) -> dict[str, Any]:
-    """What a file says of a sublayer, as fields of a `SublayerMap` in that layer.
-
-    Raises:
-        InputError: rows that are none, or a parameter that the model does not have.
-    """
+    """What a file says of a sublayer, as fields of a `SublayerMap` in that layer."""
 
     def own(value: Any) -> Any:
         return value.replace(LAYER, layer).removeprefix(".") if isinstance(value, str) else value

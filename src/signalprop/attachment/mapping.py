@@ -195,11 +195,7 @@ class Plan:
 
 
 def find(model: nn.Module, reference: Module, what: str = "module") -> nn.Module:
-    """The module of that path in the model (modules pass through).
-
-    Raises:
-        InputError: there is none; the message says how far the path holds.
-    """
+    """The module of that path in the model (modules pass through)."""
     found = find_any(model, reference, what)
     if not isinstance(found, nn.Module):
         raise InputError(

@@ -177,11 +177,7 @@ def numbers_of(owner: Any) -> Tensor | None:
 
 
 def rms(tensor: Tensor, where: str) -> float:
-    """Root mean square of all entries.
-
-    Raises:
-        InputError: on the meta device, empty, or not finite.
-    """
+    """Root mean square of all entries."""
     if tensor.is_meta:
         raise InputError(
             f"{where}: the parameter is on the meta device and holds no numbers; load or initialise the model first"

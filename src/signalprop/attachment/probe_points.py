@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def plan_of(attached: Attached) -> Plan:
-    """Where the probe points of every sublayer are, each tensor once.
-
-    Raises:
-        InputError: a point that the mapping does not name; one line that says which.
-    """
+    """Where the probe points of every sublayer are, each tensor once."""
     rows, table = attached.rows, attached.layout
     sites: dict[tuple[int, str, int], int] = {}
     ordered: list[Site] = []

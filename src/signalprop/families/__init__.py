@@ -28,11 +28,7 @@ _REFUSED = {
 
 
 def find(model_type: Any) -> Family | None:
-    """The family of that name (`model_type` in config.json), or None.
-
-    Raises:
-        InputError: its file is incomplete.
-    """
+    """The family of that name (`model_type` in config.json), or None."""
     if not isinstance(model_type, str):
         return None
     module = model_type.replace("-", "_")

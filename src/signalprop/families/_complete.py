@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_complete(family: Family) -> None:
-    """Read the family's defaults, and hold its paths and its initialisation against the Architecture that they give.
-
-    Raises:
-        InputError: what is missing.
-    """
+    """Read the family's defaults, and hold its paths and its initialisation against the Architecture that they give."""
     architecture = _of_defaults(family)
     lacking = [f"a standard deviation of {role!r} in its initialisation" for role in _undrawn(family, architecture)]
     places = [list(_unsaid(family, paths, architecture)) for paths in family.paths]

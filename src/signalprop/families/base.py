@@ -132,11 +132,7 @@ class Initialisation:
     usual: float = 0.02
 
     def scale(self, config: Config) -> float:
-        """The `setting` of a configuration over its default; as in transformers, 0 and none are the default.
-
-        Raises:
-            InputError: not a positive number.
-        """
+        """The `setting` of a configuration over its default; as in transformers, 0 and none are the default."""
         value = config.get(self.setting) or self.usual
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise InputError(f"{self.setting} is {value!r:.40}; expected a positive number, as {self.usual:g}")
@@ -241,11 +237,7 @@ def rotary(config: Config, name: str, default: float) -> float:
 
 
 def stretch(said: Config) -> float:
-    """Factor on rotated queries and keys, each, that the `rope_parameters` of a configuration say (YaRN); else 1.
-
-    Raises:
-        InputError: YaRN without its factor.
-    """
+    """Factor on rotated queries and keys, each, that the `rope_parameters` of a configuration say (YaRN); else 1."""
     if said.get("rope_type", said.get("type")) != "yarn":
         return 1.0
     if said.get("attention_factor"):
@@ -290,9 +282,6 @@ def seeing(config: Config, kinds: Sequence[str], **settings: Any) -> dict[str, A
 
     Args:
         settings: others of the attention's, a value or one per layer.
-
-    Raises:
-        InputError: a kind that is neither full nor sliding.
     """
     odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if odd:

@@ -14,11 +14,7 @@ from signalprop.families.base import BY_HAND, Config, Fields, grown
 
 
 def decoder(c: Config) -> Fields:
-    """Fields of a dense decoder whose heads are as wide as those of latent attention.
-
-    Raises:
-        InputError: its maps have biases.
-    """
+    """Fields of a dense decoder whose heads are as wide as those of latent attention."""
     if c["attention_bias"]:
         raise InputError(f"{c['model_type']} with attention_bias is not supported; {BY_HAND}")
     d_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]

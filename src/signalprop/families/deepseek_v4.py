@@ -17,11 +17,7 @@ _OF_RATIO = {0: NAME, 4: SPARSE, 128: HEAVY}
 
 
 def kinds(c: Config) -> list[str]:
-    """The attention of every layer.
-
-    Raises:
-        InputError: one that is none of the three.
-    """
+    """The attention of every layer."""
     n = c["num_hidden_layers"]
     if c.get("layer_types") is None and c.get("compress_ratios"):
         return [_OF_RATIO[ratio] for ratio in c["compress_ratios"][:n]]
@@ -35,11 +31,7 @@ def kinds(c: Config) -> list[str]:
 
 
 def fields(c: Config) -> Fields:
-    """`seq_len` is the width of the windows.
-
-    Raises:
-        InputError: maps have biases; experts by tables of ids after others.
-    """
+    """`seq_len` is the width of the windows."""
     if c["attention_bias"] or c["mlp_bias"]:
         raise InputError(f"deepseek_v4 with biases is not supported; {BY_HAND}")
     n, d_head = c["num_hidden_layers"], c["head_dim"]

@@ -148,9 +148,6 @@ def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, fl
 
     Args:
         factors: what parameters are multiplied with beyond the table, by name.
-
-    Raises:
-        InputError: parameters on the meta device.
     """
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
     scores = [norm for row in attached.rows for norm in (row.query_norm, row.key_norm) if norm is not None]

@@ -280,11 +280,7 @@ class _Fitting:
     owners: dict[int, str] = field(default_factory=dict)
 
     def changes(self) -> list[Change]:
-        """Every parameter that changes, once.
-
-        Raises:
-            InputError: one that cannot, and where.
-        """
+        """Every parameter that changes, once."""
         for i, row in enumerate(self.attached.rows):
             self._row(row, self.inner.get(i, 1.0))
         if self.stream != 1:

@@ -124,11 +124,7 @@ class _Folding:
     several: set[int] = field(default_factory=set)  # modules whose weights' first axis counts maps
 
     def changes(self) -> list[Change]:
-        """Every parameter that changes, once.
-
-        Raises:
-            InputError: what cannot be folded, and where.
-        """
+        """Every parameter that changes, once."""
         model, p, plan = self.attached.model, self.record.parametrization, self.record.plan
         self._name_places()
         for module in model.modules():
@@ -283,11 +279,7 @@ class _Folding:
         self.factors[id(head)].weight = theirs
 
     def _norm_before(self, head: nn.Module) -> nn.Module:
-        """The norm whose output, times a constant, is all that the head reads, and that nothing else reads.
-
-        Raises:
-            InputError: there is none.
-        """
+        """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
         why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
         tiny_pass = TinyPass(keep_events=True)
         leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]

@@ -151,9 +151,6 @@ def install(
 
     Args:
         by_hand: the mapping, where it was given by hand.
-
-    Raises:
-        InputError: as `apply`; the caller puts the model back (`all_or_nothing`).
     """
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")

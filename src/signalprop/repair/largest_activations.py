@@ -157,11 +157,7 @@ def _module(found: Any) -> nn.Module:
 
 
 def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:
-    """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode.
-
-    Raises:
-        InputError: one is not finite in the model's own type.
-    """
+    """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode."""
     sites: dict[tuple[int, str, int], Site] = {}
     groups: dict[tuple[int, str, int], list[int]] = {}
     for index, place in enumerate(places):

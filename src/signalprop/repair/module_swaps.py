@@ -57,12 +57,7 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
 
 
 def _refuse_adapters(parent: nn.Module, name: str, child: Any) -> None:
-    """PyTorch calls this for every module that becomes part of another one; adapters (peft) call theirs `base_layer`.
-
-    Raises:
-        InputError: the map carries a multiplier, which would not reach what an adapter adds beside it: an adapter that
-            is trained so and then merged into the weight is another function.
-    """
+    """PyTorch calls this for every module that becomes part of another one; adapters (peft) call theirs `base_layer`."""
     if name != "base_layer" or not isinstance(child, Splice):
         return
     if not all(mixin.__dict__.get("adaptable", False) for mixin in child._mixins):
@@ -73,12 +68,7 @@ def _refuse_adapters(parent: nn.Module, name: str, child: Any) -> None:
 
 
 def splice(module: nn.Module, mixin: type[Splice], **attributes: Any) -> None:
-    """Mix the mixin into this one module, and set plain attributes on it.
-
-    Raises:
-        InputError: the module has a forward of its own on the instance, which would hide the mixin's (dispatched over
-            devices by accelerate, replaced by a kernel).
-    """
+    """Mix the mixin into this one module, and set plain attributes on it."""
     if "forward" in mixin.__dict__ and "forward" in module.__dict__:
         raise InputError(
             f"a {type(module).__name__} has had its forward replaced on the instance (by accelerate's device_map, or a "

@@ -130,9 +130,6 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", m
     Args:
         mapping: of the vanilla model. dtype: of its parameters, `float32`, `bfloat16` or `float16`.
         mode: `gauge` installs multipliers; `absorbed` allows nothing but numbers that weights can hold.
-
-    Raises:
-        InputError: a sweep, another shape, or what the model's forward code cannot be made to compute.
     """
     if p.skip.ndim != 1:
         raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")

@@ -75,11 +75,7 @@ def record_of(model: nn.Module) -> Record | None:
 
 
 def the_record(model: nn.Module) -> Record:
-    """The record of an applied model.
-
-    Raises:
-        InputError: the model carries no scheme.
-    """
+    """The record of an applied model."""
     record = record_of(model)
     if record is None:
         raise InputError(f"this {type(model).__name__} carries no scheme; expected a model after signalprop.apply")

@@ -89,11 +89,7 @@ def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
 def save_pretrained(
     model: nn.Module, vanilla_save: Callable[..., Any], directory: str | Path, *args: Any, **options: Any
 ) -> None:
-    """Save a Hugging Face model with `vanilla_save`, its own bound `save_pretrained`, and the record beside it.
-
-    Raises:
-        InputError: as `save`; pickled weights or an upload were asked for.
-    """
+    """Save a Hugging Face model with `vanilla_save`, its own bound `save_pretrained`, and the record beside it."""
     record = the_record(model)
     _refuse_pending(record)
     given = inspect.signature(vanilla_save).bind_partial(directory, *args, **options).arguments

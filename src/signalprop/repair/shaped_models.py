@@ -92,10 +92,6 @@ def attend(
 
     Returns:
         (batch, queries, heads, d_head), and no weights.
-
-    Raises:
-        InputError: a window that hides the start of a sequence, soft-capped scores, attention sinks, or a mask that
-            differs between heads.
     """
     if not isinstance(module, Shaped):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -156,11 +152,7 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def _interfaces() -> None:
-    """Register `attend` and `mask`, once.
-
-    Raises:
-        InputError: a transformers that does not let one.
-    """
+    """Register `attend` and `mask`, once."""
     transformers: Any = require("transformers", "models")
     try:
         from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -185,11 +177,7 @@ def _too_old(transformers: Any) -> InputError:
 
 
 def shape_attention(module: nn.Module, shape: TorchShape, numbers: Numbers, where: str) -> None:
-    """Have an attention of a transformers model shaped.
-
-    Raises:
-        InputError: it does not go through the attention interface.
-    """
+    """Have an attention of a transformers model shaped."""
     forward: Any = inspect.unwrap(type(module).forward)
     if "ALL_ATTENTION_FUNCTIONS" not in forward.__code__.co_names:
         raise InputError(
@@ -200,11 +188,7 @@ def shape_attention(module: nn.Module, shape: TorchShape, numbers: Numbers, wher
 
 
 def shapes_of(p: Parametrization) -> list[TorchShape | None]:
-    """B and D of every sublayer; None where attention is not shaped.
-
-    Raises:
-        InputError: as `signalprop.kernels.stack.attention_shapes`; too many tokens to calibrate for.
-    """
+    """B and D of every sublayer; None where attention is not shaped."""
     length = p.architecture.seq_len
     if p.shaping.calibrated and length > _MOST_TOKENS:
         raise InputError(
@@ -216,12 +200,7 @@ def shapes_of(p: Parametrization) -> list[TorchShape | None]:
 
 
 def set_implementation(model: nn.Module) -> str | None:
-    """Have a model of transformers call `attend`; the implementation that it had.
-
-    Raises:
-        InputError: it is not a model of transformers, not of this version's, or one that cannot; or its attention has a
-            sliding window.
-    """
+    """Have a model of transformers call `attend`; the implementation that it had."""
     setter = getattr(model, "set_attn_implementation", None)
     config: Any = getattr(model, "config", None)
     if config is not None and hasattr(model, "base_model_prefix"):
@@ -261,11 +240,7 @@ def _unsupported(model: nn.Module, why: str) -> InputError:
 
 
 def replace_activation(module: Any, name: str, where: str) -> None:
-    """Have an activation module compute another activation.
-
-    Raises:
-        InputError: it is not a module, or has numbers of its own that train.
-    """
+    """Have an activation module compute another activation."""
     if not isinstance(module, nn.Module) or next(module.parameters(), None) is not None:
         what = "nothing" if module is None else f"a {type(module).__name__}"
         raise InputError(

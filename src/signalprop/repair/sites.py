@@ -37,10 +37,6 @@ def confirm(attached: Attached, arguments: Dictionary[str, Any] | None = None) -
 
     Returns:
         True; False where nothing was checked because parameters are on the meta device.
-
-    Raises:
-        InputError: the first sublayer that does not fit, a carrier that is missing or serves two sublayers, a model
-            that does not run, or weights that are NaN or infinite.
     """
     try:
         return _confirmed(attached, arguments)
@@ -127,11 +123,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
 
 
 def carriers_of(attached: Attached) -> list[nn.Module]:
-    """The carrier of every sublayer: the module that a multiplier goes on.
-
-    Raises:
-        InputError: the mapping names none, or one for two sublayers.
-    """
+    """The carrier of every sublayer: the module that a multiplier goes on."""
     first: dict[int, AttachedRow] = {}
     for row in attached.rows:
         found = row.carrier()

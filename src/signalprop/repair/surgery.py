@@ -235,11 +235,7 @@ class Surgeon:
 
 
 def needed(held: Held | None, what: str) -> Held:
-    """A module that the mapping has to name.
-
-    Raises:
-        InputError: it does not.
-    """
+    """A module that the mapping has to name."""
     if held is None:
         raise InputError(f"the mapping names no {what}; expected the module that holds its weight")
     return held

@@ -122,9 +122,6 @@ def _in_a_file(tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
 
     Args:
         sizes: bytes that each takes there.
-
-    Raises:
-        OSError: there is no room.
     """
     descriptor, path = tempfile.mkstemp(prefix="signalprop-")
     try:

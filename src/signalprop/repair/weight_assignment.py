@@ -83,11 +83,7 @@ class Assignment:
 
 
 def assignments(attached: Attached, p: Parametrization) -> list[Assignment]:
-    """The parameters that a Parametrization speaks of, each once.
-
-    Raises:
-        InputError: a role without a parameter, or a parameter with two roles.
-    """
+    """The parameters that a Parametrization speaks of, each once."""
     found: dict[int, Assignment] = {}
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
     for part in walk(attached, p):

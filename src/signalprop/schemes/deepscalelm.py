@@ -147,9 +147,6 @@ def input_correlations(architecture: Architecture, inputs: InputStatistics | Non
 
     Cross-attention rows hold the correlation of the encoder's output, which its keys and values come from;
     feed-forward rows hold 1.
-
-    Raises:
-        InputError: tokens are not positively correlated, so that attention would have variance 0.
     """
     from signalprop.data.batches import default_statistics
     from signalprop.theory.embedding import embed

@@ -24,9 +24,6 @@ def parametrized(
 
     Args:
         subject: a preset's name, an Architecture, or a Parametrization, which stays as it is. options: of the scheme.
-
-    Raises:
-        InputError: an unknown preset or scheme, or a scheme for a finished parametrization.
     """
     if isinstance(subject, Parametrization):
         if scheme_name is not None:

@@ -36,11 +36,7 @@ def _digits(number: float, rounded: Callable[[float], int]) -> str:
 
 
 def followed(table: Parametrization) -> Parametrization:
-    """The table, whose attention prediction can follow and `build` can build; both ask the same.
-
-    Raises:
-        InputError: its architecture has attention that cannot be shaped: capped, with a sink, latent, ...
-    """
+    """The table, whose attention prediction can follow and `build` can build; both ask the same."""
     try:
         branches_of(table)
     except InputError as error:

@@ -60,11 +60,7 @@ Whole = Annotated[int, _whole]
 
 
 def check_options(owner: Any) -> None:
-    """Refuse an option that its type does not take.
-
-    Raises:
-        InputError: with the option, its value, and the scheme (`owner`).
-    """
+    """Refuse an option that its type does not take."""
     for name, (check, optional) in _checks(owner.__class__).items():
         value = getattr(owner, name)
         if not (optional and value is None):

@@ -38,11 +38,7 @@ Base = Annotated[str, _check_base]  # name of the scheme that a method stands on
 
 
 def base_table(owner: Scheme, base: str, architecture: Architecture, inputs: InputStatistics | None) -> Parametrization:
-    """The table of scheme `base`, under the name and options of the method that stands on it.
-
-    Raises:
-        InputError: the base places or scales the norms too.
-    """
+    """The table of scheme `base`, under the name and options of the method that stands on it."""
     table = scheme(base)(architecture, inputs)
     if table.architecture != architecture or (table.norm_scale != 1).any():
         raise InputError(

@@ -61,11 +61,7 @@ def _embedding(architecture: Architecture, std: float, *, token: float, convolut
 
 
 def _unit_convolutions(architecture: Architecture, std: float) -> tuple[float, ...]:
-    """Standard deviations that give every convolution outputs of variance 1, the stream after the last `std`^2.
-
-    Raises:
-        InputError: the activation is bounded and does not reach that variance.
-    """
+    """Standard deviations that give every convolution outputs of variance 1, the stream after the last `std`^2."""
     a = architecture
     low, high = 0.0, 1.0
     while activated(a.conv_activation, high, 0.0)[1] < std**2:

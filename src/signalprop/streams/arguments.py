@@ -15,11 +15,7 @@ TOKENS = 7  # a number that few dimensions of a model have
 
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
-    """Keyword arguments of a model's forward: a few random tokens, an image or frames of random numbers.
-
-    Raises:
-        InputError: it cannot be told what the model reads.
-    """
+    """Keyword arguments of a model's forward: a few random tokens, an image or frames of random numbers."""
     config = getattr(model, "config", None)
     names = list(inspect.signature(model.forward).parameters)
     found = _of_config(model, config, names) if hasattr(config, "to_dict") else _of_modules(model, names)

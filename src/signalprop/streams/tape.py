@@ -290,11 +290,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def record(model: nn.Module, arguments: Dictionary[str, Any]) -> Tape:
-    """One forward pass without gradients, in the mode that the model is in.
-
-    Raises:
-        Exception: whatever the model raises.
-    """
+    """One forward pass without gradients, in the mode that the model is in."""
     tape = Tape(model)
     with tape.hooks(), torch.no_grad(), tape:
         tape.gives(tensors_in(arguments))
