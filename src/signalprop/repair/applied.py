@@ -29,10 +29,6 @@ class Applied(Splice):
 class AppliedPretrained(Applied):
     """A Hugging Face model that carries a scheme: what it saves can be loaded again with the scheme."""
 
-    keeps_name = True
-    adaptable = True
-    brings = ("signalprop_record",)
-
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         """As transformers has it; it makes a new head, which gets the old one's multiplier."""
         vanilla: Any = super()

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from signalprop.files.validation import typed
 from signalprop.repair.check_table import check_table
 
 SCHEMA = "signalprop/check/1"
-
-
 Verdict = Literal["ok", "off", "missing", "twice"]
-
-
-VERDICTS: tuple[Verdict, ...] = ("ok", "off", "missing", "twice")
 
 
 @dataclass(frozen=True)
@@ -84,7 +79,7 @@ class Check:
             "options": dict(self.options),
             "model": self.model,
             "ok": self.ok,
-            "counts": {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in VERDICTS},
+            "counts": {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in get_args(Verdict)},
             "deviations": self.deviations,
             "rows": [asdict(row) for row in self.rows],
             "notes": list(self.notes),

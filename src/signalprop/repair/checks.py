@@ -22,7 +22,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_result import Check, Row
-from signalprop.repair.goodness_of_fit import SMALLEST, Sample, fault, sample, shape_note, standard_error
+from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.recurrent_heads import dead_heads
@@ -219,7 +219,8 @@ def _judged(item: _Entry, places: list[dict[str, Any]], deviations: float, coars
     else:
         row["measured"] = measured = math.copysign(math.hypot(seen.mean + offset, seen.std), seen.mean + offset)
         tolerance = max(SMALLEST, coarsest) * (abs(wanted) + abs(offset))
-        problem = note = _constant(seen, measured, wanted, tolerance)
+        uneven = f"not all equal: they scatter by {seen.std:.3g}" if seen.n > 1 and seen.std > tolerance else ""
+        problem = note = f"expected {wanted:.4g} everywhere" if abs(measured - wanted) > tolerance else uneven
     if item.twice:
         return Row(**row, verdict="twice", note=f"the same numbers as {item.twice}")
     return Row(**row, verdict="off" if problem else "ok", note=note)
@@ -234,13 +235,6 @@ def _dead_heads(attached: Attached, places: list[dict[str, Any]]) -> list[tuple[
         where = {"place": path, **places[-1]} if i is None else places[i]
         rows.append((i, Row(**where, name=f"head {head}", path=path, verdict="off", note=f"dead: {reason}")))
     return rows
-
-
-def _constant(seen: Sample, measured: float, wanted: float, tolerance: float) -> str:
-    """Why numbers are not all the one that is wanted."""
-    if abs(measured - wanted) > tolerance:
-        return f"expected {wanted:.4g} everywhere"
-    return f"not all equal: they scatter by {seen.std:.3g}" if seen.n > 1 and seen.std > tolerance else ""
 
 
 # --- multipliers ---------------------------------------------------------------------------------------------

@@ -224,7 +224,8 @@ class _Folding:
         module = _with_weight(query.holder, row.label)
         factor: Factor = ratio
         if query.rows is not None:
-            factor = torch.ones(_outputs(module), dtype=torch.float64)
+            outputs = query.weight.shape[1 if query.transposed else 0]
+            factor = torch.ones(outputs, dtype=torch.float64)
             factor[query.rows] = ratio
         self._of(module).scale(factor, factor)
 
@@ -284,8 +285,7 @@ class _Folding:
         tiny_pass = TinyPass(keep_events=True)
         leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]
         norms = {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
-        tiny_pass.watch([*leaves, head])
-        tiny_pass.run(self.attached.model, arguments_for(self.attached, None))
+        tiny_pass.run(self.attached.model, arguments_for(self.attached, None), [*leaves, head])
         entries = tiny_pass.inputs.get(id(head), [])
         if len(entries) != 1:
             raise tiny_pass.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
@@ -354,10 +354,6 @@ def _with_weight(module: Any, where: str) -> nn.Module:
         what = type(module)._vanilla if isinstance(module, Splice) else type(module)
         raise _refused(where, f"{what.__name__} has no `weight` that its multiplier could go into")
     return module
-
-
-def _outputs(module: Any) -> int:
-    return int(module.weight.shape[1 if is_transposed(module) else 0])
 
 
 def _value(number: float | nn.Parameter) -> Factor:

@@ -15,7 +15,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.record import Record, attached_vanilla, the_record
+from signalprop.repair.record import attached_vanilla, the_record
 from signalprop.repair.weight_assignment import Part, assignments
 from signalprop.schemes.mup import epsilon_factors
 
@@ -161,14 +161,11 @@ def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, f
         }
         return p, attached, own, {}
     record = the_record(model)
-    return record.parametrization, attached_vanilla(model), _own_rates(record, record.parametrization), record.factors
-
-
-def _own_rates(record: Record, p: Parametrization) -> dict[str, float]:
-    """Learning-rate factors of the parameters that the scheme added, by name."""
-    rates = {}
-    for name in record.added:
-        for i, carrier in enumerate(record.carriers):
-            if name.startswith(carrier + "."):
-                rates[name] = float(p.learning_rates["vectors"][i])
-    return rates
+    vectors = record.parametrization.learning_rates["vectors"]
+    rates = {
+        name: float(vectors[i])
+        for i, carrier in enumerate(record.carriers)
+        for name in record.added
+        if name.startswith(f"{carrier}.")
+    }
+    return record.parametrization, attached_vanilla(model), rates, record.factors

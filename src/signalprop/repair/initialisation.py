@@ -18,7 +18,7 @@ from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.spliced_modules import Mixing, Rewired
-from signalprop.repair.undoing import all_or_nothing, everything
+from signalprop.repair.undoing import all_or_nothing, everything, local
 from signalprop.repair.weight_assignment import Assignment, assignments
 
 _NONE: Dictionary[str, float] = {}
@@ -44,7 +44,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
             _refuse_garbage(model, record)
         draw_weights(model, record, seed)
         if record.pending:
-            _refuse(name for name, q in model.named_parameters() if not_numbers(q))
+            _refuse(name for name, q in model.named_parameters() if bool(local(q).isnan().any()))
     record.pending = record.kept = False
 
 
@@ -74,12 +74,6 @@ def _refuse(names: Iterable[str]) -> None:
         )
 
 
-def not_numbers(tensor: Tensor) -> bool:
-    """Whether any entry on this process is not a number."""
-    local: Tensor = tensor if plain(tensor) else tensor.to_local()  # type: ignore[attr-defined]
-    return bool(local.isnan().any())
-
-
 def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
     tie(model, record.ties)
@@ -107,7 +101,9 @@ def draw_table(
         reset_others(model, {id(item.tensor) for item in found}, seed)
         for item in found:
             fill_parameter(item, seed, factors.get(item.name, 1.0))
-        for table in _padded(model):
+        for table in model.modules():
+            if not isinstance(table, nn.Embedding) or table.padding_idx is None:
+                continue
             weight = whole(table.weight)
             weight[table.padding_idx] = 0
             if weight is not table.weight:
@@ -223,10 +219,6 @@ def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
         for name in others:
             path, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(path), attribute, parameter)
-
-
-def _padded(model: nn.Module) -> list[Any]:
-    return [m for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None]
 
 
 def set_multipliers(attached: Attached, record: Record) -> None:

@@ -136,18 +136,13 @@ def moves_inner(attached: Attached, row: AttachedRow) -> bool:
     """Whether a factor on values, or on up, comes out again after what is between them and the last map."""
     a = attached.mapping.architecture
     gated = not row.weights.keys().isdisjoint(("gate", "expert_gate")) and not ExpertsSettings.of(a).up_shift
-    pairs = inner_maps(row)
-    return (row.kind.attends or gated or a.activation == "relu") and bool(pairs) and len(pairs) == _last(row)
+    pairs, last = inner_maps(row), sum(ROLE[role].writes for role in row.weights)
+    return (row.kind.attends or gated or a.activation == "relu") and bool(pairs) and len(pairs) == last
 
 
 def inner_maps(row: AttachedRow) -> list[tuple[Held, Held]]:
     """The maps that make what is inside a branch and those that end it: values and output, up and down."""
     return [(row.weights[one], row.weights[last]) for one, last in INNER.items() if {one, last} <= row.weights.keys()]
-
-
-def _last(row: AttachedRow) -> int:
-    """How many maps end the branch."""
-    return sum(ROLE[role].writes for role in row.weights)
 
 
 def _module(found: Any) -> nn.Module:

@@ -44,7 +44,7 @@ def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
     every = {**reasons, **ends}
     maps = [name for name in every if hasattr(named.get(name), "weight")]
     stacks = list(dict.fromkeys(n if n in named else n.rpartition(".")[0] for n in every if n not in maps))
-    together = sorted({one for name in maps for one in _together(name, named)}, key=_in_order(named))
+    together = sorted({one for name in maps for one in _together(name, named)}, key=[*named].index)
     return {
         "reasons": every,
         "runtimes": {
@@ -66,9 +66,4 @@ def _together(name: str, named: Mapping[str, nn.Module]) -> Iterable[str]:
     """The map and those that vLLM computes with it."""
     parent, _, last = name.rpartition(".")
     group = next((names for names in _FUSED if last in names), (last,))
-    return [f"{parent}.{one}" if parent else one for one in group if (f"{parent}.{one}" if parent else one) in named]
-
-
-def _in_order(named: Mapping[str, nn.Module]) -> Any:
-    order = {name: k for k, name in enumerate(named)}
-    return order.__getitem__
+    return [path for one in group if (path := f"{parent}.{one}".lstrip(".")) in named]

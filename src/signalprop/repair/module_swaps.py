@@ -18,10 +18,11 @@ class Splice(nn.Module):
     """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward.
 
     `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may stand beside its map.
+    `keeps_name`: the class that it makes has the vanilla one's name.
     """
 
     brings: tuple[str, ...] = ()
-    adaptable = False
+    adaptable = keeps_name = False
     _mixins: tuple[type[Splice], ...] = ()
     _vanilla: type[nn.Module] = nn.Module
 
@@ -50,17 +51,17 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
         _GUARDS.append(register_module_module_registration_hook(_refuse_adapters))
     mixins: tuple[type[Splice], ...] = (*getattr(base, "_mixins", ()), mixin)
     vanilla = getattr(base, "_vanilla", base)
-    name = base.__name__ if mixin.__dict__.get("keeps_name") else mixin.__name__ + base.__name__
+    name = base.__name__ if mixin.keeps_name else mixin.__name__ + base.__name__
     body = {"__module__": base.__module__, "__qualname__": name, "__doc__": base.__doc__}
     made = _CLASSES[mixin, base] = type(name, (mixin, base), body | {"_mixins": mixins, "_vanilla": vanilla})
     return made
 
 
 def _refuse_adapters(parent: nn.Module, name: str, child: Any) -> None:
-    """PyTorch calls this for every module that becomes part of another one; adapters (peft) call theirs `base_layer`."""
+    """PyTorch calls this for every module that becomes part of another; adapters (peft) call theirs `base_layer`."""
     if name != "base_layer" or not isinstance(child, Splice):
         return
-    if not all(mixin.__dict__.get("adaptable", False) for mixin in child._mixins):
+    if not all(mixin.adaptable for mixin in child._mixins):
         raise InputError(
             f"this {child._vanilla.__name__} carries a scheme's multiplier, which an adapter beside it would not get, "
             "so merging would change the function; load the model again and fold(model) first, or adapt other maps"
@@ -84,7 +85,7 @@ def carry_over(old: nn.Module, new: nn.Module) -> None:
     if new is old or not isinstance(old, Splice):
         return
     for mixin in old._mixins:
-        splice(new, mixin, **{name: getattr(old, name) for name in mixin.__dict__.get("brings", ())})
+        splice(new, mixin, **{name: getattr(old, name) for name in mixin.brings})
 
 
 def restore(module: nn.Module) -> None:
@@ -92,7 +93,7 @@ def restore(module: nn.Module) -> None:
     if not isinstance(module, Splice):
         return
     for mixin in module._mixins:
-        for name in mixin.__dict__.get("brings", ()):
+        for name in mixin.brings:
             for place in (module.__dict__, module._parameters, module._modules):
                 place.pop(name, None)
     vanilla: Any = module._vanilla

@@ -28,15 +28,8 @@ Treatment = Literal["none", "multiplied", "rewired"]
 # Multipliers beyond this lose a stream in fp32 or bf16 (fp16): measured in docs/theory/gauge.md.
 LARGEST_MULTIPLIER = {"float16": 1e2}
 _LARGEST = 1e8
-# (placement of the model, placement of the scheme) that another forward is not needed for
-_MOVES = {
-    ("pre", "post"),
-    ("pre", "none"),
-    ("pre", "sandwich"),
-    ("post", "none"),
-    ("sandwich", "none"),
-    ("res-post", "none"),
-}
+# placement of the model -> placements of schemes that another forward is not needed for
+_MOVES = {"pre": ("post", "none", "sandwich"), "post": ("none",), "sandwich": ("none",), "res-post": ("none",)}
 _SHAPE = (
     "kind", "n_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated",
     "norm", "parallel", "qk_norm", "positions", "n_segments", "embedding_norm", "input", "vocab_size", "patch_dim",
@@ -186,14 +179,14 @@ def _moves(a: Architecture, p: Parametrization, rows: Layout) -> list[str]:
     """The placement that every row is moved to, '' where it stays."""
     out = []
     for i, (mine, theirs) in enumerate(zip(rows.placement.tolist(), p.placement.tolist(), strict=True)):
-        pair = (PLACEMENTS[mine], PLACEMENTS[theirs])
-        if mine != theirs and pair not in _MOVES:
+        has, needs = PLACEMENTS[mine], PLACEMENTS[theirs]
+        if has != needs and needs not in _MOVES.get(has, ()):
             raise InputError(
-                f"{describe(rows, i)}: scheme {p.scheme!r} needs norm placement {pair[1]!r} and this model has "
-                f"{pair[0]!r}, which cannot be changed without other forward code; choose a model with placement "
-                f"{pair[1]!r}, or build(parametrization)"
+                f"{describe(rows, i)}: scheme {p.scheme!r} needs norm placement {needs!r} and this model has {has!r}, "
+                f"which cannot be changed without other forward code; choose a model with placement {needs!r}, or "
+                "build(parametrization)"
             )
-        out.append("" if mine == theirs else pair[1])
+        out.append("" if has == needs else needs)
     return out
 
 
@@ -317,22 +310,15 @@ def _shared_dropouts(mapping: Mapping, p: Parametrization, rows: Layout, planned
 
 def _refuse_what_weights_cannot_hold(plan: Plan, p: Parametrization, rows: Layout, a: Architecture) -> None:
     for i, row in enumerate(plan.rows):
-        what = (
-            "a trainable multiplier"
-            if p.branch_trainable != "fixed" or p.skip_trainable != "fixed"
-            else "a value skip"
-            if row.mixes_values
-            else f"a skip multiplier of {p.skip[i]:.3g} or a moved norm"
-            if row.treatment == "rewired"
-            else "a removed norm"
-            if row.removes_norm
-            else "shaped attention"
-            if row.shapes
-            else "a transformed activation"
-            if row.activates
-            else ""
-        )
-        if what:
+        found = {
+            "a trainable multiplier": p.branch_trainable != "fixed" or p.skip_trainable != "fixed",
+            "a value skip": row.mixes_values,
+            f"a skip multiplier of {p.skip[i]:.3g} or a moved norm": row.treatment == "rewired",
+            "a removed norm": row.removes_norm,
+            "shaped attention": row.shapes,
+            "a transformed activation": bool(row.activates),
+        }
+        if what := next((words for words, there in found.items() if there), ""):
             raise InputError(
                 f"{describe(rows, i)}: scheme {p.scheme!r} has {what} there, which initial weights cannot hold; use "
                 "mode='gauge'"

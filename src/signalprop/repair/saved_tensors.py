@@ -11,8 +11,6 @@ from signalprop.errors import InputError, first_line, require
 from signalprop.files.storage import opened, write_bytes
 
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
-
-
 ENTRY = "signalprop"  # in config.json, and in the metadata of safetensors files
 
 

@@ -99,7 +99,7 @@ def save_pretrained(
     if given.get("push_to_hub"):
         raise InputError("save first, then model.push_to_hub(name), which takes the scheme's files along")
     tensors = added_tensors(model, record, given.get("state_dict"))
-    document = _document(model, record, "transformers", tensors)
+    document = _document(model, "transformers", record, tensors, {})
     config: Any = model.config
     setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
     try:
@@ -131,12 +131,11 @@ def warn_of_plain_loading(model: nn.Module) -> None:
 
 def added_tensors(model: nn.Module, record: Record, state: dict[str, Any] | None = None) -> dict[str, Tensor]:
     """The parameters that the scheme added, by their names in memory; from the state dict, where they are in it."""
-    out: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if any(name == path or name.startswith(f"{path}.") for path in record.added):
-            found = (state or {}).get(name, parameter)
-            out[name] = _whole(found)
-    return out
+    return {
+        name: _whole((state or {}).get(name, parameter))
+        for name, parameter in model.named_parameters()
+        if any(name == path or name.startswith(f"{path}.") for path in record.added)
+    }
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -150,37 +149,29 @@ def _refuse_pending(record: Record) -> None:
 
 
 def _document(
-    model: nn.Module, record: Record, kind: str, tensors: dict[str, Tensor], shared: dict[str, str] | None = None
+    model: Any, kind: str, record: Record | None, tensors: dict[str, Tensor], shared: dict[str, str]
 ) -> dict[str, Any]:
+    """The record as JSON; `record`: None of a network that was built."""
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "kind": kind,
         "class_name": type(model).__name__,
-        "mode": record.mode,
-        "match_eps": record.matched_eps,
-        "parametrization": record.parametrization.to_json(),
+        "parametrization": (model if record is None else record).parametrization.to_json(),
         "tensors": sorted(tensors),
-        "shared": shared or {},
-    } | ({"weights": "kept"} if record.kept else {})
-    by_hand = record.mapping
-    if by_hand is not None and not by_hand.found and isinstance(by_hand.arguments, BatchArguments):
-        with suppress(InputError):  # what no file can say has to be given to `load` again
-            document["mapping"] = mapping_json(by_hand, model)
-    document = finite(document)
-    return document | {"id": digest(document, tensors)}
-
-
-def _built_document(model: Transformer, shared: dict[str, str]) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "schema": SCHEMA,
-        "kind": "built",
-        "class_name": type(model).__name__,
-        "parametrization": model.parametrization.to_json(),
-        "tensors": [],
         "shared": shared,
     }
+    if record is not None:
+        document |= {
+            "mode": record.mode,
+            "match_eps": record.matched_eps,
+            "weights": "kept" if record.kept else "drawn",
+        }
+        by_hand = record.mapping
+        if by_hand is not None and not by_hand.found and isinstance(by_hand.arguments, BatchArguments):
+            with suppress(InputError):  # what no file can say has to be given to `load` again
+                document["mapping"] = mapping_json(by_hand, model)
     document = finite(document)
-    return document | {"id": digest(document, {})}
+    return document | {"id": digest(document, tensors)}
 
 
 def digest(document: dict[str, Any], tensors: dict[str, Tensor]) -> str:
@@ -210,12 +201,8 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
     shared = {name: first[id(tensor)] for name, tensor in own.items() if first.setdefault(id(tensor), name) != name}
     given = state if state is not None else own
     tensors = {name: _whole(given[name]) for name in own if name not in shared}
-    if isinstance(model, Transformer):
-        added: dict[str, Tensor] = {}
-        document = _built_document(model, shared)
-    else:
-        record = the_record(model)
-        added = added_tensors(model, record, state)
-        document = _document(model, record, "module", added, shared)
+    record = None if isinstance(model, Transformer) else the_record(model)
+    added = {} if record is None else added_tensors(model, record, state)
+    document = _document(model, "built" if record is None else "module", record, added, shared)
     write_tensors(directory / WEIGHTS, tensors, document["id"])
     _write_record(directory, document, added)

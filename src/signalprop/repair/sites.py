@@ -67,22 +67,20 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
     generator = torch.Generator().manual_seed(0)
 
     def noise(i: int, like: Tensor) -> Tensor:
-        entry = sites.sites[sites.stream_in[first[int(rows.stack[i])]]]
-        seen = (tiny_pass.inputs if entry.side == "input" else tiny_pass.outputs).get(id(entry.module), [])
-        size = (rms(seen[entry.call]) if len(seen) > entry.call else 0.0) or 1.0
+        entry = tiny_pass.seen(sites.sites[sites.stream_in[first[int(rows.stack[i])]]])
+        size = (0.0 if entry is None else rms(entry)) or 1.0
         return (size * torch.randn(like.shape, generator=generator)).to(like.device, like.dtype)
 
     tiny_pass = TinyPass({id(module): (lambda like, i=i: noise(i, like)) for i, module in enumerate(carriers)})
     watched = [*(site.module for site in sites.sites), *carriers, *(norm for norm in norms if norm is not None)]
-    tiny_pass.watch([*watched, *(module for each in readers for module in each)])
-    tiny_pass.run(attached.outer, arguments_for(attached, arguments))
+    watched += [module for each in readers for module in each]
+    tiny_pass.run(attached.outer, arguments_for(attached, arguments), watched)
 
     def at(index: int) -> Tensor:
-        site = sites.sites[index]
-        seen = (tiny_pass.inputs if site.side == "input" else tiny_pass.outputs).get(id(site.module), [])
-        if len(seen) <= site.call:
+        seen = tiny_pass.seen(sites.sites[index])
+        if seen is None:
             raise tiny_pass.failure(f"{_where(rows, sites, index)} was not reached")
-        return seen[site.call]
+        return seen
 
     for i, row in enumerate(attached.rows):
         where, item = row.label, row.item

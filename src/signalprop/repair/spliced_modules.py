@@ -98,8 +98,6 @@ class Emitting(Splice):
 class Passing(Splice):
     """A norm that was taken out of its place: the stream passes. `normalise` is what it did."""
 
-    brings = ()
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return args[0]
 

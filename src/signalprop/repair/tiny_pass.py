@@ -16,7 +16,7 @@ from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating, placed
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, first_line
-from signalprop.hooks import Hooks
+from signalprop.hooks import Hooks, Site
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.streams.arguments import tiny_arguments
@@ -41,26 +41,26 @@ class TinyPass:
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
     events: list[tuple[nn.Module, str, Tensor]] = field(default_factory=list)
     error: Exception | None = None
-    _watched: list[nn.Module] = field(default_factory=list)
 
-    def watch(self, modules: Sequence[nn.Module]) -> None:
-        """Look at these modules during `run`."""
-        self._watched = list({id(module): module for module in modules}.values())
-
-    def run(self, model: nn.Module, arguments: dict[str, Any]) -> None:
-        """One forward pass in evaluation mode, without gradients. An error is kept for `failure`.
+    def run(self, model: nn.Module, arguments: dict[str, Any], watched: Sequence[nn.Module]) -> None:
+        """One forward pass in evaluation mode, without gradients, with a look at modules. An error is for `failure`.
 
         A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
         """
         hooks = Hooks(model)
-        for module in self._watched:
-            hooks.reads(module, partial(self._enter, module))
+        for module in {id(module): module for module in watched}.values():
+            hooks.reads(module, partial(self._keep, module, "input"))
             hooks.outputs(module, partial(self._leave, module))
         try:
             with hooks, evaluating(model), torch.no_grad():
                 model(**arguments)
         except Exception as error:
             self.error = error
+
+    def seen(self, site: Site) -> Tensor | None:
+        """What the pass showed there, if anything."""
+        tensors = (self.inputs if site.side == "input" else self.outputs).get(id(site.module), [])
+        return tensors[site.call] if len(tensors) > site.call else None
 
     def failure(self, what: str) -> InputError:
         """The InputError for something that was not seen."""
@@ -73,9 +73,6 @@ class TinyPass:
             f"the model does not run on a tiny batch ({type(self.error).__name__}: {reason}); give the "
             "keyword arguments of its forward"
         )
-
-    def _enter(self, module: nn.Module, tensor: Tensor | None) -> None:
-        self._keep(module, "input", tensor)
 
     def _leave(self, module: nn.Module, tensor: Tensor | None) -> Tensor | None:
         replace = self.replace.get(id(module))
@@ -97,9 +94,9 @@ def on_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
-def tiny_batch(architecture: Architecture, seed: int = 0) -> Batch:
+def tiny_batch(architecture: Architecture) -> Batch:
     """One sequence of a few random tokens, or of white patches or frames (as many as the model reads)."""
-    a, rng = architecture, np.random.default_rng(seed)
+    a, rng = architecture, np.random.default_rng(0)
 
     def ids(longest: int) -> IntArray:
         return rng.integers(0, a.vocab_size, (1, min(TOKENS, longest)))

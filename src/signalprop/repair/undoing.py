@@ -47,7 +47,7 @@ class Saved:
         tensors = [tensor for module in modules for held in (module._parameters, module._buffers)
                    for tensor in held.values() if tensor is not None]  # fmt: skip
         self._marks = [(tensor, dict(vars(tensor)), tensor.requires_grad) for tensor in tensors]
-        there = {id(tensor): _local(tensor) for tensor in overwritten if not tensor.is_meta}
+        there = {id(tensor): local(tensor) for tensor in overwritten if not tensor.is_meta}
         self._numbers = list(zip(there.values(), _copies(list(there.values())), strict=True))
 
     def restore(self) -> None:
@@ -92,7 +92,7 @@ def _configs(modules: Iterable[nn.Module]) -> list[Any]:
     return list(found.values())
 
 
-def _local(tensor: Tensor) -> Tensor:
+def local(tensor: Tensor) -> Tensor:
     """The numbers that this process holds."""
     found: Tensor = tensor.detach()
     return found.to_local() if hasattr(found, "to_local") else found
