@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -293,12 +293,10 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
 
 def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
     label = describe(table, i)
+    module = partial(_module, model, where=label)
     unknown = set(item.weights) - set(ROLES)
     if unknown:
         raise InputError(f"{label}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}")
-
-    def module(reference: Any) -> nn.Module | None:
-        return None if reference is None else find(model, reference, label)
 
     return AttachedRow(
         label=label,
@@ -325,6 +323,10 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
     )
 
 
+def _module(model: nn.Module, reference: Any, where: str) -> nn.Module | None:
+    return None if reference is None else find(model, reference, where)
+
+
 def _attribute(model: nn.Module, path: str, where: str) -> tuple[nn.Module, str]:
     """(owner, name) of the number of that path."""
     find_any(model, path, where)
@@ -341,16 +343,13 @@ def _dropout(model: nn.Module, item: SublayerMap, where: str) -> tuple[nn.Module
 
 
 def _ends(model: nn.Module, mapping: Mapping) -> AttachedEnds:
-    e, h = mapping.embedding, mapping.head
+    e, h, norm = mapping.embedding, mapping.head, partial(_module, model)
 
     def held(reference: Any, where: str) -> Held | None:
         return None if reference is None else _held(model, reference, where)
 
     def position(reference: Any, where: str) -> Held | float | None:
         return float(reference) if isinstance(reference, (int, float)) else held(reference, where)
-
-    def norm(reference: Any, where: str) -> nn.Module | None:
-        return None if reference is None else find(model, reference, where)
 
     return AttachedEnds(
         token=held(e.token, "token embedding"),

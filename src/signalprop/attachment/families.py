@@ -22,6 +22,7 @@ from signalprop.families.reading import read
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
+from signalprop.streams.replay import fused_rows as rows_in_fused
 
 HEAD = "lm_head"  # of a model that does not tell its own
 
@@ -211,12 +212,8 @@ def _scales(layer: nn.Module, path: str) -> bool:
 
 def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:
     """Output features that are query, key and value in a fused map: three `blocks`, or by turns in `groups`."""
-    q, kv = a.n_heads * a.d_head, a.n_kv_heads * a.d_head
-    if order == "blocks":
-        return {"query": slice(0, q), "key": slice(q, q + kv), "value": slice(q + kv, q + 2 * kv)}
-    rows = np.arange(q + 2 * kv).reshape(a.n_kv_heads, -1, a.d_head)
-    parts = {"query": rows[:, :-2], "key": rows[:, -2], "value": rows[:, -1]}
-    return {role: part.ravel().tolist() for role, part in parts.items()}
+    rows = rows_in_fused(a.n_heads, a.n_kv_heads, a.d_head, order)
+    return {role: slice(part[0], part[-1] + 1) if order == "blocks" else part for role, part in rows.items()}
 
 
 def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, named: str) -> HeadMap:

@@ -14,10 +14,11 @@ from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
+from signalprop.streams.arguments import text_config
 from signalprop.streams.found import Anatomy, anatomy
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Stack
+from signalprop.streams.roles import HEADS
 
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
 _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 
@@ -181,8 +182,7 @@ def _number(model: nn.Module, factor: Any) -> Number:
 
 def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Architecture:
     """What the stream tells of the architecture; the rest from the configuration, or usual values."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config, text = getattr(model, "config", None), text_config(model)
 
     def known(names: tuple[str, ...]) -> int | None:
         values = (getattr(text, name, None) for name in names)
@@ -192,7 +192,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
     single = "CausalLM" in found.model or "LMHead" in found.model or found.model.endswith("ForConditionalGeneration")
     causal = two or single
     layers = [layer for stack in stacks for layer in stack.layers]
-    width, heads = stacks[-1].width, known(_HEADS) or 1
+    width, heads = stacks[-1].width, known(HEADS) or 1
     pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
     placements = tuple(_placement(layer) for layer in layers)
     norms = [norm.kind for norm in found.norms if norm.kind != "unknown"]
@@ -216,11 +216,8 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "tied_embeddings": False,
         "family": getattr(config, "model_type", None),
     }
-    return Architecture(**{**fields, **(_patches(model, config) if _reads_images(found) else {})})
-
-
-def _reads_images(found: Anatomy) -> bool:
-    return "pixel_values" in found.inputs and "input_ids" not in found.inputs
+    images = "pixel_values" in found.inputs and "input_ids" not in found.inputs
+    return Architecture(**fields | (_patches(model, config) if images else {}))
 
 
 def _patches(model: nn.Module, config: Any) -> dict[str, Any]:
@@ -238,11 +235,8 @@ def _patches(model: nn.Module, config: Any) -> dict[str, Any]:
 def _sorts(layer: Layer, reads_memory: bool) -> tuple[str, ...]:
     """Kinds of a layer's branches; of two attentions in the decoder after an encoder the second reads the encoder."""
     names = [branch.sort for branch in layer.branches]
-    out: list[str] = []
-    for name in names:
-        across = reads_memory and name == "attention" and "attention" in out
-        out.append("cross_attention" if across else name)
-    return tuple(out)
+    across = [reads_memory and name == "attention" and name in names[:i] for i, name in enumerate(names)]
+    return tuple("cross_attention" if other else name for name, other in zip(names, across, strict=True))
 
 
 def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
@@ -267,7 +261,10 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
             f"{which_ones} begin{'s' * (len(entries) == 1)} with a norm on the stream ({entries[0].entry_norm}): "
             "stream_in is what leaves it"
         )
-    hidden = _caveats(branches)
+    hidden: dict[str, list[str]] = {}
+    for branch in branches:
+        if not branch.proved:
+            hidden.setdefault(branch.caveat or "the sum is another", []).append(branch.module)
     return notes + [
         f"not proved: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {why}" for why, names in hidden.items()
     ]
@@ -281,14 +278,6 @@ def which(found: Anatomy, stacks: list[Stack]) -> list[str]:
         return []
     taken = " and ".join(stack.path for stack in stacks)
     return [f"measured: {taken}; not measured: {', '.join(others)}; give the model inside (--inside PATH) for another"]
-
-
-def _caveats(branches: list[Branch]) -> dict[str, list[str]]:
-    out: dict[str, list[str]] = {}
-    for branch in branches:
-        if not branch.proved:
-            out.setdefault(branch.caveat or "the sum is another", []).append(branch.module)
-    return out
 
 
 def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArguments | None:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap
+from signalprop.families.base import SINUSOIDS
 from signalprop.network.activations import activation
 from signalprop.streams.parts import Seen, Stack
 from signalprop.streams.proof import norm_of
+from signalprop.streams.replay import rows_of
 from signalprop.streams.roles import LIMIT, Proof, is_map
-
-_SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
 
 
 def embedding_of(
@@ -32,10 +32,10 @@ def embedding_of(
     if any(start not in proof.tensors for start in starts):
         return "no module sees what the stream begins with", {}
     if images is not None and len(stacks) == 1:
-        found = ends.patches(_flat(proof.tensors[starts[0]]))  # type: ignore[index]
+        found = ends.patches(rows_of(proof.tensors[starts[0]]))  # type: ignore[index]
         if not isinstance(found[0], str) or "input_ids" not in given:
             return found
-    rows = [ends.tables(_flat(proof.tensors[start])) for start in starts]  # type: ignore[index]
+    rows = [ends.tables(rows_of(proof.tensors[start])) for start in starts]  # type: ignore[index]
     first, last = rows[0], rows[-1]
     if isinstance(first, str) or isinstance(last, str):
         return (first if isinstance(first, str) else str(last)), {}
@@ -47,7 +47,7 @@ def embedding_of(
         "vocab_size": int(table.weight.shape[0]),
         "embedding_norm": first.get("norm") is not None,
         "embedding_scale": first["scale"],
-        "embedding_dropout": ends.dropout(_flat(proof.tensors[starts[0]])),  # type: ignore[index]
+        "embedding_dropout": ends.dropout(rows_of(proof.tensors[starts[0]])),  # type: ignore[index]
         "input": "tokens",
     }
     if "segment" in first:
@@ -77,8 +77,8 @@ def head_of(
     none: dict[str, Any] = {"head": "none", "tied_embeddings": False}
     final = stacks[-1].final_norm
     seen = Seen(final, "output") if final is not None else stacks[-1].branches[-1].stream_out
-    end = _flat(proof.tensors[seen]) if seen in proof.tensors else None  # type: ignore[index]
-    out = None if proof.output is None or not proof.output.is_floating_point() else _flat(proof.output)
+    end = rows_of(proof.tensors[seen]) if seen in proof.tensors else None  # type: ignore[index]
+    out = None if proof.output is None or not proof.output.is_floating_point() else rows_of(proof.output)
     if end is None or out is None or (out.shape == end.shape and torch.equal(out, end)):
         return HeadMap(), none, ()
     token: Any = None if embedding.token is None else model.get_submodule(str(embedding.token))
@@ -112,7 +112,7 @@ class _Ends:
 
     def at(self, path: str, side: Any) -> Tensor | None:
         found = self.proof.tensors.get(Seen(path, side))
-        return None if found is None or not found.is_floating_point() or not found.ndim else _flat(found)
+        return None if found is None or not found.is_floating_point() or not found.ndim else rows_of(found)
 
     def maps(self) -> Iterator[str]:
         return (path for path, module in self.model.named_modules() if is_map(module))
@@ -214,10 +214,9 @@ class _Ends:
         """A parameter whose first rows these are; or what sines and cosines are in the mean square."""
         for name, p in self.model.named_parameters():
             fits = p.shape[-1:] == rest.shape[-1:] and p.numel() >= rest.numel()
-            if fits and _near(_flat(p.detach())[: len(rest)], rest):
+            if fits and _near(rows_of(p.detach())[: len(rest)], rest):
                 return name
-        rows = rest.square().mean(-1)
-        return _SINUSOIDS if bool((rows - 0.5).abs().max() < 1e-4) else None
+        return SINUSOIDS if _kind(rest) == "sinusoidal" else None
 
     def patches(self, start: Tensor) -> tuple[EmbeddingMap | str, dict[str, Any]]:
         """The map of patches, the positions and the class tokens."""
@@ -231,7 +230,7 @@ class _Ends:
             if not 0 <= n <= 2 or module.kernel_size != module.stride:
                 continue
             for name, p in [*self.model.named_parameters(), ("", torch.zeros(len(target), self.width))]:
-                table = _flat(p.detach()) if p.ndim and p.shape[-1] == self.width else None
+                table = rows_of(p.detach()) if p.ndim and p.shape[-1] == self.width else None
                 if table is None or table.shape != target.shape or not _near(cells + table[n:], target[n:]):
                     continue
                 size = float(target.abs().max())
@@ -296,7 +295,3 @@ def _near(one: Tensor, other: Tensor) -> bool:
 def _plain(factor: float) -> float:
     """1 where it is 1 to rounding."""
     return 1.0 if abs(factor - 1) < LIMIT else factor
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1, tensor.shape[-1]).double().cpu()

@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import ROLES
-from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
@@ -222,6 +222,7 @@ def _fields(
     rotations = [s.rotation for s in own if s is not None and s.rotation is not None]
     causal = only("masks", [s.causal for s in own[-len(stacks[-1].layers) :]], False)
     norms = [modules[norm.path] for norm in found.norms]
+    qk_norms = [bool(one.norms) and (one.per_head or "whole") for one in attentions]
     fields: dict[str, Any] = {
         "kind": "encoder-decoder" if len(stacks) > 1 else "decoder" if causal else "encoder",
         "n_heads": heads,
@@ -231,7 +232,7 @@ def _fields(
         "gated": only("gates", [one.gated for one in (*feeds, *routed)], False),
         "activation": only("activations", [one.activation for one in (*feeds, *routed)], "gelu"),
         "attention_scale": None,
-        "qk_norm": only("norms of queries", [_qk_norm(one) for one in attentions], False),
+        "qk_norm": only("norms of queries", qk_norms, False),
         "bias": biased(("output", "up", "down")),
         "qkv_bias": biased(("query", "key", "value")),
         "norm": next((norm.kind for norm in found.norms), "layernorm"),
@@ -285,14 +286,12 @@ def _kinds(mapping: Mapping, known: Sequence[Replayed]) -> tuple[tuple[str, ...]
     left = list(known)
     kinds = []
     for layer in mapping.architecture.layer_branches:
-        ones = [left.pop(0) for _ in layer]
-        kinds.append(tuple(_kind(kind, one) for kind, one in zip(layer, ones, strict=True)))
+        ones = [(kind, left.pop(0)) for kind in layer]
+        kinds.append(tuple(
+            "experts" if one.routing is not None else "gated_convolution" if "conv_filter" in one.weights else kind
+            for kind, one in ones
+        ))  # fmt: skip
     return tuple(kinds)
-
-
-def _kind(kind: str, one: Replayed) -> str:
-    """What a sublayer is, where its replay says more than its sort."""
-    return "experts" if one.routing is not None else "gated_convolution" if "conv_filter" in one.weights else kind
 
 
 def _own_shapes(stacks: Sequence[Stack], known: Sequence[Replayed]) -> list[AttentionShape]:
@@ -305,14 +304,8 @@ def _own_shapes(stacks: Sequence[Stack], known: Sequence[Replayed]) -> list[Atte
     return [shapes[0] for shapes in (here or first for here in found)] if max(map(len, found)) == 1 else []
 
 
-def _qk_norm(one: Replayed) -> bool | str:
-    return False if not one.norms else True if one.per_head else "whole"
-
-
 def _setting(model: nn.Module, names: tuple[str, ...]) -> float:
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    values = (getattr(text, name, None) for name in names)
+    values = (getattr(text_config(model), name, None) for name in names)
     return next((float(value) for value in values if isinstance(value, (int, float)) and 0 <= value < 1), 0.0)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.mapping import Mapping, SublayerMap
 from signalprop.network.architecture import Architecture
+from signalprop.streams.arguments import text_config
 
 _BRANCHES = (("attn_hc", "self_attn"), ("ffn_hc", "mlp"))
 
@@ -32,8 +33,7 @@ def mapping_of_streams(model: nn.Module, architecture: Architecture | None = Non
 
 
 def _architecture(model: Any, n_layers: int) -> Architecture:
-    config = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(model)
     fields: dict[str, Any] = {
         "kind": "decoder",
         "n_layers": n_layers,
@@ -45,7 +45,7 @@ def _architecture(model: Any, n_layers: int) -> Architecture:
         "vocab_size": text.vocab_size,
         "tied_embeddings": False,
         "head": "none" if model.get_output_embeddings() is None else "lm",
-        "family": config.model_type,
+        "family": model.config.model_type,
     }
     return Architecture(**fields)
 

@@ -198,9 +198,6 @@ class SublayerFields(Value):
         return {name: value for name, value in self if value is not None}
 
 
-NUMBERS = ("skip", "multiplier")
-
-
 def with_layer(given: Dictionary[str, Any], model: nn.Module, layer: str) -> dict[str, Any]:
     """What a file says of a sublayer, as fields of a `SublayerMap` in that layer."""
 
@@ -213,7 +210,7 @@ def with_layer(given: Dictionary[str, Any], model: nn.Module, layer: str) -> dic
             out[name] = {role: _weight(reference, own) for role, reference in value.items()}
         elif isinstance(value, _SeenFields):
             out[name] = Seen(own(value.path), value.side, value.call, value.calls)
-        elif name in NUMBERS and isinstance(value, str):
+        elif name in ("skip", "multiplier") and isinstance(value, str):
             out[name] = find_any(model, own(value), name)
         else:
             out[name] = own(value)

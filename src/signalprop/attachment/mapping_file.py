@@ -127,11 +127,9 @@ def mapping_of_json(data: Dictionary[str, Any], model: nn.Module) -> Mapping:
     model = unwrapped(model)
     if "like" not in data:
         return _whole(_Whole(**data), model)
-    said = _Likeness(**data)
-    return mapping_like(
-        model, said.like, names=said.names, config=said.config, architecture=said.architecture,
-        sublayers=said.sublayers, gain_offset=said.gain_offset,
-    )  # fmt: skip
+    said = dict(_Likeness(**data))
+    del said["schema_"]
+    return mapping_like(model, said.pop("like"), **said)
 
 
 def _whole(said: _Whole, model: nn.Module) -> Mapping:

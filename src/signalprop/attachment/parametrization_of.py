@@ -16,7 +16,7 @@ from signalprop.attachment.mapping import Mapping, Number, describe, number, own
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.kinds import ROLE, rows_where
+from signalprop.network.kinds import ROLE
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
     PLACEMENTS,
@@ -97,34 +97,10 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
             weights[i] = own * rms(weight, where)
             biases[i] = 0.0 if bias is None else own * rms(bias, f"{where} bias")
         columns[f"weight__{role}"], columns[f"bias__{role}"] = weights, biases
-    offset = mapping.gain_offset
-    columns["skip"] = np.array([number(item.skip) for item in items])
-    columns["branch"] = np.array([number(item.multiplier) for item in items])
-    columns["norm_gain"] = np.array(
-        [
-            gain(None if PLACEMENTS[p] == "none" else row.norm, offset, f"{row.label} norm")
-            for row, p in zip(attached.rows, rows.placement, strict=True)
-        ]
-    )
-    columns["norm_bias"] = np.array(
-        [
-            norm_bias(row.norm, f"{row.label} norm") if PLACEMENTS[p] in NORM_BEFORE | NORM_AFTER else 0.0
-            for row, p in zip(attached.rows, rows.placement, strict=True)
-        ]
-    ) * (a.streams is None)
-    columns["post_norm_gain"] = np.array(
-        [gain(row.post_norm, offset, f"{row.label} second norm") for row in attached.rows]
-    )
-    columns["norm_slope"] = np.array([slope(row.norm) for row in attached.rows])
-    columns["norm_scale"] = np.array(
-        [1.0 if PLACEMENTS[p] == "none" else item.norm_scale for item, p in zip(items, rows.placement, strict=True)]
-    )
-    columns["score_scale"] = np.array([score_scale(row, a, offset) for row in attached.rows])
-    attends = rows_where(rows, lambda kind: kind.attends)
-    columns["value_skip"] = np.where(attends, [number(item.value_skip) for item in items], 0.0)
-    columns["attention_gain"] = np.where(attends, [number(item.attention_gain) for item in items], 1.0)
-    for k, name in enumerate(("shape_in", "shape_out", "shape_gain")):
-        columns[name] = np.array([item.shape[k] for item in items])
+    places = [PLACEMENTS[p] for p in rows.placement]
+    found = [_multipliers(row, place, a, mapping.gain_offset) for row, place in zip(attached.rows, places, strict=True)]
+    columns |= {name: np.array([one[name] for one in found]) for name in found[0]}
+    columns["norm_bias"] *= a.streams is None
     return replace(
         table.with_columns(**columns),
         shaping=mapping.shaping,
@@ -135,6 +111,25 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
         skip_trainable=trainable([item.skip for item in items]),
         attention_trainable=trainable([n for i in items for n in (i.value_skip, i.attention_gain)]) != "fixed",
     )
+
+
+def _multipliers(row: AttachedRow, place: str, a: Architecture, offset: float) -> dict[str, float]:
+    """The numbers of a sublayer beside its weights, by column of the table; `place`: of its norm."""
+    item, attends = row.item, row.kind.attends
+    norm = None if place == "none" else row.norm
+    return {
+        "skip": number(item.skip),
+        "branch": number(item.multiplier),
+        "norm_gain": gain(norm, offset, f"{row.label} norm"),
+        "norm_bias": norm_bias(row.norm, f"{row.label} norm") if place in NORM_BEFORE | NORM_AFTER else 0.0,
+        "post_norm_gain": gain(row.post_norm, offset, f"{row.label} second norm"),
+        "norm_slope": slope(row.norm),
+        "norm_scale": 1.0 if place == "none" else item.norm_scale,
+        "score_scale": score_scale(row, a, offset),
+        "value_skip": number(item.value_skip) if attends else 0.0,
+        "attention_gain": number(item.attention_gain) if attends else 1.0,
+        **dict(zip(("shape_in", "shape_out", "shape_gain"), item.shape, strict=True)),
+    }
 
 
 def slope(norm: nn.Module | None) -> float:

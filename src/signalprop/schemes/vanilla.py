@@ -10,6 +10,7 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.families import find
+from signalprop.families.base import SINUSOIDS
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import InputStatistics
@@ -23,7 +24,6 @@ from signalprop.theory.embedding import activated
 __all__ = ["head_of", "same_embedding", "small_logits_head", "stream_ends", "unit_embedding"]
 
 _PACKED = ("query", "key", "value")  # one matrix in nn.MultiheadAttention
-_SINUSOIDS = math.sqrt(0.5)  # root mean square of sines and cosines
 
 
 @typed
@@ -275,7 +275,7 @@ class HuggingFaceDefault(Scheme):
 def _with_positions(architecture: Architecture, embedding: Embedding, positions: float | None) -> Embedding:
     """The embedding with what transformers starts `positions` with, where that is not like the tables."""
     a = architecture
-    sinusoids = _SINUSOIDS / a.embedding_scale  # added after the scale
+    sinusoids = SINUSOIDS / a.embedding_scale  # added after the scale
     changes = {} if positions is None else {"position": positions * a.init_scale}
     if a.positions == "sinusoidal":
         changes["position"] = sinusoids

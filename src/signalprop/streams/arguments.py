@@ -32,6 +32,12 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def text_config(model: nn.Module) -> Any:
+    """The configuration of a model's part that reads text; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def _random(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
@@ -46,7 +52,7 @@ def _ids(size: int, special: set[int]) -> Tensor:
 
 def _of_config(model: nn.Module, config: Any, names: list[str]) -> dict[str, Any]:
     plain = config.to_dict()
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(model)
     vision = getattr(config, "vision_config", None) or config
     special = {
         v

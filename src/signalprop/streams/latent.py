@@ -9,7 +9,18 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from signalprop.streams.replay import AttentionShape, Hints, Map, Replayed, Rows, attended, scales_of, split_features
+from signalprop.streams.replay import (
+    AttentionShape,
+    Hints,
+    Map,
+    Replayed,
+    Rows,
+    attended,
+    rows_of,
+    same,
+    scales_of,
+    split_features,
+)  # fmt: skip
 
 
 def latent_attention(
@@ -64,13 +75,13 @@ def _narrow(x: Tensor, maps: Sequence[Map], hints: Hints) -> Iterator[tuple[Map,
     """(the map down to the latent, the map up from it, the norm between them or '')."""
     for down, up in product(maps, maps):
         rank = up.read.shape[-1]
-        if not _same(down.read, x) or up is down or rank > down.gave.shape[-1] or _same(up.read, x):
+        if not same(down.read, x) or up is down or rank > down.gave.shape[-1] or same(up.read, x):
             continue
         inside = down.gave[:, :rank]
-        if _same(inside, up.read):
+        if same(inside, up.read):
             yield down, up, ""
         for path, (read, gave) in hints.norms.items():
-            if _same(_rows(gave), up.read) and _same(_rows(read), inside):
+            if same(rows_of(gave), up.read) and same(rows_of(read), inside):
                 yield down, up, path
 
 
@@ -78,7 +89,7 @@ def _queries(
     x: Tensor, maps: Sequence[Map], hints: Hints
 ) -> Iterator[tuple[Map, dict[str, tuple[str, Rows]], list[str]]]:
     """(the map to queries, its roles, its norms): of the stream, or from a narrow map and its norm."""
-    for one in (m for m in maps if _same(m.read, x)):
+    for one in (m for m in maps if same(m.read, x)):
         yield one, {"query": (one.path, None)}, []
     for down, up, norm in _narrow(x, maps, hints):
         if down.gave.shape[-1] == up.read.shape[-1]:
@@ -98,11 +109,3 @@ def _shapes(heads: int, d_query: int, turned: int, hints: Hints, like: Replayed 
         (0, *hints.windows), scales_of(d_query, hints), [*turns, None], (True, False)
     ):
         yield AttentionShape(heads, heads, scale, causal, rotation=rotation, window=window)
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Placement = Literal["pre", "post", "sandwich", "res-post", "none"]
-
-
 Sort = Literal["attention", "feed_forward", "branch"]
 
 

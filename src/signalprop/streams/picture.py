@@ -10,8 +10,6 @@ from signalprop.streams.parts import Branch, Layer, Multiplier, Stack
 if TYPE_CHECKING:
     from signalprop.streams.found import Anatomy
 
-_WORDS = {"attention": "attention", "feed_forward": "feed-forward", "branch": "branch"}
-
 
 def picture(found: Anatomy) -> str:
     """The stacks of an anatomy, and what is proved of it."""
@@ -64,7 +62,7 @@ def _layer(found: Anatomy, layer: Layer) -> Iterator[str]:
         first = group[0]
         skip = f"{_factor(layer, first.skip)} * stream + " if first.skip.value != 1 else "stream + "
         terms = " + ".join(
-            (f"{_factor(layer, b.multiplier)} * " if b.multiplier.value != 1 else "") + _WORDS[b.sort] for b in group
+            (f"{_factor(layer, b.multiplier)} * " if b.multiplier.value != 1 else "") + _word(b) for b in group
         )
         yield f"  {skip}{terms}{_proof(group)}"
         if first.placement == "post" and first.norm is not None:
@@ -77,12 +75,16 @@ def _chain(found: Anatomy, layer: Layer, branch: Branch) -> str:
         parts.append(_own(layer, branch.norm) + _norm(found, branch.norm))
     name = next((m for m in branch.modules if m == branch.module), "")
     if branch.post_norm == name and branch.post_norm is not None:
-        parts.append(_WORDS[branch.sort])
+        parts.append(_word(branch))
     else:
-        parts.append(f"{_own(layer, name)} ({_WORDS[branch.sort]})" if name else f"({_WORDS[branch.sort]})")
+        parts.append(f"{_own(layer, name)} ({_word(branch)})".strip())
     if branch.post_norm is not None:
         parts.append(_own(layer, branch.post_norm) + _norm(found, branch.post_norm))
     return " -> ".join(parts)
+
+
+def _word(branch: Branch) -> str:
+    return branch.sort.replace("_", "-")
 
 
 def _own(layer: Layer, path: str) -> str:

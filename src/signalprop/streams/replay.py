@@ -24,8 +24,6 @@ _WORDS = {
     "gate": r"gate|w1\b|wi_0",
     "up": r"up|w3\b|wi_1|fc|in",
 }
-
-
 _MORE = {"sinks": "sinks", "attention_gate": "an output gate"}
 
 
@@ -348,6 +346,16 @@ def _shapes(
 def scales_of(d_head: int, hints: Hints) -> tuple[float, ...]:
     """Factors on scores that are tried."""
     return tuple(dict.fromkeys((d_head**-0.5, 1.0, *hints.scales)))
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """(tokens, features), float64, on the CPU."""
+    return tensor.detach().reshape(-1, tensor.shape[-1]).double().cpu()
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have one shape and the same entries."""
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def split_features(x: Tensor, parts: int) -> Tensor:

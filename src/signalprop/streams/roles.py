@@ -10,16 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from signalprop.streams.arguments import text_config
 from signalprop.streams.experts import experts
 from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.latent import latent_attention
 from signalprop.streams.parts import Branch, Layer, Seen, Stack
 from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
 from signalprop.streams.recurrences import Given, recurrence
-from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention
+from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, rows_of, same
 
 LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ class _Replay:
     def at(self, path: str, side: Any) -> Tensor | None:
         """What a module reads or outputs, (tokens, features), float64."""
         found = self.tensors.get(Seen(path, side))
-        return None if found is None or not found.is_floating_point() else _flat(found)
+        return None if found is None or not found.is_floating_point() else rows_of(found)
 
     def seen(self, place: Seen | None) -> Tensor | None:
         """A tensor of the stream, (tokens, features), float64."""
-        return _flat(self.tensors[place]) if place is not None and place in self.tensors else None
+        return rows_of(self.tensors[place]) if place is not None and place in self.tensors else None
 
     def end(self, stack: Stack) -> Tensor | None:
         """The stream after a stack, and after its final norm."""
@@ -124,8 +125,8 @@ class _Replay:
         last = self._ends(layer.path, ran, given)
         if last is None:
             return f"{branch.module} does not end in a linear map"
-        maps = [m for m in ran if _same(m.read, entry)]
-        others = [] if memory is None else [m for m in ran if _same(m.read, memory)]
+        maps = [m for m in ran if same(m.read, entry)]
+        others = [] if memory is None else [m for m in ran if same(m.read, memory)]
         limit = LIMIT
         across = bool(others) and branch.sort == "attention" and len(maps) == 1
         if branch.sort == "attention":
@@ -196,7 +197,7 @@ class _Replay:
 
     def _ends(self, home: str, ran: list[Map], given: Tensor) -> Map | None:
         """The linear map in a module that gives what a branch does, where there is one."""
-        return next((m for m in ran if m.path.startswith(f"{home}.") and _same(m.gave, given)), None)
+        return next((m for m in ran if m.path.startswith(f"{home}.") and same(m.gave, given)), None)
 
     def _recurrence(
         self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
@@ -206,7 +207,7 @@ class _Replay:
         if last is None:
             return f"{home} does not end in a linear map"
         held = {f"{home}.{n}": p.detach().double().cpu() for n, p in self.model.get_submodule(home).named_parameters()}
-        maps = [m for m in inside if _same(m.read, entry)]
+        maps = [m for m in inside if same(m.read, entry)]
         narrow = [m for m in inside if m not in maps]
         found = recurrence(Given(maps, last.read, taps, held, self._numbers(layer), narrow), last, LIMIT)
         if isinstance(found, Replayed):
@@ -242,7 +243,7 @@ class _Replay:
 
     def _hints(self, layer: Layer, branch: Branch) -> Hints:
         numbers = self._numbers(layer)
-        heads = [numbers[n] for n in _HEADS if n in numbers]
+        heads = [numbers[n] for n in HEADS if n in numbers]
         heads += [v for n, v in numbers.items() if "head" in n and isinstance(v, int) and v < 1024]
         scales = [float(v) for n, v in numbers.items() if ("scal" in n or "mult" in n) and 1e-6 < abs(v) < 1e6]
         scales += [float(v) ** -0.5 for n, v in numbers.items() if "scalar" in n and v > 0]
@@ -260,7 +261,7 @@ class _Replay:
             if seen.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
             and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
         }  # fmt: skip
-        rotations = tuple(self._rotations(self._text))
+        rotations = tuple(self._rotations(text_config(self.model)))
         held = self.model.get_submodule(branch.module).named_parameters()
         vectors = {n: p.detach().double().cpu() for n, p in held if p.ndim == 1 and not n.endswith(("weight", "bias"))}
         sinks = {n: (f"{branch.module}.{n}", vector) for n, vector in vectors.items()}
@@ -270,12 +271,7 @@ class _Replay:
     def _numbers(self, layer: Layer) -> dict[str, Any]:
         """What the configuration and a layer's modules hold, by name; the configuration's first."""
         near = [m for path, m in self.model.named_modules() if path == layer.path or path.startswith(f"{layer.path}.")]
-        return {name: value for place in [*near, self._text] for name, value in _numbers(place)}
-
-    @property
-    def _text(self) -> Any:
-        config = getattr(self.model, "config", None)
-        return config.get_text_config() if hasattr(config, "get_text_config") else config  # type: ignore[union-attr]
+        return {name: value for place in [*near, text_config(self.model)] for name, value in _numbers(place)}
 
     def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
         """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""
@@ -316,12 +312,3 @@ def _numbers(place: Any) -> Iterator[tuple[str, Any]]:
     for name, value in items:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             yield name, value
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """(tokens, features), float64, on the CPU."""
-    return tensor.reshape(-1, tensor.shape[-1]).double().cpu()
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)

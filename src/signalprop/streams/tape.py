@@ -6,6 +6,7 @@ or `torch.lerp`, in a module or in a function. It works on the meta device too, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, field
@@ -151,20 +152,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return (
-                args[0].dtype == torch.bool or 1
-            )  # whether masks are full, and the like: structure does not depend on it
+            return args[0].dtype == torch.bool or 1  # whether masks are full: structure does not depend on it
         out = func(*args, **(kwargs or {}))
         self._time += 1
         name = func.overloadpacket.__name__
         self._saw(name.rstrip("_"), args, kwargs or {}, out)
-        if (
-            name.endswith("_")
-            and args
-            and isinstance(args[0], Tensor)
-            and (node := self._nodes.get(args[0])) is not None
-        ):
-            self._written[_storage(args[0])] = node
+        target = args[0] if name.endswith("_") and args else None
+        if isinstance(target, Tensor) and (node := self._nodes.get(target)) is not None:
+            self._written[_storage(target)] = node
         return out
 
     def node(self, tensor: Tensor) -> Node | None:
@@ -202,7 +197,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found
         if name in ("mul", "div", "neg", "multiply", "true_divide"):
             return self._product(name, args, inputs)
-        if name in _SAME and inputs[0].shape != () and _numel(inputs[0].shape) == out.numel():
+        if name in _SAME and inputs[0].shape != () and math.prod(inputs[0].shape) == out.numel():
             return "same", inputs[:1], ()
         if name == "copy" and len(args) > 1 and isinstance(args[1], Tensor) and args[1].shape == out.shape:
             source = self.node(args[1])
@@ -228,9 +223,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return None
             factors = (1 - weight, weight.detach() if isinstance(weight, Tensor) else weight)
         elif name == "addcmul":
-            return self._fused(one, args[1:3], ("product",), kwargs.get("value", 1.0))
+            return self._fused(one, args[1:3], "product", kwargs.get("value", 1.0))
         else:
-            return self._fused(one, args[1:3], ("other",), kwargs.get("alpha", 1.0), kwargs.get("beta", 1.0))
+            return self._fused(one, args[1:3], "other", kwargs.get("alpha", 1.0), kwargs.get("beta", 1.0))
         pairs = [
             (self.node(t) if isinstance(t, Tensor) else None, f) for t, f in zip((one, other), factors, strict=True)
         ]
@@ -240,18 +235,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "add", tuple(node for node, _ in known), tuple(factor for _, factor in known)
 
     def _fused(
-        self, base: Tensor, terms: tuple[Any, ...], how: tuple[Operation], alpha: float, beta: float = 1.0
+        self, base: Tensor, terms: tuple[Any, ...], how: Operation, alpha: float, beta: float = 1.0
     ) -> tuple[Operation, tuple[Node, ...], tuple[float | Tensor, ...]] | None:
         """A sum of a tensor with what the same call makes of two others."""
         start = self.node(base)
         inner = [node for t in terms if isinstance(t, Tensor) and (node := self.node(t)) is not None]
         if start is None or not inner:
             return None
-        if how == ("product",):
-            operation, inputs, factors = self._product("mul", terms, tuple(inner))
-        else:
-            operation, inputs, factors = "other", tuple(inner), ()
-        part = self._node(operation, inputs, start.shape, factors)
+        made = self._product("mul", terms, tuple(inner)) if how == "product" else (how, tuple(inner), ())
+        part = self._node(made[0], made[1], start.shape, made[2])
         return "add", (start, part), (float(beta), float(alpha))
 
     def _product(
@@ -310,7 +302,3 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else -1
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
