@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Any
 
 import pytest
-import torch
-import transformers
 
 import signalprop as sp
-from measurement.conftest import MODELS
+from measurement.conftest import MODELS, moved
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.attachment.mapping import SublayerMap
@@ -30,13 +27,7 @@ PLACES = [f.name for f in fields(SublayerMap) if f.name in ("norm", "post_norm",
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_says_of_weights_and_norms_what_is_found_in_the_model(name: str) -> None:
-    torch.manual_seed(0)
-    model, config, options = MODELS[name]
-    made: Any = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
-    with torch.no_grad():
-        for p in made.parameters():
-            if p.ndim == 1:
-                p.add_(0.1 * torch.randn_like(p))
+    made = moved(name).eval()
     if name in UNPROVED:
         with pytest.raises(sp.InputError, match=re.escape(UNPROVED[name])):
             mapping_with_roles(made)

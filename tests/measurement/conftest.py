@@ -214,26 +214,28 @@ MODELS = {name: row for name, row in MODELS.items() if hasattr(transformers, row
 Build = Callable[..., nn.Module]
 
 
+def fresh(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """A freshly seeded model of a row of MODELS, with other numbers in its configuration."""
+    torch.manual_seed(seed)
+    model_class, config_class, options = MODELS[name]
+    model: nn.Module = getattr(transformers, model_class)(getattr(transformers, config_class)(**{**options, **changes}))
+    return model
+
+
+def moved(name: str, seed: int = 0, **changes: Any) -> nn.Module:
+    """The same with biases and gains away from 0 and 1, so that nothing hides behind them."""
+    model = fresh(name, seed, **changes)
+    with torch.no_grad():
+        for at, p in model.named_parameters():
+            if p.ndim == 1 and "score" not in at:
+                p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
 @pytest.fixture
 def build() -> Build:
     """build(name, **changes of the config) -> a freshly seeded model."""
-
-    def make(name: str, seed: int = 0, **changes: Any) -> nn.Module:
-        torch.manual_seed(seed)
-        model_class, config_class, options = MODELS[name]
-        model: nn.Module = getattr(transformers, model_class)(
-            getattr(transformers, config_class)(**{**options, **changes})
-        )
-        for (
-            name_,
-            p,
-        ) in model.named_parameters():  # biases and gains away from 0 and 1, so that nothing hides behind them
-            if p.ndim == 1 and "score" not in name_:
-                with torch.no_grad():
-                    p.add_(0.1 * torch.randn_like(p))
-        return model
-
-    return make
+    return moved
 
 
 @pytest.fixture(autouse=True)

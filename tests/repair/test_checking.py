@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from measurement.conftest import MODELS, models
+from measurement.conftest import MODELS, fresh, models
 from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
 from signalprop.models import build
@@ -34,11 +34,8 @@ SHAPES = ("normal", "uniform", "truncated_normal")
 
 def family(name: str, **changes: Any) -> nn.Module:
     """A fresh model with transformers' own weights, at default settings of its initialisation."""
-    torch.manual_seed(0)
-    model, config, options = MODELS[name]
-    options = {key: value for key, value in options.items() if key not in ("initializer_range", "init_std")}
-    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes}))
-    return made
+    usual = {key: 0.02 for key in ("initializer_range", "init_std") if key in MODELS[name][2]}
+    return fresh(name, **usual, **changes)
 
 
 def rows(found: Check, *names: str) -> list[Row]:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import signalprop as sp
-from measurement.conftest import MODELS, models
+from measurement.conftest import fresh as family
+from measurement.conftest import models
 from own_model import Block, OwnGPT, own_model
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
@@ -24,15 +25,6 @@ from signalprop.repair.sites import carriers_of, confirm
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.schemes import scheme
 from signalprop.streams.parts import Branch
-
-transformers = pytest.importorskip("transformers")
-
-
-def family(name: str, **changes: Any) -> nn.Module:
-    torch.manual_seed(0)
-    model, config, options = MODELS[name]
-    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**{**options, **changes}))
-    return made
 
 
 def found_in(model: nn.Module, mapping: Mapping) -> list[Branch]:

@@ -14,7 +14,7 @@ from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization, role_mask
-from signalprop.schemes import SCHEMES, scheme
+from signalprop.schemes import scheme
 from signalprop.theory.embedding import embed
 
 GROUPED = Architecture(
@@ -119,77 +119,16 @@ FAIRSEQ = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 200, "decoder_ffn_dim": 200, "vocab_size": 300,
     "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 2,
 }  # fmt: skip
+T5 = {"d_model": 96, "d_kv": 16, "num_heads": 4, "num_layers": 3, "d_ff": 200, "vocab_size": 300}
 HF: dict[str, tuple[str, dict[str, Any], str]] = {
-    "bert": (
-        "BertConfig",
-        {
-            "hidden_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 200,
-            "vocab_size": 300,
-        },
-        "BertForMaskedLM",
-    ),
+    "bert": ("BertConfig", SMALL, "BertForMaskedLM"),
     "gpt2": ("GPT2Config", {"n_embd": 96, "n_layer": 3, "n_head": 4, "vocab_size": 300}, "GPT2LMHeadModel"),
-    "llama": (
-        "LlamaConfig",
-        {
-            "hidden_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 200,
-            "vocab_size": 300,
-        },
-        "LlamaForCausalLM",
-    ),
-    "vit": (
-        "ViTConfig",
-        {
-            "hidden_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 200,
-            "image_size": 32,
-            "patch_size": 8,
-        },
-        "ViTForImageClassification",
-    ),
-    "t5": (
-        "T5Config",
-        {"d_model": 96, "d_kv": 16, "num_heads": 4, "num_layers": 3, "d_ff": 200, "vocab_size": 300},
-        "T5ForConditionalGeneration",
-    ),
-    "t5 gated": (
-        "T5Config",
-        {
-            "d_model": 96,
-            "d_kv": 16,
-            "num_heads": 4,
-            "num_layers": 3,
-            "d_ff": 200,
-            "vocab_size": 300,
-            "feed_forward_proj": "gated-gelu",
-        },
-        "T5ForConditionalGeneration",
-    ),
-    "gpt_neox": (
-        "GPTNeoXConfig",
-        {
-            "hidden_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "intermediate_size": 200,
-            "vocab_size": 300,
-        },
-        "GPTNeoXForCausalLM",
-    ),
-    "opt": (
-        "OPTConfig",
-        {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 200, "vocab_size": 300},
-        "OPTForCausalLM",
-    ),
+    "llama": ("LlamaConfig", SMALL | {"num_key_value_heads": 2}, "LlamaForCausalLM"),
+    "vit": ("ViTConfig", SMALL | {"image_size": 32, "patch_size": 8}, "ViTForImageClassification"),
+    "t5": ("T5Config", T5, "T5ForConditionalGeneration"),
+    "t5 gated": ("T5Config", T5 | {"feed_forward_proj": "gated-gelu"}, "T5ForConditionalGeneration"),
+    "gpt_neox": ("GPTNeoXConfig", SMALL, "GPTNeoXForCausalLM"),
+    "opt": ("OPTConfig", SMALL | {"ffn_dim": 200}, "OPTForCausalLM"),
     "olmo2": ("Olmo2Config", SMALL, "Olmo2ForCausalLM"),
     "phi": ("PhiConfig", SMALL, "PhiForCausalLM"),
     "falcon": ("FalconConfig", SMALL | {"ffn_hidden_size": 200}, "FalconForCausalLM"),
@@ -252,7 +191,3 @@ def test_a_family_that_is_not_known() -> None:
         with pytest.raises(InputError, match="not known here; give the architecture a family") as caught:
             scheme("huggingface")(GROUPED.replace(family=family))
         assert "\n" not in str(caught.value)
-
-
-def test_all_names() -> None:
-    assert {"xavier", "xavier-uniform", "fixed", "gpt2", "pytorch", "huggingface"} <= set(SCHEMES)

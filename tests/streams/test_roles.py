@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from commandline import Command
-from measurement.conftest import MODELS
+from measurement.conftest import moved
 from signalprop.attachment.found import mapping_found
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.network.parametrization import ROLES
@@ -25,17 +25,6 @@ _LLAMA = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 60, "pad_token_id": 0,
     "intermediate_size": 48, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 1, "initializer_range": 0.2,
 }  # fmt: skip
-
-
-def of_family(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    model, config, options = MODELS[name]
-    made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
-    with torch.no_grad():
-        for p in made.parameters():
-            if p.ndim == 1:
-                p.add_(0.1 * torch.randn_like(p))
-    return made
 
 
 def published(family: str, **fields: Any) -> Any:
@@ -61,7 +50,7 @@ FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "ph
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_proved_is_what_the_family_says(name: str) -> None:
-    model = of_family(name)
+    model = moved(name).eval()
     known, found = sp.read_parametrization(model), sp.read_parametrization(model, mapping_with_roles(model))
     for role in ROLES:
         np.testing.assert_array_equal(found.weights[role], known.weights[role])

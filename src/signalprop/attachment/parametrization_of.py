@@ -195,9 +195,9 @@ def norm_bias(norm: nn.Module | None, where: str) -> float:
     return 0.0 if bias is None else rms(bias, f"{where} bias")
 
 
-def score_scale(row: AttachedRow, a: Architecture, offset: float) -> float:
-    """Factor on the scalar product of query and key, with the gains of QK-norm in it."""
-    own = own_score_scale(row.item, a)
+def score_scale(row: AttachedRow, a: Architecture, offset: float, *, now: bool = False) -> float:
+    """Factor on the scalar product of query and key, with the gains of QK-norm in it; `now`: as the model holds it."""
+    own = float(getattr(*row.scaling)) if now and row.scaling is not None else own_score_scale(row.item, a)
     return own * gain(row.query_norm, offset, "query norm") * gain(row.key_norm, offset, "key norm")
 
 

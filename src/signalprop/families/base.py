@@ -6,7 +6,7 @@ Nothing here or in a family's file imports torch: a description is read and pred
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
@@ -215,6 +215,19 @@ class Family:
 # --- what the files of several families need -------------------------------------------------------------
 
 
+def refuse(config: Config, **words: str) -> None:
+    """Raise InputError where one of these keys is set, which an Architecture cannot say; by key, what it means."""
+    for key, what in words.items():
+        if config.get(key):
+            raise InputError(f"{config['model_type']} with {what} ({key}) is not supported; {BY_HAND}")
+
+
+def check_kinds(kinds: Sequence[str], known: Container[str]) -> None:
+    """Raise InputError where a layer is of a kind that is not known."""
+    if odd := sorted(kind for kind in kinds if kind not in known):
+        raise InputError(f"layers of {odd[0]!r} are not supported; {BY_HAND}")
+
+
 def separate(prefix: str, names: str, output: str) -> dict[str, str]:
     """The four weights of an attention: `names` of query, key and value after a `prefix`, and the path of the output's.
 
@@ -283,9 +296,7 @@ def seeing(config: Config, kinds: Sequence[str], **settings: Any) -> dict[str, A
     Args:
         settings: others of the attention's, a value or one per layer.
     """
-    odd = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-    if odd:
-        raise InputError(f"layers with {odd[0]!r} are not supported; {BY_HAND}")
+    check_kinds(kinds, ("full_attention", "sliding_attention"))
     length, window = config["max_position_embeddings"], config.get("sliding_window")
     windows = [window if window and kind == "sliding_attention" and window < length else 0 for kind in kinds]
     given = {"window": windows, **settings}

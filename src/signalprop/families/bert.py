@@ -2,7 +2,6 @@
 
 from signalprop.errors import InputError
 from signalprop.families.base import (
-    BY_HAND,
     Config,
     Family,
     Fields,
@@ -11,14 +10,14 @@ from signalprop.families.base import (
     SublayerPaths,
     activation_name,
     normal,
+    refuse,
     separate,
 )
 
 
 def fields(c: Config) -> Fields:
     """Fields of an Architecture, of BERT and of what is laid out like it."""
-    if c.get("add_cross_attention"):
-        raise InputError(f"cross-attention in a BERT-like decoder is not supported; {BY_HAND}")
+    refuse(c, add_cross_attention="cross-attention in a decoder")
     if c.get("position_embedding_type", "absolute") != "absolute":
         raise InputError(
             f"position_embedding_type {c['position_embedding_type']!r} is not supported; expected 'absolute'"

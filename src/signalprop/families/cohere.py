@@ -5,14 +5,12 @@ Neighbouring features rotate together.
 
 from dataclasses import replace
 
-from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import Config, Fields, refuse
 
 
 def fields(c: Config) -> Fields:
-    if c.get("use_qk_norm"):
-        raise InputError(f"Cohere with LayerNorms on queries and keys is not supported; {BY_HAND}")
+    refuse(c, use_qk_norm="LayerNorms on queries and keys")
     return llama.decoder({**c, "rms_norm_eps": c["layer_norm_eps"]}) | {
         "norm": "layernorm", "bias": bool(c["attention_bias"]), "parallel": True, "shared_norm": True,
         "head_scale": c["logit_scale"],

@@ -4,14 +4,12 @@ transformers' class leaves the number of experts of a token open, and cannot run
 the released models. Stretched rotations are read as in DeepSeek-V3.
 """
 
-from signalprop.errors import InputError
 from signalprop.families import _experts, deepseek_v3, glm4_moe
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import Config, Fields, refuse
 
 
 def fields(c: Config) -> Fields:
-    if c["mlp_bias"]:
-        raise InputError(f"DeepSeek-V2 with mlp_bias is not supported; {BY_HAND}")
+    refuse(c, mlp_bias="biases")
     grouped = c["topk_method"] == "group_limited_greedy"
     groups = {"n_group": c["n_group"] or 1, "topk_group": c["topk_group"] or 1} if grouped else _NO_GROUPS
     routed = glm4_moe.routed({**c, **groups, "num_experts_per_tok": c["num_experts_per_tok"] or 6})

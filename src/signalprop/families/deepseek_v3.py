@@ -8,15 +8,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from signalprop.errors import InputError
 from signalprop.families import _experts, glm4_moe, llama
-from signalprop.families.base import BY_HAND, Config, Fields, grown
+from signalprop.families.base import Config, Fields, grown, refuse
 
 
 def decoder(c: Config) -> Fields:
     """Fields of a dense decoder whose heads are as wide as those of latent attention."""
-    if c["attention_bias"]:
-        raise InputError(f"{c['model_type']} with attention_bias is not supported; {BY_HAND}")
+    refuse(c, attention_bias="biases")
     d_head = c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     stretched = c.get("rope_parameters") or c.get("rope_scaling") or {}
     factor = grown(stretched.get("factor", 1), stretched.get("mscale_all_dim", 0))

@@ -8,7 +8,7 @@ their configuration; no table is read from their weights.
 
 from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import BY_HAND, Config, Fields, check_kinds, refuse
 
 NAME, HEAVY = "shared_kv_attention", "heavily_compressed_attention"
 SPARSE = "compressed_sparse_attention"
@@ -24,16 +24,13 @@ def kinds(c: Config) -> list[str]:
     listed = c.get("layer_types") or ["heavily_compressed_attention"] * 2 + [
         "compressed_sparse_attention" if i % 2 else "heavily_compressed_attention" for i in range(n - 2)
     ]
-    odd = sorted(set(listed) - set(_KINDS))
-    if odd:
-        raise InputError(f"layers with {odd[0]!r} are not supported; {BY_HAND}")
+    check_kinds(listed, _KINDS)
     return [_KINDS[kind] for kind in listed[:n]]
 
 
 def fields(c: Config) -> Fields:
     """`seq_len` is the width of the windows."""
-    if c["attention_bias"] or c["mlp_bias"]:
-        raise InputError(f"deepseek_v4 with biases is not supported; {BY_HAND}")
+    refuse(c, attention_bias="biases", mlp_bias="biases")
     n, d_head = c["num_hidden_layers"], c["head_dim"]
     rates = c.get("compress_rates") or {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
     turned = c.get("qk_rope_head_dim") or int(d_head * (c.get("partial_rotary_factor") or 64 / 512))

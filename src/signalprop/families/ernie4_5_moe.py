@@ -3,14 +3,12 @@
 The bias that corrects the choice of experts starts at zero, and is read as that.
 """
 
-from signalprop.errors import InputError
 from signalprop.families import _experts, ernie4_5, llama
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import Config, Fields, refuse
 
 
 def fields(c: Config) -> Fields:
-    if c["use_bias"]:
-        raise InputError(f"ERNIE 4.5 with experts and use_bias is not supported; {BY_HAND}")
+    refuse(c, use_bias="biases")
     n, step, first, last = (c[key] for key in ("num_hidden_layers", *_PLACES))
     sparse = range(first, n if last == -1 else last + 1)
     return _experts.sparse(

@@ -1,14 +1,12 @@
 """Gemma: Llama, with embeddings times sqrt(d) and gains of 1 + weight."""
 
-from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, Fields, activation_name
+from signalprop.families.base import Config, Fields, activation_name, refuse
 
 
 def fields(c: Config) -> Fields:
     """The released configurations say "gelu" and mean the tanh approximation."""
-    if c.get("use_bidirectional_attention"):
-        raise InputError(f"Gemma with bidirectional attention is not supported; {BY_HAND}")
+    refuse(c, use_bidirectional_attention="bidirectional attention")
     act = c.get("hidden_activation") or ("gelu_pytorch_tanh" if c["hidden_act"] == "gelu" else c["hidden_act"])
     return llama.decoder(c) | {"activation": activation_name(act), "embedding_scale": c["hidden_size"] ** 0.5}
 

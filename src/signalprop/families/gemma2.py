@@ -3,14 +3,12 @@
 Its final cap on the logits (30) is read as none: at initialisation it changes them by less than one part in a thousand.
 """
 
-from signalprop.errors import InputError
 from signalprop.families import gemma3_text, llama
-from signalprop.families.base import BY_HAND, Config, Fields, activation_name, every, seeing
+from signalprop.families.base import Config, Fields, activation_name, every, refuse, seeing
 
 
 def fields(c: Config) -> Fields:
-    if c.get("use_bidirectional_attention"):
-        raise InputError(f"Gemma 2 with bidirectional attention is not supported; {BY_HAND}")
+    refuse(c, use_bidirectional_attention="bidirectional attention")
     return llama.decoder(c) | {
         "activation": activation_name(c["hidden_activation"]), "norm_placement": "sandwich",
         "embedding_scale": c["hidden_size"] ** 0.5, "attention_scale": c["query_pre_attn_scalar"] ** -0.5,

@@ -5,16 +5,12 @@ Its layers alternate between a sliding window and all tokens, each kind with a r
 
 from dataclasses import replace
 
-from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, Fields, activation_name, every, rotary_base_of, seeing
+from signalprop.families.base import Config, Fields, activation_name, every, refuse, rotary_base_of, seeing
 
 
 def fields(c: Config) -> Fields:
-    if c.get("use_bidirectional_attention"):
-        raise InputError(f"Gemma 3 with bidirectional attention is not supported; {BY_HAND}")
-    if c.get("final_logit_softcapping"):
-        raise InputError("Gemma 3 with final_logit_softcapping bounds its logits, which an Architecture cannot say")
+    refuse(c, use_bidirectional_attention="bidirectional attention", final_logit_softcapping="bounds on its logits")
     kinds = every(c["sliding_window_pattern"], c)
     before = {"sliding_attention": ("rope_local_base_freq", 10_000.0), "full_attention": ("rope_theta", 1_000_000.0)}
     bases = [rotary_base_of(c, kind, *before[kind]) for kind in kinds]

@@ -3,9 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from signalprop.errors import InputError
 from signalprop.families.base import (
-    BY_HAND,
     Config,
     Family,
     Fields,
@@ -14,14 +12,14 @@ from signalprop.families.base import (
     StackPaths,
     SublayerPaths,
     activation_name,
+    refuse,
 )
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import ROLES
 
 
 def fields(c: Config) -> Fields:
-    if c.get("add_cross_attention"):
-        raise InputError(f"cross-attention in GPT-2 is not supported; {BY_HAND}")
+    refuse(c, add_cross_attention="cross-attention")
     return {
         "kind": "decoder", "n_layers": c["n_layer"], "d_model": c["n_embd"], "n_heads": c["n_head"],
         "d_ff": c.get("n_inner") or 4 * c["n_embd"], "activation": activation_name(c["activation_function"]),

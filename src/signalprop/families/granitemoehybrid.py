@@ -1,8 +1,7 @@
 """Granite 4: Granite MoE with a shared feed-forward, most of whose layers have Mamba-2 in place of attention."""
 
-from signalprop.errors import InputError
 from signalprop.families import bamba, granitemoeshared
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import Config, Fields, check_kinds
 
 MIXERS = {
     "linear_attention": "mamba2", "mamba": "mamba2", "full_attention": "attention", "attention": "attention",
@@ -11,8 +10,7 @@ MIXERS = {
 
 def fields(c: Config) -> Fields:
     listed = c.get("layer_types") or c.get("layers_block_type") or ["mamba"] * c["num_hidden_layers"]
-    if set(listed) - set(MIXERS):
-        raise InputError(f"layers of {sorted(set(listed) - set(MIXERS))[0]!r} are not supported; {BY_HAND}")
+    check_kinds(listed, MIXERS)
     given = granitemoeshared.fields({**c, "layer_types": None})
     kinds = [MIXERS[name] for name in listed]
     if "mamba2" in kinds:

@@ -2,17 +2,15 @@
 
 from dataclasses import replace
 
-from signalprop.errors import InputError
 from signalprop.families import llama
-from signalprop.families.base import BY_HAND, Config, Fields, SublayerPaths, rotary, separate
+from signalprop.families.base import Config, Fields, SublayerPaths, check_kinds, rotary, separate
 
 
 def fields(c: Config) -> Fields:
     n = c["num_hidden_layers"]
     attend = c.get("full_attn_idxs")
     kinds = c.get("layer_types") or ["full_attention" if attend is None or i in attend else "conv" for i in range(n)]
-    if set(kinds) - {"full_attention", "conv"}:
-        raise InputError(f"layers other than 'full_attention' and 'conv' are not supported; {BY_HAND}")
+    check_kinds(kinds, ("full_attention", "conv"))
     full = {"layer_types": ["full_attention"], "hidden_act": "silu", "rms_norm_eps": c["norm_eps"]}
     made = llama.decoder({**c, **full, "attention_dropout": 0.0, "attention_bias": False})
     branches = [("attention" if kind == "full_attention" else "gated_convolution", "feed_forward") for kind in kinds]

@@ -2,14 +2,12 @@
 
 import math
 
-from signalprop.errors import InputError
 from signalprop.families import deepseek_v3, llama
-from signalprop.families.base import BY_HAND, Config, Fields, normal
+from signalprop.families.base import Config, Fields, normal, refuse
 
 
 def fields(c: Config) -> Fields:
-    if c["mlp_bias"]:
-        raise InputError(f"MiniCPM3 with mlp_bias is not supported; {BY_HAND}")
+    refuse(c, mlp_bias="biases")
     d, n = c["hidden_size"], c["num_hidden_layers"]
     depth = math.sqrt(n) if c["scale_depth"] is None else c["scale_depth"]
     made = deepseek_v3.latent(

@@ -6,10 +6,8 @@ Its scan holds steps at `time_step_min` from below; they are predicted as they a
 from dataclasses import replace
 from typing import Any
 
-from signalprop.errors import InputError
 from signalprop.families import mamba2
 from signalprop.families.base import (
-    BY_HAND,
     Config,
     Family,
     Fields,
@@ -18,6 +16,8 @@ from signalprop.families.base import (
     StackPaths,
     SublayerPaths,
     activation_name,
+    check_kinds,
+    refuse,
     separate,
 )
 from signalprop.families.granitemoehybrid import MIXERS
@@ -28,18 +28,12 @@ _KINDS = MIXERS | {"mlp": "feed_forward", "moe": "experts"}
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 
 
-def _listed(c: Config) -> list[str]:
-    given = c.get("layers_block_type") or c.get("layer_types")
-    return given or [_LETTERS.get(letter, letter) for letter in c["hybrid_override_pattern"]]
-
-
 def fields(c: Config) -> Fields:
-    unknown = sorted(set(_listed(c)) - set(_KINDS))
-    if unknown:
-        raise InputError(f"layers of {unknown[0]!r} are not supported; {BY_HAND}")
-    if c["moe_latent_size"]:
-        raise InputError(f"experts that read a map of the stream (moe_latent_size) are not supported; {BY_HAND}")
-    kinds = [_KINDS[name] for name in _listed(c)]
+    listed = c.get("layers_block_type") or c.get("layer_types")
+    listed = listed or [_LETTERS.get(letter, letter) for letter in c["hybrid_override_pattern"]]
+    check_kinds(listed, _KINDS)
+    refuse(c, moe_latent_size="experts that read a map of the stream")
+    kinds = [_KINDS[name] for name in listed]
     mamba2.check({**c, "hidden_act": c["mamba_hidden_act"]})
     biased = bool(c["use_bias"])
     settings: Fields = {

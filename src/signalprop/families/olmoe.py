@@ -1,13 +1,11 @@
 """OLMoE: Llama, with norms on queries and keys over all heads, and experts in every layer."""
 
-from signalprop.errors import InputError
 from signalprop.families import _experts, llama
-from signalprop.families.base import BY_HAND, Config, Fields
+from signalprop.families.base import Config, Fields, refuse
 
 
 def fields(c: Config) -> Fields:
-    if c["clip_qkv"] is not None:
-        raise InputError(f"OLMoE with clip_qkv is not supported; {BY_HAND}")
+    refuse(c, clip_qkv="bounds on queries, keys and values")
     made = llama.decoder(c) | {"qk_norm": "whole"}
     return _experts.sparse(
         made, n_experts=c["num_experts"], top_k=c["num_experts_per_tok"], normalised=c["norm_topk_prob"]

@@ -1,6 +1,5 @@
 """Phi (1, 1.5 and 2): attention and feed-forward in parallel after one norm."""
 
-from signalprop.errors import InputError
 from signalprop.families.base import (
     Config,
     Family,
@@ -10,16 +9,14 @@ from signalprop.families.base import (
     SublayerPaths,
     activation_name,
     normal,
+    refuse,
     rotary,
     separate,
 )
 
 
 def fields(c: Config) -> Fields:
-    if c["qk_layernorm"]:
-        raise InputError(
-            "Phi with qk_layernorm (a LayerNorm on queries and keys) is not supported; QK-norm is RMS here"
-        )
+    refuse(c, qk_layernorm="LayerNorms on queries and keys")
     return {
         "kind": "decoder", "n_layers": c["num_hidden_layers"], "d_model": c["hidden_size"],
         "n_heads": c["num_attention_heads"], "n_kv_heads": c.get("num_key_value_heads"),

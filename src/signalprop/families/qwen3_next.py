@@ -5,7 +5,7 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.families import llama, qwen2_moe, qwen3_moe
-from signalprop.families.base import BY_HAND, Config, Fields, activation_name, rotary
+from signalprop.families.base import BY_HAND, Config, Fields, activation_name, check_kinds, rotary
 from signalprop.network.architecture import Architecture
 
 MIXERS = {"linear_attention": "gated_delta_net", "full_attention": "attention"}
@@ -15,8 +15,7 @@ def fields(c: Config) -> Fields:
     every = range(c["num_hidden_layers"])
     period = c["full_attention_interval"]
     kinds = c["layer_types"] or ["linear_attention" if (i + 1) % period else "full_attention" for i in every]
-    if set(kinds) - set(MIXERS):
-        raise InputError(f"layers of {sorted(set(kinds) - set(MIXERS))[0]!r} are not supported; {BY_HAND}")
+    check_kinds(kinds, MIXERS)
     if activation_name(c["hidden_act"]) != "silu":
         raise InputError(f"a gated DeltaNet with another activation than silu is not supported; {BY_HAND}")
     shared = {"shared_width": c["shared_expert_intermediate_size"], "shared_gated": True}

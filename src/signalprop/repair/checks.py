@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach, require_roles
+from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.live_model import unwrapped
-from signalprop.attachment.mapping import Mapping, SublayerMap, number, own_score_scale
-from signalprop.attachment.parametrization_of import gain, trainable
+from signalprop.attachment.mapping import Mapping, SublayerMap, number
+from signalprop.attachment.parametrization_of import score_scale, trainable
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.inputs import InputStatistics
@@ -88,11 +88,10 @@ def check(
             others = []
         drawn = sum(item.part.std > 0 for item in found)
         deviations = NormalDist().inv_cdf(1 - FALSE_ALARM / (4 * max(1, drawn)))  # two sides, of deviation and of mean
-        places = _places(attached)
         coarsest = _coarsest(model)
-        rows = [(item.part.row, _judged(item, places, deviations, coarsest)) for item in found]
-        rows += _multipliers(attached, table, record, places, coarsest)
-        rows += _dead_heads(attached, places)
+        rows = [(item.part.row, _judged(attached, item, deviations, coarsest)) for item in found]
+        rows += _multipliers(attached, table, record, coarsest)
+        rows += _dead_heads(attached)
         last = len(attached.rows)
         rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
         notes = []
@@ -181,13 +180,12 @@ def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, fl
     return found, [name for name, tensor in attached.model.named_parameters() if id(tensor) not in taken]
 
 
-def _places(attached: Attached) -> list[dict[str, Any]]:
-    """The first fields of a Row for every sublayer, and after them those of an end."""
-    rows = attached.rows
-    out: list[dict[str, Any]] = [
-        {"place": row.label, "stack": row.stack, "layer": row.layer, "kind": row.kind.name} for row in rows
-    ]
-    return [*out, {"stack": None, "layer": None, "kind": None}]
+def _place(attached: Attached, i: int | None, end: str = "") -> dict[str, Any]:
+    """The first fields of a Row, of a sublayer or an `end`."""
+    if i is None:
+        return {"place": end, "stack": None, "layer": None, "kind": None}
+    row = attached.rows[i]
+    return {"place": row.label, "stack": row.stack, "layer": row.layer, "kind": row.kind.name}
 
 
 def _coarsest(model: nn.Module) -> float:
@@ -199,12 +197,11 @@ def _coarsest(model: nn.Module) -> float:
     return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=0.0)
 
 
-def _judged(item: _Entry, places: list[dict[str, Any]], deviations: float, coarsest: float) -> Row:
+def _judged(attached: Attached, item: _Entry, deviations: float, coarsest: float) -> Row:
     part = item.part
-    where = {"place": part.where, **places[-1]} if part.row is None else places[part.row]
     offset, shape = part.offset, part.distribution
     wanted = part.std * item.factor if part.constant is None else part.constant * item.factor + offset
-    row: dict[str, Any] = {**where, "name": part.name, "path": item.path, "wanted": wanted}
+    row = _place(attached, part.row, part.where) | {"name": part.name, "path": item.path, "wanted": wanted}
     if item.tensor is None:
         return Row(**row, entries=0, verdict="missing", note=part.problem)
     seen = sample(item.tensor)
@@ -226,14 +223,15 @@ def _judged(item: _Entry, places: list[dict[str, Any]], deviations: float, coars
     return Row(**row, verdict="off" if problem else "ok", note=note)
 
 
-def _dead_heads(attached: Attached, places: list[dict[str, Any]]) -> list[tuple[int | None, Row]]:
+def _dead_heads(attached: Attached) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every head of a recurrence that is dead."""
     of = {id(module): i for i, row in enumerate(attached.rows) for module in row.branch.modules()}
     rows: list[tuple[int | None, Row]] = []
     for path, head, reason in dead_heads(attached.model):
         i = of.get(id(attached.model.get_submodule(path.rpartition(".")[0])))
-        where = {"place": path, **places[-1]} if i is None else places[i]
-        rows.append((i, Row(**where, name=f"head {head}", path=path, verdict="off", note=f"dead: {reason}")))
+        rows.append(
+            (i, Row(**_place(attached, i, path), name=f"head {head}", path=path, verdict="off", note=f"dead: {reason}"))
+        )
     return rows
 
 
@@ -241,7 +239,7 @@ def _dead_heads(attached: Attached, places: list[dict[str, Any]]) -> list[tuple[
 
 
 def _multipliers(
-    attached: Attached, p: Parametrization, record: Record | None, places: list[dict[str, Any]], coarsest: float
+    attached: Attached, p: Parametrization, record: Record | None, coarsest: float
 ) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every multiplier, placement and end."""
     rows: list[tuple[int | None, Row]] = []
@@ -252,16 +250,14 @@ def _multipliers(
     def put(row: int | None, place: str, name: str, wanted: float, measured: float, roundings: int = 0) -> None:
         # rounding to a type changes a number by half of its epsilon at most, relatively
         tolerance = _EXACT + roundings * coarsest / 2
-        where = {"place": place, **places[-1]} if row is None else places[row]
         same = math.isclose(wanted, measured, rel_tol=tolerance, abs_tol=1e-12)
-        found = Row(**where, name=name, wanted=wanted, measured=measured, verdict="ok" if same else "off")
-        rows.append((row, found))
+        where, verdict = _place(attached, row, place), "ok" if same else "off"
+        rows.append((row, Row(**where | {"name": name, "wanted": wanted, "measured": measured, "verdict": verdict})))
 
     def differ(row: int | None, name: str, mine: str, theirs: str) -> None:
-        where = {"place": "head", **places[-1]} if row is None else places[row]
         if mine != theirs:
             note = f"the model has {mine}, the scheme {theirs}"
-            rows.append((row, Row(**where, name=name, verdict="off", note=note)))
+            rows.append((row, Row(**_place(attached, row, "head"), name=name, verdict="off", note=note)))
 
     shaped = mapping.shaping.kind != "none"
     for i, here in enumerate(attached.rows):
@@ -301,7 +297,7 @@ def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
         "norm_scale": item.norm_scale,
         "value_skip": number(item.value_skip),
         "attention_gain": number(item.attention_gain),
-        "score_scale": _score_scale(row, attached.mapping),
+        "score_scale": score_scale(row, attached.mapping.architecture, attached.mapping.gain_offset, now=True),
         **dict(zip(_SHAPE, item.shape, strict=True)),
     }
     if record is None:
@@ -335,14 +331,3 @@ def _activation(attached: Attached, record: Record | None, i: int) -> str:
 def _said(shaping: Shaping) -> str:
     """How attention is shaped, in words."""
     return " ".join(f"{name} {value}" for name, value in shaping.model_dump(exclude_defaults=True).items()) or "none"
-
-
-def _score_scale(row: AttachedRow, mapping: Mapping) -> float:
-    """What the model multiplies query and key's product with, gains of QK-norm included."""
-    own = own_score_scale(row.item, mapping.architecture)
-    if row.scaling is not None:
-        owner, name = row.scaling
-        own = float(getattr(owner, name))
-    for norm in (row.query_norm, row.key_norm):
-        own *= gain(norm, mapping.gain_offset, "query or key norm")
-    return own

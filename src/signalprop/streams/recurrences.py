@@ -113,10 +113,10 @@ def mamba2(given: Given) -> Iterator[tuple[Places, Tensor]]:
             (a_path, a_log), (dt_path, dt_bias), (d_path, skip) = vectors
             step = F.softplus(dt + dt_bias)
             keys, queries = (_grouped(part, n_groups, n_heads) for part in (b, c))
-            y = _scanned(
-                split_features(x, n_heads), keys, queries * (not given.blind), (-a_log.exp() * step).exp(), step
-            )
-            y = (y + skip[:, None] * split_features(x, n_heads)).flatten(-2)
+            wide, decay = split_features(x, n_heads), (-a_log.exp() * step).exp()
+            writes = (step[..., None] * wide)[..., None] * keys[:, :, None]
+            y = _scanned(decay[..., None, None], writes, queries[:, :, None] * (not given.blind))
+            y = (y + skip[:, None] * wide).flatten(-2)
             places: Places = {"mixer_input": (m.path, None), "mixer_taps": (path, None), "mixer_decay": (a_path, None)}
             places |= {"mixer_step_bias": (dt_path, None), "mixer_skip": (d_path, None)}
             for norm, out in _normed(given, y, z, inner // n_groups):
@@ -142,7 +142,8 @@ def mamba1(given: Given) -> Iterator[tuple[Places, Tensor]]:
                     places |= {"mixer_step": (dt_path.removesuffix(".weight"), None), "mixer_skip": (d_path, None)}
                     for more, (low, keys, queries) in _narrow(given, narrow.gave, rank, states):
                         step = F.softplus(low @ dt.mT + dt_bias)
-                        y = _states(x * step, keys, queries * (not given.blind), (-a_log.exp() * step[..., None]).exp())
+                        decay, writes = (-a_log.exp() * step[..., None]).exp(), (x * step)[..., None] * keys[:, None]
+                        y = _scanned(decay, writes, queries[:, None] * (not given.blind))
                         yield {**places, **more}, (y + skip * x) * F.silu(z)
 
 
@@ -179,9 +180,8 @@ def rg_lru(given: Given) -> Iterator[tuple[Places, Tensor]]:
             log_a = -8 * gates[1] * F.softplus(decay)
             size = (-torch.expm1(2 * log_a)).sqrt()
             size[0] = 1.0
-            keys = torch.ones(len(x), 1, dtype=x.dtype)
-            a = log_a.exp() * (not given.blind)
-            h = _states(size * gates[0] * x, keys, keys, a[..., None])
+            a, writes = log_a.exp() * (not given.blind), size * gates[0] * x
+            h = _scanned(a[..., None], writes[..., None], torch.ones_like(a)[..., None])
             places: Places = {"mixer_gate": (y.path, None), "mixer_input": (x_.path, None), "mixer_taps": (path, None)}
             places |= {"mixer_input_gate": (two[0][0], None), "mixer_decay_gate": (two[1][0], None)}
             for function in ACTIVATIONS.values():
@@ -254,23 +254,12 @@ def _grouped(x: Tensor, n_groups: int, n_heads: int) -> Tensor:
     return split_features(x, n_groups).repeat_interleave(n_heads // n_groups, 1)
 
 
-def _scanned(x: Tensor, keys: Tensor, queries: Tensor, decay: Tensor, step: Tensor) -> Tensor:
-    """(tokens, heads, features) of what a linear state gives. decay, step: (tokens, heads)."""
-    state = x.new_zeros(x.shape[1], x.shape[2], keys.shape[2])
-    out = []
-    for t in range(len(x)):
-        state = decay[t, :, None, None] * state + (step[t, :, None] * x[t])[..., None] * keys[t][:, None]
-        out.append((state * queries[t][:, None]).sum(-1))
-    return torch.stack(out)
-
-
-def _states(x: Tensor, keys: Tensor, queries: Tensor, decay: Tensor) -> Tensor:
-    """(tokens, features) of what states give that decay by themselves. decay: (tokens, features, states)."""
-    state = torch.zeros_like(decay[0])
-    out = []
-    for t in range(len(x)):
-        state = decay[t] * state + x[t][:, None] * keys[t]
-        out.append(state @ queries[t])
+def _scanned(decay: Tensor, writes: Tensor, queries: Tensor) -> Tensor:
+    """What a linear state gives, (tokens, ...), of what is written to it, (tokens, ..., states), token by token."""
+    state, out = torch.zeros_like(writes[0]), []
+    for t in range(len(writes)):
+        state = decay[t] * state + writes[t]
+        out.append((state * queries[t]).sum(-1))
     return torch.stack(out)
 
 
