@@ -262,11 +262,7 @@ def first_tensor(values: Any) -> Tensor | None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """A model's logits (of several heads the first's), or what else it outputs first.
-
-    Raises:
-        InputError: it outputs no tensor.
-    """
+    """A model's logits (of several heads the first's), or what else it outputs first."""
     logits = getattr(output, "logits", None)
     found = first_tensor(output if logits is None else logits)
     if found is None:
@@ -307,9 +303,6 @@ def uncompiled(model: nn.Module) -> ExitStack:
     """Make compiled code run eagerly until the returned stack is closed.
 
     Hooks that are added after compilation are silently not called, so a probed step has to run uncompiled.
-
-    Raises:
-        InputError: a module is compiled, and this version of PyTorch cannot switch it off.
     """
     stack = ExitStack()
     if "torch._dynamo" in sys.modules:  # nothing can be compiled before that is imported

@@ -173,11 +173,7 @@ def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile
 
 
 def check_fidelity(name: str) -> Fidelity:
-    """The fidelity of that name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The fidelity of that name."""
     if name not in get_args(Fidelity):
         raise InputError(f"unknown fidelity {name!r}; choose {', '.join(get_args(Fidelity))}")
     return cast(Fidelity, name)

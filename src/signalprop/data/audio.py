@@ -52,11 +52,7 @@ def read_audio(path: str | Path) -> FloatArray:
 
 
 def check_reads_audio(architecture: Architecture) -> Family:
-    """The family of a model that hears; audio is refused for others.
-
-    Raises:
-        InputError: the architecture is not of a family whose feature extractor is known.
-    """
+    """The family of a model that hears; audio is refused for others."""
     a = architecture
     family = find(a.family)
     if a.input != "frames" or family is None or family.hears is None:
@@ -73,9 +69,6 @@ def with_audio(batch: Batch, architecture: Architecture, path: str | Path, first
         path: see `read_audio`. It is cut into stretches as long as the model hears, from the first on and over again;
             what is missing in the last one is silence.
         first: the stretch that the first sequence hears.
-
-    Raises:
-        InputError: as `check_reads_audio` and `read_audio`, or less than a tenth of a second.
     """
     a = architecture
     family = check_reads_audio(a)

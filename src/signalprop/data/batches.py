@@ -124,11 +124,7 @@ def load_text(path: str | Path | None = None) -> str:
 
 
 def word_ranks(text: str, vocab_size: int) -> dict[str, int]:
-    """Words and punctuation marks of a text with their ids: by falling frequency, from 2 on.
-
-    Raises:
-        InputError: fewer than 4 ids, or no word in the text.
-    """
+    """Words and punctuation marks of a text with their ids: by falling frequency, from 2 on."""
     if vocab_size < 4:
         raise InputError(f"vocab_size is {vocab_size}; the tokenizer needs at least 4")
     words, _ = _by_frequency(text)
@@ -163,11 +159,7 @@ def word_ids(text: str, vocab_size: int) -> IntArray:
 
 
 def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:
-    """`n` random stretches of `length` consecutive ids, shape (n, length); they may overlap.
-
-    Raises:
-        InputError: the text is shorter than one stretch, no stretch is asked for, or the seed is negative.
-    """
+    """`n` random stretches of `length` consecutive ids, shape (n, length); they may overlap."""
     if ids.size < length:
         raise InputError(
             f"the text is too short: one sequence needs {length} tokens, it has {ids.size}; give a longer text, or a "
@@ -202,9 +194,6 @@ def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed:
 
     Args:
         ids: all the text as ids below `architecture.vocab_size`.
-
-    Raises:
-        InputError: the architecture reads patches, an id is out of range, or as `windows`.
     """
     a = architecture
     if a.input == "patches":
@@ -256,11 +245,7 @@ def speech_features(shape: tuple[int, int, int], seed: int) -> FloatArray:
 
 
 def load_frames(path: str | Path) -> FloatArray:
-    """Speech features (batch, frames, features) of a NumPy file; one sequence (frames, features) counts as a batch.
-
-    Raises:
-        InputError: the file cannot be read, or holds something else.
-    """
+    """Speech features (batch, frames, features) of a NumPy file; one sequence (frames, features) counts as a batch."""
     values = read_array(path, "a NumPy file (.npy) of speech features")
     if values.ndim not in (2, 3) or values.dtype.kind not in "fiu":
         raise InputError(f"{path} holds no array of numbers (batch, frames, features)")
@@ -280,9 +265,6 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
     """Patches of scikit-learn's digits, enlarged to the architecture's patch grid, standardised over the set.
 
     A patch lists its channels one after the other, each row by row. Of more than `n_classes` digits the first are used.
-
-    Raises:
-        InputError: patch_dim is not c * s * s with c of 1 or 3, or the grid is not square.
     """
     datasets = require("sklearn.datasets", "models")
     a = architecture

@@ -83,11 +83,7 @@ def _is_name(source: str | Path) -> bool:
 
 
 def characters(path: Path) -> Iterator[str]:
-    """The characters of a UTF-8 file, plain or packed, block by block, with plain line ends.
-
-    Raises:
-        InputError: unreadable, damaged, or not UTF-8; the message names the byte.
-    """
+    """The characters of a UTF-8 file, plain or packed, block by block, with plain line ends."""
     unpack: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), nullcontext)
     bytes_ = codecs.getincrementaldecoder("utf-8")()
     lines = io.IncrementalNewlineDecoder(None, translate=True)
@@ -155,11 +151,7 @@ def _rows(rows: Iterable[tuple[str, Any]], field: str, source: str) -> Iterator[
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or packed, without their ends.
-
-    Raises:
-        InputError: as `characters`, or a line that is longer than any row: a small packed file can hold gigabytes.
-    """
+    """The lines of a UTF-8 file, plain or packed, without their ends."""
     held: list[str] = []
     size = 0
     for block in characters(path):
@@ -178,11 +170,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a file of JSON lines, plain or packed, each with its place for messages.
-
-    Raises:
-        InputError: as `characters`, or a line that is not JSON.
-    """
+    """The values of a file of JSON lines, plain or packed, each with its place for messages."""
     for k, line in enumerate(lines_of(path), 1):
         if not line.strip():
             continue
@@ -193,12 +181,7 @@ def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """The rows of a Parquet file with some of their columns, each with its place for messages.
-
-    Raises:
-        InputError: unreadable, or a column that is not there.
-        MissingExtra: without pyarrow.
-    """
+    """The rows of a Parquet file with some of their columns, each with its place for messages."""
     require("pyarrow", "datasets")
     from pyarrow import parquet
 

@@ -90,11 +90,7 @@ def check_kernels(data: Any, where: str | Path) -> None:
 
 
 def check_code(path: Path) -> None:
-    """Refuse a configuration beside a GGUF file that asks for code of its own.
-
-    Raises:
-        InputError: it does, or cannot be read.
-    """
+    """Refuse a configuration beside a GGUF file that asks for code of its own."""
     if any(key == "auto_map" and value for key, value in _entries(json_object(path))):
         raise InputError(
             f"{path} brings code of its own (auto_map), which is not run beside a GGUF file; move the .gguf file into "
@@ -107,9 +103,6 @@ def check_links(folder: Path) -> None:
 
     The hub's cache keeps its own beside, and weights (`.safetensors`) may be links: people keep them on other disks,
     and reading a file as weights gives nothing else away.
-
-    Raises:
-        InputError: there is one.
     """
     for path in sorted((*folder.iterdir(), *folder.glob("additional_chat_templates/*"))):
         if path.exists() and not path.is_dir() and not path.is_file():

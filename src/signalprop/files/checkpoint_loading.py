@@ -51,9 +51,6 @@ def model_class(name: str, where: str | Path) -> Any:
 
     Args:
         where: the file or directory, for the message.
-
-    Raises:
-        InputError: it is not in transformers' tables of models.
     """
     transformers = require("transformers", "models")
     found = getattr(transformers, name, None) if name in _model_classes() else None

@@ -43,9 +43,6 @@ def check_fits(needed: float, what: str, cure: str) -> None:
 
     Args:
         needed: bytes that it takes at least.
-
-    Raises:
-        InputError: that is more than the process may have.
     """
     limit = memory_limit()
     if limit is not None and needed > limit:

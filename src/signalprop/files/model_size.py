@@ -63,9 +63,6 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
         make: makes the model, on PyTorch's default device, which is the meta device here. Its errors are left to
             whoever makes the model in earnest.
         where: for messages. itemsize: bytes of each number.
-
-    Raises:
-        InputError: it does not fit.
     """
     import torch
     from torch.nn.modules import module as modules
@@ -104,9 +101,6 @@ def check_gguf(path: Path) -> None:
     """Refuse a GGUF file whose header counts more than the file holds, or more layers than there is memory for.
 
     The package gguf believes such counts: an array of 2^60 numbers takes memory until there is none.
-
-    Raises:
-        InputError: so it does, or it is not a GGUF file.
     """
     try:
         with opened(path) as file:

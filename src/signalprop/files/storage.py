@@ -53,11 +53,7 @@ def opened(path: str | Path, copies: int = 0) -> BufferedReader:
 
 
 def check_regular(path: str | Path) -> None:
-    """Refuse what is not a regular file, for libraries that open a path by themselves.
-
-    Raises:
-        InputError: as the errors of `opened`.
-    """
+    """Refuse what is not a regular file, for libraries that open a path by themselves."""
     try:
         opened(path).close()
     except InputError:
@@ -215,9 +211,6 @@ def written_whole(out: Path) -> Iterator[Path]:
     """A new directory beside `out`, which takes its name when all went well, and goes otherwise.
 
     What it holds is on the disk before it gets that name.
-
-    Raises:
-        InputError: the disk is full, or the directory cannot be made.
     """
     target = real_path(out)
     beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -242,11 +235,7 @@ def written_whole(out: Path) -> Iterator[Path]:
 
 
 def real_path(path: str | Path) -> Path:
-    """Where a path leads, links followed.
-
-    Raises:
-        InputError: a null byte in it, or a link that leads back to itself.
-    """
+    """Where a path leads, links followed."""
     try:
         found = Path(os.path.realpath(path))
     except ValueError:

@@ -36,9 +36,6 @@ def profile_of(
 
     Args:
         strict: gradients that are not finite are an error; otherwise they are left out, with a note.
-
-    Raises:
-        InputError: a point was not reached, or holds NaN or infinite values.
     """
     check_reached(recorder)
     forward, gradient = tables(recorder)

@@ -39,11 +39,7 @@ def left(a: Architecture, stream: Tensor) -> Tensor:
 
 
 def left_back(a: Architecture, gradient: Tensor) -> Tensor:
-    """The gradient at the last streams, from that of what the head reads of them.
-
-    Raises:
-        InputError: the head reads them through norms of their own.
-    """
+    """The gradient at the last streams, from that of what the head reads of them."""
     if a.streams is None:
         return gradient
     if a.streams.mixing == "siamese":

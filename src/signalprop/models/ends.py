@@ -121,9 +121,6 @@ class Embeddings(nn.Module):
         """Ids (batch, tokens), patches (batch, patches, patch_dim) or frames (batch, frames, frame_dim) -> stream.
 
         The stream has shape (batch, tokens, features).
-
-        Raises:
-            InputError: more tokens than the position table has rows, or inputs of the wrong shape.
         """
         a = self.architecture
         width = None if self.token is not None else a.patch_dim if self.front is None else a.frame_dim

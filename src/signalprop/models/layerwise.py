@@ -114,9 +114,6 @@ class Network:
 
         Final norm and head act on each position by itself, so positions are taken in slices, and those without loss not
         at all.
-
-        Raises:
-            InputError: no position carries loss, or targets that do not fit the stream or the head.
         """
         p = self.parametrization
         norm, head = self.final_norm(), Head(p, self.seed, self.dtype).to(self.device).requires_grad_(False)

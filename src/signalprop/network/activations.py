@@ -77,9 +77,6 @@ _LONGEST = 400
 def numbers_of(name: str) -> tuple[str, tuple[float, ...]]:
     """(activation inside, its numbers) of `transformed(...)`, (`leaky_relu`, slope) of `leaky_relu(...)`; else the name
     and nothing.
-
-    Raises:
-        InputError: the wrong number of numbers, what is none, or one beyond what moments are known for.
     """
     if "(" not in name:
         return name, ()

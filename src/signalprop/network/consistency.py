@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_consistent(a: Architecture) -> None:
-    """That the fields of an architecture fit each other.
-
-    Raises:
-        ValueError: the first two that do not; InputError: no such activation.
-    """
+    """That the fields of an architecture fit each other."""
     if a.n_heads % a.n_kv_heads:
         raise ValueError(f"n_heads {a.n_heads} is not a multiple of n_kv_heads {a.n_kv_heads}; choose a divisor")
     if isinstance(a.norm_placement, tuple) and len(a.norm_placement) != a.n_layers_total:
@@ -131,11 +127,7 @@ def is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> Typ
 
 
 def settings_of(name: Any, given: Any) -> Any:
-    """Settings of the kind `name` from a mapping; anything else is left to the field's own check.
-
-    Raises:
-        InputError: no such kind, or it has no settings.
-    """
+    """Settings of the kind `name` from a mapping; anything else is left to the field's own check."""
     if not isinstance(given, dict):
         return given
     settings = kind_named(name).settings if name in KINDS else None

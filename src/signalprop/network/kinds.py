@@ -157,11 +157,7 @@ class Kind:
         return any(role.copies is not None for role in self.roles)
 
     def part(self, name: str) -> Any:
-        """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`.
-
-        Raises:
-            InputError: nobody knows what is inside.
-        """
+        """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`."""
         if not self.package:
             raise InputError(
                 "give mapping=, which says what every weight is: this network has branches of which only the output is "

@@ -88,11 +88,7 @@ class ParametrizationDocument(Value):
 
 
 def check_norm_biases(a: Architecture, placement: IntColumn, norm_bias: FloatArray) -> None:
-    """That only norms that read or make the stream have a bias (`norm_bias`, (..., sublayers)).
-
-    Raises:
-        InputError: the first sublayer that has another.
-    """
+    """That only norms that read or make the stream have a bias (`norm_bias`, (..., sublayers))."""
     on_stream = np.isin(placement, [i for i, name in enumerate(PLACEMENTS) if name in ("pre", "sandwich", "post")])
     wrong = (norm_bias != 0) & ~(on_stream & (a.streams is None))
     if wrong.any():
@@ -104,11 +100,7 @@ def check_norm_biases(a: Architecture, placement: IntColumn, norm_bias: FloatArr
 
 
 def check_rows(rows: Sequence[SublayerRow], a: Architecture, table: Layout) -> None:
-    """That rows are the sublayers of an architecture, in order, with the weights that these have.
-
-    Raises:
-        InputError: the first that is not.
-    """
+    """That rows are the sublayers of an architecture, in order, with the weights that these have."""
     masks = roles_of(a, table.kind)
     for i, row in enumerate(rows):
         found = (row.index, row.stack, row.layer, row.kind, row.parallel)

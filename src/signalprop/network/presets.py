@@ -116,11 +116,7 @@ def preset_instead(name: object) -> str:
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The preset of that name."""
     if name not in tuple(PRESETS):  # a tuple, so that an unhashable name is merely unknown
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]

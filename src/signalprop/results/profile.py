@@ -228,11 +228,7 @@ def _points(rows: Sequence[Any], what: str) -> dict[str, Series]:
 
 
 def _check_gain(gain: Any, n: int) -> None:
-    """The one of the statistics that is reckoned with: a number, or one per sublayer.
-
-    Raises:
-        InputError: something else.
-    """
+    """The one of the statistics that is reckoned with: a number, or one per sublayer."""
     values = gain if isinstance(gain, list) else [gain]
     if len(values) != (n if isinstance(gain, list) else 1):
         raise InputError(f"statistics.branch_gain has {len(values)} numbers; there are {n} sublayers")

@@ -70,9 +70,6 @@ def data_frame(profile: Profile, prefix: str = "") -> DataFrame:
 
     Args:
         prefix: of the columns that hold a quantity.
-
-    Raises:
-        InputError: a sweep. MissingExtra: pandas is not installed.
     """
     rows = layout(profile.architecture)
     columns: dict[str, Any] = {

@@ -29,11 +29,7 @@ def later(real: Tensor, skip_first: int) -> Tensor:
 
 
 def check_length(length: int, skip_first: int) -> None:
-    """Refuse sequences that would have no token left.
-
-    Raises:
-        InputError: they are not longer than `skip_first`.
-    """
+    """Refuse sequences that would have no token left."""
     if length <= skip_first:
         raise InputError(
             f"sequences of {length} tokens have none after the first {skip_first}, which statistics leave out; give "

@@ -166,11 +166,7 @@ def _times(maps: BranchBackward, by: Pair) -> BranchBackward:
 
 
 def around(p: Parametrization) -> dict[str, Any]:
-    """The fields of Varied beyond those of Heads; none where everything is usual.
-
-    Raises:
-        InputError: shaped attention, or value skips beside a sink.
-    """
+    """The fields of Varied beyond those of Heads; none where everything is usual."""
     a = p.architecture
     given = Settings.of(a)
     usual = given.score_cap is None and given.sink is None and not given.value_norm and given.gate == "none"
@@ -216,11 +212,7 @@ def of(p: Parametrization, stack: int) -> SelfAttention | Layers:
 
 
 def sights_of(p: Parametrization, stack: int) -> Sights:
-    """What the layers of a stack see.
-
-    Raises:
-        InputError: a window on attention that is shaped.
-    """
+    """What the layers of a stack see."""
     a = p.architecture
     found = sights(a, p.layer, settings(a, stack)["n_queries"])
     if any(seen.window for seen in found.run) and (p.shaping.kind != "none" or a.positions == "alibi"):

@@ -97,11 +97,7 @@ def adds_first_values(a: Architecture) -> bool:
 
 
 def first_values(p: Parametrization) -> FirstValues | None:
-    """Those of a table; None where every attention averages its own values.
-
-    Raises:
-        InputError: an architecture for which they are not derived, or more around the values than they go with.
-    """
+    """Those of a table; None where every attention averages its own values."""
     a, s = p.architecture, Settings.of(p.architecture)
     if not adds_first_values(a):
         return None

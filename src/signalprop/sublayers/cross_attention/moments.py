@@ -47,11 +47,7 @@ class CrossAttention(Heads):
 
 
 def of(p: Parametrization, stack: int) -> CrossAttention:
-    """The cross-attention sublayers of a table.
-
-    Raises:
-        InputError: one has a value skip.
-    """
+    """The cross-attention sublayers of a table."""
     a = p.architecture
     if (p.value_skip[..., rows_where(p, lambda kind: kind.reads_memory)] != 0).any():
         raise InputError(

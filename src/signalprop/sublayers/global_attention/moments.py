@@ -10,11 +10,7 @@ from signalprop.sublayers.global_attention.roles import as_usual
 
 
 def of(p: Parametrization, stack: int) -> SelfAttention | moments.Layers:
-    """The global attention of a table in one stack (index into STACKS).
-
-    Raises:
-        InputError: shaped attention, or value skips.
-    """
+    """The global attention of a table in one stack (index into STACKS)."""
     if p.shaping.kind != "none" or mixes(p):
         raise InputError("global attention is not shaped, and has no value_skip or attention_gain; leave them out")
     return moments.of(as_usual(p), stack)

@@ -44,11 +44,7 @@ class Settings(KindSettings):
 
 @lru_cache(maxsize=32)
 def alone(a: Architecture) -> Architecture:
-    """The architecture of which global attention would be the usual attention.
-
-    Raises:
-        InputError: heads that key heads do not divide; biases where keys are values.
-    """
+    """The architecture of which global attention would be the usual attention."""
     s = Settings.of(a)
     kv, base = s.n_kv_heads or a.n_kv_heads, s.rotary_base or a.rotary_base
     if a.n_heads % kv:

@@ -96,11 +96,7 @@ class LatentAttention(Varied):
 
 
 def of(p: Parametrization, stack: int) -> LatentAttention:
-    """The latent attention of a table.
-
-    Raises:
-        InputError: shaped attention, or value skips.
-    """
+    """The latent attention of a table."""
     a, s = p.architecture, Settings.of(p.architecture)
     if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
         raise InputError("latent attention is not shaped, and has no value_skip or attention_gain; leave them out")

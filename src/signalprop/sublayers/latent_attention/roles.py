@@ -33,11 +33,7 @@ class Settings(KindSettings):
 
     @classmethod
     def of(cls, a: Architecture) -> Self:
-        """Of an architecture; the defaults where it has no such sublayers.
-
-        Raises:
-            InputError: keys without features of their own; more tokens than an indexer selects.
-        """
+        """Of an architecture; the defaults where it has no such sublayers."""
         found = super().of(a)
         if found.d_rotary >= a.d_head and cls.kind in a.settings:
             raise InputError(f"latent_attention.d_rotary is {found.d_rotary}; expected less than d_head {a.d_head}")

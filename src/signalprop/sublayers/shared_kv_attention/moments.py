@@ -116,11 +116,7 @@ class SharedMoments(Varied):
 
 
 def of(p: Parametrization, stack: int, name: str = NAME) -> SharedMoments:
-    """The attention of a table of one of the three kinds.
-
-    Raises:
-        InputError: shaped attention, or value skips.
-    """
+    """The attention of a table of one of the three kinds."""
     a, s = p.architecture, settings_of(p.architecture, name)
     if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
         raise InputError("attention with shared keys and values is not shaped, and has no value_skip; leave them out")

@@ -67,11 +67,7 @@ _DEFAULTS: dict[str, type[Settings]] = {NAME: Settings, HEAVY: Compressed, SPARS
 
 
 def settings_of(a: Architecture, name: str = "") -> Settings:
-    """Of the kind of that name in an architecture, or of whichever it has: they share their widths.
-
-    Raises:
-        InputError: more features rotate than there are; heads do not make groups of one size; kinds of other widths.
-    """
+    """Of the kind of that name in an architecture, or of whichever it has: they share their widths."""
     names = [name] if name else [one for one in _DEFAULTS if one in a.settings] or [NAME]
     several = [_DEFAULTS[one].of(a) for one in names]
     found = several[0]
@@ -88,11 +84,7 @@ def settings_of(a: Architecture, name: str = "") -> Settings:
 
 
 def compressed(a: Architecture, name: str) -> Compressed | None:
-    """What a kind says of its averages; None of one that has none.
-
-    Raises:
-        InputError: there are more of them than an indexer selects.
-    """
+    """What a kind says of its averages; None of one that has none."""
     found = settings_of(a, name)
     if not isinstance(found, Compressed):
         return None
