@@ -15,7 +15,6 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.roles import FirstValues
-from signalprop.theory import attention
 from signalprop.theory.attention_rows import Mask
 from signalprop.theory.elements import (
     Branch,
@@ -23,7 +22,6 @@ from signalprop.theory.elements import (
     BranchMoments,
     Pair,
     Rowset,
-    Sent,
     dropped,
     linear,
 )
@@ -46,17 +44,6 @@ class Row(NamedTuple):
     attention_gain: Array
     query: Array  # d_model sigma_q^2
     key: Array  # d_model sigma_k^2
-
-
-Ends = tuple[Pair, Pair]  # what goes back where two tokens' gradients share nothing, and all
-
-
-class Summed(NamedTuple):
-    """Values and those of the first attention: their variance without biases, its correlation, and the bias's."""
-
-    size: Array
-    r: Array
-    bias: Array
 
 
 def score_variances(p: Parametrization) -> FloatArray:
@@ -137,12 +124,15 @@ class Heads(BranchMoments):
             return _held_score(row.qk * kept), 0.0
         return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
 
-    def through_output(self, row: Row, second: Array, averaged: Pair) -> Branch:
-        """Of values averaged by attention (in units of values of input 1) the branch: output map, biases, dropout."""
+    def averages(self, row: Row, second: Array, averaged: Pair) -> Pair:
+        """Of averages in units of values of input 1, what the heads give."""
         bias = row.value_bias
         if self.mixes:  # rows of attention weights sum to 1, so a value bias passes
             bias = bias * (row.value_skip + row.attention_gain) ** 2
-        values = linear(averaged, row.value * second, bias)
+        return linear(averaged, row.value * second, bias)
+
+    def output(self, row: Row, values: Pair) -> Branch:
+        """Of what the heads give the branch: output map and its bias, dropout."""
         return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
 
     def from_ends(self, row: Row, at_zero: Pair, at_one: Pair) -> BranchBackward:
@@ -156,80 +146,6 @@ class Heads(BranchMoments):
         vv, cv = linear((np.asarray(v0) * by_variance, np.asarray(c0) * by_variance), row.back)
         vc, cc = linear((slope[0] * by_covariance, slope[1] * by_covariance), row.back)
         return BranchBackward(np.asarray(vv), np.asarray(vc), np.asarray(cv), np.asarray(cc))
-
-
-class SelfAttention(Heads):
-    """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself."""
-
-    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        second, r = read
-        row = self.at(i)
-        added = None if self.values is None else self.summed(i, row, read, memory)
-        averaged = attention.forward(self._read(row, read, added))
-        if added is not None:
-            values = linear(averaged, added.size, added.bias)
-            return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
-        if self.mixes:
-            averaged = attention.mixture(
-                *averaged, r, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal
-            )
-        return self.through_output(row, second, averaged)
-
-    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """Over all three paths."""
-        second = read[0]
-        row = self.at(i)
-        if self.values is not None:
-            added = self.summed(i, row, read, memory)
-            ends = attention.backward_ends(self._read(row, read, added))
-            by_value = attention.value_ends(self._read(row, read, None))
-            return self._sent_apart(i, row, second, added.size, ends, by_value)
-        low, high = attention.backward_ends(self._read(row, read, None))
-        if self.mixes:
-            low, high = (
-                attention.mixture(*end, r_g, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
-                for r_g, end in ((0.0, low), (1.0, high))
-            )
-        return Sent(self.from_ends(row, low, high))
-
-    def _read(self, row: Row, read: Pair, added: Summed | None) -> attention.Attention:
-        """What the formulas of one set of heads take."""
-        s0, bias = self.scores(row, read[0], read[0])
-        return attention.on_itself(
-            read[1], s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
-            omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
-            r_value=None if added is None else added.r,
-        )  # fmt: skip
-
-    def summed(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Summed:
-        """What the values of sublayer i are with those of the first one, `memory`: independent maps of two inputs."""
-        assert self.values is not None
-        own, later = self.values.own[i] ** 2, self.values.first[i] ** 2
-        second, r = memory or (0.0, 0.0)
-        begun = self._begun(i)
-        kept, added = own * row.value * read[0], later * begun.value * second
-        shared = correlation(kept * read[1] + added * r, kept + added)
-        return Summed(kept + added, shared, own * row.value_bias + later * begun.value_bias)
-
-    def _begun(self, i: Any) -> Row:
-        """The products of the first attention, with an axis of rows where i has one."""
-        assert self.values is not None
-        return self.at(np.array([self.values.row]) if np.ndim(i) else self.values.row)
-
-    def _sent_apart(self, i: Rowset, row: Row, second: Array, size: Array, ends: Ends, by_value: Ends) -> Sent:
-        """What goes to the stream, and through the first values to what they were made of.
-
-        The paths through queries and keys are as large as the sum is, those through values as their factors.
-        """
-        assert self.values is not None
-        ratio_of_sizes = ratio(size, row.value * second)
-        own = self.values.own[i] ** 2 - ratio_of_sizes
-        low, high = (
-            (own * np.asarray(v) + ratio_of_sizes * both_v, own * np.asarray(c) + ratio_of_sizes * both_c)
-            for (v, c), (both_v, both_c) in zip(by_value, ends, strict=True)
-        )
-        back = row.output * self._begun(i).value * self.values.first[i] ** 2
-        return Sent(self.from_ends(row, low, high), self.from_ends(row._replace(back=back), *by_value))
 
 
 def settings(a: Architecture, stack: int) -> dict[str, Any]:

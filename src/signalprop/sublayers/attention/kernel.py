@@ -20,8 +20,8 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention import roles
 from signalprop.sublayers.attention.heads import Row
-from signalprop.sublayers.attention.moments import Varied, seeing, sights_of
-from signalprop.sublayers.attention.roles import FirstValues, Settings, Sight, has_gate
+from signalprop.sublayers.attention.moments import seeing, sights_of
+from signalprop.sublayers.attention.roles import FirstValues, Sight, has_gate
 from signalprop.theory.attention_variants import capped
 
 Averaging = TokenAttention | DrawnHeads | ShapedAttention
@@ -88,7 +88,6 @@ class AttentionKernel(BranchKernel):
             arrived = arrived * _pairs(attention.kept(self.sink))
         if not self.has_gate:
             return self._by_heads(i, attention, arrived, kernel)
-        assert isinstance(self.made, Varied)
         opened, slope = self._gate(i, kernel)
         out = self._by_heads(i, attention, arrived * opened, kernel)
         return np.asarray(out + gradient * values * slope * float(self.made.gate(i).back))
@@ -96,14 +95,15 @@ class AttentionKernel(BranchKernel):
     @property
     def sink(self) -> float | None:
         """The logit of one, where there is one."""
-        return self.made.given.sink if isinstance(self.made, Varied) else None
+        return self.made.given.sink
 
     def _by_heads(self, i: int, attention: Averaging, arrived: FloatArray, kernel: FloatArray) -> FloatArray:
         """What the heads send back of a gradient at what they give."""
         row = self.made.at(i)
-        size = self.made.value_size(row, size_of(kernel)) if isinstance(self.made, Varied) else 1.0
+        divided = self.made.value_size(row, size_of(kernel))
+        size = 1.0 if divided is None else float(divided)
         if not isinstance(attention, TokenAttention) or attention.values is None:
-            return attention.backward(arrived) * (float(row.back) / float(size))
+            return attention.backward(arrived) * (float(row.back) / size)
         value, scores = attention.backward_apart(arrived)
         own, weight = 1.0, row.back
         if self.values is not None:
@@ -113,7 +113,7 @@ class AttentionKernel(BranchKernel):
         if self.a.qk_norm:
             norms = self._norms(row, kernel)
             scores = scores * _pairs(norms**-0.5) * norms.mean()
-        return np.asarray((value * float(row.back * own) + scores * float(weight)) / float(size))
+        return np.asarray((value * float(row.back * own) + scores * float(weight)) / size)
 
     def _values(self, i: int, kernel: FloatArray) -> tuple[Averaging, FloatArray]:
         """A sublayer's attention, and the kernel of what its heads give before a gate."""
@@ -133,15 +133,15 @@ class AttentionKernel(BranchKernel):
             values *= size
             values += row.value_bias * self.values.own[i] ** 2
             values += self.made.at(self.values.row).value_bias * self.values.first[i] ** 2
-        if isinstance(self.made, Varied):
-            values /= self.made.value_size(row, size_of(kernel))
+        divided = self.made.value_size(row, size_of(kernel))
+        if divided is not None:
+            values /= divided
         if self.sink is not None and isinstance(attention, TokenAttention):
             values *= _pairs(attention.kept(self.sink))
         return attention, values
 
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Kernels of a gate and of its slope."""
-        assert isinstance(self.made, Varied)
         gate = self.made.gate(i)
         before = kernel * float(gate.weight) + float(gate.bias)
         own = np.diagonal(before).copy()
@@ -212,7 +212,7 @@ class AttentionKernel(BranchKernel):
     def _drawn(self, i: int) -> Shape | None:
         """The heads of sublayer i, where they are drawn."""
         row, a, (window, base) = self.made.at(i), self.a, self.sights.at(i)
-        given = self.made.given if isinstance(self.made, Varied) else Settings()
+        given = self.made.given
         plain = given.sink is None and given.score_cap is None and given.gate == "none" and self.values is None
         plain &= bool(row.value_skip == 0 and row.attention_gain == 1 and row.query_bias == 0 and row.qk >= HARD)
         if not plain or a.qk_norm is not True or a.attention_dropout or self.grid or self.made.n_keys > LONGEST:
@@ -228,12 +228,12 @@ class AttentionKernel(BranchKernel):
 
     def _qk(self, row: Row, kernel: FloatArray) -> float:
         """Score variance on an input of second moment 1; capped as it is on this one."""
-        qk = float(row.qk)
-        if not isinstance(self.made, Varied) or self.made.given.score_cap is None or qk == 0:
+        qk, cap = float(row.qk), self.made.given.score_cap
+        if cap is None or qk == 0:
             return qk
         own = max(size_of(kernel), 1e-150)
         raw = qk * (own + float(row.query_bias)) * own
-        return qk * float(capped(raw, self.made.given.score_cap)) / raw
+        return qk * float(capped(raw, cap)) / raw
 
     def _shaped(self, i: int, kernel: FloatArray) -> ShapedAttention:
         row = self.made.at(i)

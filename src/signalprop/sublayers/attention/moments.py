@@ -10,7 +10,7 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.heads import Row, SelfAttention, mixes, settings, table_of
+from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, table_of
 from signalprop.sublayers.attention.roles import (
     Settings,
     Sight,
@@ -19,7 +19,7 @@ from signalprop.sublayers.attention.roles import (
     has_gate,
     sights,
 )
-from signalprop.theory import attention_scores
+from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention_rows import Band, over_rows
 from signalprop.theory.attention_variants import capped, kept
 from signalprop.theory.elements import (
@@ -31,10 +31,19 @@ from signalprop.theory.elements import (
     Sent,
     activated,
     activated_back,
-    dropped,
     linear,
 )
-from signalprop.theory.logs import plain
+from signalprop.theory.logs import correlation, plain
+
+Ends = tuple[Pair, Pair]  # what goes back where two tokens' gradients share nothing, and all
+
+
+class Summed(NamedTuple):
+    """Values and those of the first attention: their variance without biases, its correlation, and the bias's."""
+
+    size: Array
+    r: Array
+    bias: Array
 
 
 class GateRow(NamedTuple):
@@ -77,8 +86,8 @@ class Layers(BranchMoments):
 
 
 @dataclass(frozen=True)
-class Varied(SelfAttention):
-    """Self-attention with what `Settings` put around scores and values.
+class SelfAttention(Heads):
+    """Q, K, V -> scaled dot-product attention -> W_O -> dropout, of a stream that attends to itself.
 
     Attributes:
         given: score_cap, sink, value_norm. gates: the fields of GateRow, (3, ..., sublayers); None: no gates.
@@ -97,40 +106,35 @@ class Varied(SelfAttention):
         if self.gates is not None:
             opened = activated(self._before_gate(i, read), "sigmoid")
             values = (values[0] * opened[0], values[1] * opened[1])
-        return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
+        return self.output(row, values)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """What a sink's share changes with the scores is left out."""
+        """Over all three paths; what a sink's share changes with the scores is left out."""
         row = self.at(i)
-        one, both = self._kept(row, read)
-        without = super().backward(i, read, memory)
-        vv, vc, cv, cc = (x / self.value_size(row, read[0]) for x in without.stream)
-        out = _times(BranchBackward(vv, vc, cv, cc), (one, both))
-        first = without.memory and _times(without.memory, (one, both))
+        out, first = self._sent(i, row, read, memory)
+        size, kept = self.value_size(row, read[0]), self._kept(row, read)
+        if size is not None:
+            out = BranchBackward(*(x / size for x in out))
+        if kept is not None:
+            out, first = _times(out, kept), first and _times(first, kept)
         if self.gates is None:
             return Sent(out, first)
         gate = self._before_gate(i, read)
         opened, values = activated(gate, "sigmoid"), self._values(i, read, memory)
-        through = first and _times(first, opened)
         unit = np.ones_like(np.asarray(read[0], float))
         slope = activated_back((unit * values[0], unit * values[1]), gate, "sigmoid")
-        back = self.gate(i).back
-        return Sent(
-            BranchBackward(
-                out.vv * opened[0] + slope[0] * back / (1 - self.dropout), out.vc * opened[1],
-                out.cv * opened[0], out.cc * opened[1] + slope[1] * back,
-            ),
-            through,
-        )  # fmt: skip
+        back, out = self.gate(i).back, _times(out, opened)
+        vv, cc = out.vv + slope[0] * back / (1 - self.dropout), out.cc + slope[1] * back
+        return Sent(out._replace(vv=vv, cc=cc), first and _times(first, opened))
 
     def gate(self, i: Any) -> GateRow:
         """The products of the gate of sublayer i, or of several."""
         assert self.gates is not None
         return GateRow(*self.gates[..., i])
 
-    def value_size(self, row: Row, second: Array) -> Array:
-        """What a norm divides the variance of values by, of an input of that second moment; 1 without."""
-        return second * row.value + row.value_bias + self.norm_eps if self.given.value_norm else 1.0
+    def value_size(self, row: Row, second: Array) -> Array | None:
+        """What a norm divides the variance of values by, of an input of that second moment; None without one."""
+        return second * row.value + row.value_bias + self.norm_eps if self.given.value_norm else None
 
     def _before_gate(self, i: Any, read: Pair) -> Pair:
         gate = self.gate(i)
@@ -138,16 +142,25 @@ class Varied(SelfAttention):
 
     def _values(self, i: Any, read: Pair, memory: Pair | None) -> Pair:
         """What the heads give, before a gate."""
-        row, without = self.at(i), super().forward(i, read, memory)
-        out = (1 - self.dropout) * without.variance - row.output_bias, without.covariance - row.output_bias
-        size, (one, both) = self.value_size(row, read[0]) * row.output, self._kept(row, read)
-        return ratio(out[0] * one, size), ratio(out[1] * both, size)
+        row = self.at(i)
+        if self.values is not None:
+            added = self.summed(i, row, read, memory)
+            out = linear(attention.forward(self._read(row, read, added)), added.size, added.bias)
+        else:
+            averaged = attention.forward(self._read(row, read, None))
+            if self.mixes:
+                averaged = self._mixed(row, averaged, read[1])
+            out = self.averages(row, read[0], averaged)
+        size, kept = self.value_size(row, read[0]), self._kept(row, read)
+        if size is not None:
+            out = ratio(out[0], size), ratio(out[1], size)
+        return out if kept is None else (out[0] * kept[0], out[1] * kept[1])
 
-    def _kept(self, row: Row, read: Pair) -> Pair:
+    def _kept(self, row: Row, read: Pair) -> Pair | None:
         """Mean square of the share of weight that a sink leaves, and of two rows; over the lengths of rows, of which a
         short one weighs as much more in the former as its output is larger under uniform weights."""
         if self.given.sink is None:
-            return 1.0, 1.0
+            return None
         s0, _ = self.scores(row, read[0], read[0])
         own = np.asarray(np.maximum(1 - read[1] * self.rotary_rows, 0.0) * s0)
         lengths = over_rows(self.n_keys, self.causal)
@@ -158,6 +171,60 @@ class Varied(SelfAttention):
         mean = sum((weight * share for weight, share in shares), np.zeros_like(own))
         return plain(one), plain(mean**2)
 
+    def _sent(self, i: Rowset, row: Row, read: Pair, memory: Pair | None) -> Sent:
+        """What goes back through the heads alone."""
+        if self.values is not None:
+            added = self.summed(i, row, read, memory)
+            ends = attention.backward_ends(self._read(row, read, added))
+            by_value = attention.value_ends(self._read(row, read, None))
+            return self._sent_apart(i, row, read[0], added.size, ends, by_value)
+        low, high = attention.backward_ends(self._read(row, read, None))
+        if self.mixes:
+            low, high = self._mixed(row, low, 0.0), self._mixed(row, high, 1.0)
+        return Sent(self.from_ends(row, low, high))
+
+    def _mixed(self, row: Row, averaged: Pair, r: Array) -> Pair:
+        return attention.mixture(*averaged, r, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
+
+    def _read(self, row: Row, read: Pair, added: Summed | None) -> attention.Attention:
+        """What the formulas of one set of heads take."""
+        s0, bias = self.scores(row, read[0], read[0])
+        return attention.on_itself(
+            read[1], s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
+            omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
+            r_value=None if added is None else added.r,
+        )  # fmt: skip
+
+    def summed(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Summed:
+        """What the values of sublayer i are with those of the first one, `memory`: independent maps of two inputs."""
+        assert self.values is not None
+        own, later = self.values.own[i] ** 2, self.values.first[i] ** 2
+        second, r = memory or (0.0, 0.0)
+        begun = self._begun(i)
+        kept, added = own * row.value * read[0], later * begun.value * second
+        shared = correlation(kept * read[1] + added * r, kept + added)
+        return Summed(kept + added, shared, own * row.value_bias + later * begun.value_bias)
+
+    def _begun(self, i: Any) -> Row:
+        """The products of the first attention, with an axis of rows where i has one."""
+        assert self.values is not None
+        return self.at(np.array([self.values.row]) if np.ndim(i) else self.values.row)
+
+    def _sent_apart(self, i: Rowset, row: Row, second: Array, size: Array, ends: Ends, by_value: Ends) -> Sent:
+        """What goes to the stream, and through the first values to what they were made of.
+
+        The paths through queries and keys are as large as the sum is, those through values as their factors.
+        """
+        assert self.values is not None
+        ratio_of_sizes = ratio(size, row.value * second)
+        own = self.values.own[i] ** 2 - ratio_of_sizes
+        low, high = (
+            (own * np.asarray(v) + ratio_of_sizes * both_v, own * np.asarray(c) + ratio_of_sizes * both_c)
+            for (v, c), (both_v, both_c) in zip(by_value, ends, strict=True)
+        )
+        back = row.output * self._begun(i).value * self.values.first[i] ** 2
+        return Sent(self.from_ends(row, low, high), self.from_ends(row._replace(back=back), *by_value))
+
 
 def _times(maps: BranchBackward, by: Pair) -> BranchBackward:
     """Maps of a gradient whose variance and covariance are multiplied beforehand."""
@@ -166,11 +233,10 @@ def _times(maps: BranchBackward, by: Pair) -> BranchBackward:
 
 
 def around(p: Parametrization) -> dict[str, Any]:
-    """The fields of Varied beyond those of Heads; none where everything is usual."""
+    """The fields of SelfAttention beyond those of Heads."""
     a = p.architecture
     given = Settings.of(a)
-    usual = given.score_cap is None and given.sink is None and not given.value_norm and given.gate == "none"
-    if usual:
+    if given.score_cap is None and given.sink is None and not given.value_norm and given.gate == "none":
         return {}
     if p.shaping.kind != "none" or a.positions == "alibi":
         raise InputError(
@@ -200,8 +266,7 @@ def seeing(p: Parametrization, stack: int, seen: Sight) -> SelfAttention:
             attention_scores.rotary_coherence(*turned, causal="rows") if causal else fields["rotary"]
         )
     fields["values"] = first_values(p)
-    more = around(p)
-    return (Varied if more else SelfAttention)(table_of(p), mixes(p), **fields, **more)
+    return SelfAttention(table_of(p), mixes(p), **fields, **around(p))
 
 
 def of(p: Parametrization, stack: int) -> SelfAttention | Layers:

@@ -20,7 +20,7 @@ class CrossAttention(Heads):
         row = self.at(i)
         averaged = attention.forward(self._read(row, read, memory))
         squared = row.attention_gain**2
-        return self.through_output(row, memory[0], (squared * averaged[0], squared * averaged[1]))
+        return self.output(row, self.averages(row, memory[0], (squared * averaged[0], squared * averaged[1])))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """To the query stream and to the encoder's output."""

@@ -14,7 +14,7 @@ from signalprop.errors import InputError
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.heads import Row, mixes, settings
-from signalprop.sublayers.attention.moments import Varied
+from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.latent_attention.roles import Settings
 from signalprop.theory import attention_scores
 from signalprop.theory.elements import (
@@ -39,7 +39,7 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LatentAttention(Varied):
+class LatentAttention(SelfAttention):
     """The latent attention of one stack.
 
     Attributes:
@@ -87,10 +87,10 @@ class LatentAttention(Varied):
         return replace(self, table=table, **turned)
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        return Varied.forward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1])))
+        return SelfAttention.forward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1])))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        back = Varied.backward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1]))).stream
+        back = SelfAttention.backward(self.turned(i, read[0]), i, (read[0], read[1] * self.aligned(read[1]))).stream
         own, both = self.sent_back(np.ones_like(back.vv)), self.sent_back(read[1])
         return Sent(BranchBackward(back.vv * own, back.vc * own, back.cv * both, back.cc * both))
 

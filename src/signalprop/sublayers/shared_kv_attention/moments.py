@@ -14,7 +14,7 @@ from signalprop.errors import InputError
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.heads import Row, mixes, settings
-from signalprop.sublayers.attention.moments import Varied
+from signalprop.sublayers.attention.moments import SelfAttention
 from signalprop.sublayers.attention.roles import Settings as Around
 from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compressed, settings_of
 from signalprop.theory import attention_scores
@@ -48,7 +48,7 @@ class Runs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SharedMoments(Varied):
+class SharedMoments(SelfAttention):
     """The attention of one stack to tokens in a window, and to averages as another attention beside it.
 
     Averages of how alike tokens are, over a window and over runs: `kernel` is exact position by position.
@@ -63,7 +63,7 @@ class SharedMoments(Varied):
     runs: Runs | None = None
 
     def value_size(self, row: Row, second: Array) -> Array:
-        """As `Varied.value_size`: keys and values are normed."""
+        """As `SelfAttention.value_size`: keys and values are normed."""
         return second + row.key
 
     def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
@@ -71,21 +71,21 @@ class SharedMoments(Varied):
         return row.qk * ratio(second_key, second_key + row.key), 0.0
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        near = Varied.forward(self, i, self._aligned(read))
+        near = SelfAttention.forward(self, i, self._aligned(read))
         if self.runs is None:
             return near
-        far = Varied.forward(self._to_runs(), i, self._aligned((read[0], self._of_runs(i, read)[1])))
+        far = SelfAttention.forward(self._to_runs(), i, self._aligned((read[0], self._of_runs(i, read)[1])))
         return Branch(*(self.own * x + self.runs.share * y for x, y in zip(near, far, strict=True)))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         """Queries count to the attention that they ask."""
-        near = Varied.backward(self, i, self._aligned(read)).stream
+        near = SelfAttention.backward(self, i, self._aligned(read)).stream
         own, both = (through_inner_norm(r, *self.widths) for r in (np.ones_like(near.vv), read[1]))
         out = BranchBackward(near.vv * own, near.vc * own, near.cv * both, near.cc * both)
         if self.runs is None:
             return Sent(out)
         size, r, second = self._of_runs(i, read)
-        far = Varied.backward(self._to_runs(), i, self._aligned((read[0], r))).stream
+        far = SelfAttention.backward(self._to_runs(), i, self._aligned((read[0], r))).stream
         rate, tokens = self.runs.rate, self.n_keys
         # to the tokens of a run: by the squares of their weights; of two tokens, by whether one run holds both
         one = (rate - 1) / max(tokens - 1, 1)
