@@ -15,12 +15,12 @@ from signalprop.prediction import cheapest
 from signalprop.prediction_notes import (
     EQUAL_TOKENS,
     LARGE_SCORES,
+    LOGITS,
     QUERY_SIZES,
+    SCORES,
     SPREAD,
+    UNSTABLE,
     gate_growth,
-    logits_note,
-    scores_note,
-    spread_note,
 )
 from signalprop.report import findings
 from signalprop.report.html.curves import Curve
@@ -100,9 +100,9 @@ def _closed_form() -> dict[str, Any]:
             "prints": PRINTS,
             "table": glance_block([curve]),
             "decoder": f"moments are only a rough guide here: {why}; signalprop predict takes token kernels",
-            "scores": scores_note("@"),
-            "spread": spread_note("@"),
-            "logits": logits_note("@"),
+            "scores": SCORES.format("@"),
+            "spread": UNSTABLE.format("@"),
+            "logits": LOGITS.format("@"),
             "sizes": QUERY_SIZES,
             "equal": EQUAL_TOKENS,
         },
