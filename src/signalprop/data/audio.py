@@ -14,7 +14,7 @@ from signalprop.errors import InputError, first_line, require
 from signalprop.families import find, names
 from signalprop.families.base import Family
 from signalprop.files.limits import check_fits
-from signalprop.files.storage import opened
+from signalprop.files.storage import opened, reading
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import FloatArray
 
@@ -30,7 +30,7 @@ def read_audio(path: str | Path) -> FloatArray:
     """
     soundfile = require("soundfile", "audio")
     try:
-        with opened(path, copies=8) as file:
+        with reading(path), opened(path, copies=8) as file:
             header = soundfile.info(file)
             size = 8.0 * header.frames * (header.channels + 3 * max(1.0, RATE / header.samplerate))
             check_fits(size, f"the audio in {path}", "give a shorter recording")
@@ -38,8 +38,6 @@ def read_audio(path: str | Path) -> FloatArray:
             samples, rate = soundfile.read(file, dtype="float64", always_2d=True)
     except InputError:
         raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except Exception as error:  # soundfile's own
         raise InputError(f"{path} holds no audio: {first_line(error)}; expected WAV or FLAC") from None
     mono: FloatArray = samples.mean(1)

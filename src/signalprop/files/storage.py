@@ -52,14 +52,21 @@ def opened(path: str | Path, copies: int = 0) -> BufferedReader:
     return Path(path).open("rb")
 
 
-def check_regular(path: str | Path) -> None:
-    """Refuse what is not a regular file, for libraries that open a path by themselves."""
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """What the system says of a file that is read, in one line."""
     try:
-        opened(path).close()
+        yield
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise InputError(f"cannot read {_shown(path)}: {_reason(error)}") from None
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuse what is not a regular file, for libraries that open a path by themselves."""
+    with reading(path):
+        opened(path).close()
 
 
 @cache
@@ -76,18 +83,15 @@ def read_text(path: str | Path) -> str:
     Raises:
         InputError: missing, a directory, a pipe or a device, unreadable, larger than memory, not UTF-8, or empty.
     """
-    try:
+    with reading(path):
         file = BytesIO(_standard_input()) if str(path) == "-" else opened(path, copies=1)
-        with TextIOWrapper(file, encoding="utf-8-sig") as characters:
-            text = characters.read()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{_shown(path)} is not UTF-8 text (byte {error.start}); convert it, e.g. with iconv -t UTF-8"
-        ) from None
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise InputError(f"cannot read {_shown(path)}: {_reason(error)}") from None
+        try:
+            with TextIOWrapper(file, encoding="utf-8-sig") as characters:
+                text = characters.read()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{_shown(path)} is not UTF-8 text (byte {error.start}); convert it, e.g. with iconv -t UTF-8"
+            ) from None
     if not text.strip():
         raise InputError(f"{_shown(path)} is empty; expected text")
     return text

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.files.checkpoint_folder import check_folder, json_object
-from signalprop.files.storage import opened
+from signalprop.files.storage import opened, reading
 
 PIECE = 1 << 18  # numbers that are read at once
 _LONGEST_HEADER, _LONGEST_NAME, _MOST_AXES = 100_000_000, 1000, 32  # the first is the format's own limit
@@ -62,15 +61,11 @@ class StoredTensor(NamedTuple):
             InputError: the file has become shorter, or cannot be read.
         """
         buffer = np.empty(min(most, self.n), _READ_AS[self.dtype])
-        with _open(self.path) as file:
+        with reading(self.path), opened(self.path) as file:
             file.seek(self.start)
             for done in range(0, self.n, most):
                 piece = buffer[: min(most, self.n - done)]
-                try:
-                    found = file.readinto(piece.view(np.uint8).data)
-                except OSError as error:
-                    raise InputError(f"cannot read {self.path}: {error.strerror}") from None
-                if found != piece.nbytes:
+                if file.readinto(piece.view(np.uint8).data) != piece.nbytes:
                     raise InputError(f"{self.path} ended within {self.name!r:.80}; it has changed while it was read")
                 yield piece
 
@@ -113,18 +108,9 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
-def _open(path: Path) -> BufferedReader:
-    try:
-        return opened(path)
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-
-
 def _header(path: Path) -> list[StoredTensor]:
     """The tensors that a file's header names, in the order of their bytes, which leave no holes and do not overlap."""
-    with _open(path) as file:
+    with reading(path), opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
