@@ -13,6 +13,7 @@ import signalprop as sp
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.masked import MaskedAttention, View
 from signalprop.models.surroundings import Surroundings, rotation_table
+from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.results.cost import count_parameters
 from signalprop.sublayers.shared_kv_attention import kernel, module
@@ -55,6 +56,10 @@ def random_kernels() -> tuple[FloatArray, FloatArray]:
     return tokens, gradient
 
 
+def without_biases(p: sp.Parametrization, name: str) -> dict[str, bool]:
+    return dict.fromkeys(kind_named(name).role_names(p.architecture), False)
+
+
 @pytest.mark.parametrize("name", _KINDS)
 def test_kernels_are_those_of_random_networks(name: str) -> None:
     p, (tokens, gradient) = table(name), random_kernels()
@@ -64,7 +69,7 @@ def test_kernels_are_those_of_random_networks(name: str) -> None:
     shape = (_TOKENS, _WIDTH)
     table_of_turns = rotation_table(p.architecture, _TOKENS, device=torch.device("cpu"), dtype=torch.float64)
     seen: list[list[FloatArray]] = [[], []]
-    network = module.make(p, 0, {}, torch.float64, None, name)
+    network = module.make(p, 0, without_biases(p, name), torch.float64, None, name)
     for seed in range(60):
         generator = torch.Generator().manual_seed(seed)
         for part in network.modules():
@@ -97,7 +102,7 @@ def test_the_module_is_that_of_transformers(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for parameter in theirs.parameters():
         nn.init.normal_(parameter, std=0.1, generator=generator)
-    own = module.make(table(name), 0, {}, torch.float32, None, name)
+    own = module.make(table(name), 0, without_biases(table(name), name), torch.float32, None, name)
     # theirs turn neighbouring features at the end of a head, ours those of two halves at its beginning
     turned = torch.arange(_HEAD - 8, _HEAD)
     order = torch.cat([turned[::2], turned[1::2], torch.arange(_HEAD - 8)])
