@@ -58,12 +58,12 @@ def predict(
         InputError: an unknown preset or scheme, a scheme for a Parametrization, or a fidelity that does not cover the
             architecture; or a model that `read_parametrization` cannot read.
     """
+    note, loads, alike = "", None, ""
     if not isinstance(subject, (str, Architecture, Parametrization)):
-        subject = _of_model(subject)
+        subject, alike = _of_model(subject)
     parametrization = parametrized(subject, scheme)
     statistics = inputs or default_statistics(parametrization.architecture)
     chosen: Fidelity = check_fidelity(fidelity)
-    note, loads = "", None
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)
     if chosen == "moments":
@@ -93,18 +93,19 @@ def predict(
     one = a.streams is None and not adds_first_values(a) and parametrization.skip.ndim == 1
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
-    notes = (note, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
+    notes = (note, alike, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
 
 
-def _of_model(model: nn.Module) -> Parametrization:
-    """Of its weights as they are; without dropout where the model is in evaluation mode."""
+def _of_model(model: nn.Module) -> tuple[Parametrization, str]:
+    """Of its weights as they are, without dropout where the model is in evaluation mode; and a note."""
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
-    from signalprop.attachment.parametrization_of import parametrization_of
+    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
 
     attached = require_roles(attach(model))
-    return parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
+    table = parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
+    return table, equal_layers(attached)
 
 
 _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one core

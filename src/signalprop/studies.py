@@ -146,7 +146,7 @@ def _live(
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
-    from signalprop.attachment.parametrization_of import parametrization_of
+    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
     from signalprop.measurement import measure
 
     given = [batches] if isinstance(batches, Batch) else batches
@@ -165,7 +165,8 @@ def _live(
 
     measured = _measured(draw, len(given), progress)
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
-    return parametrization_of(attached, a), pooled(given).statistics(a), measured, (AS_RANDOM, *notes)
+    notes = (AS_RANDOM, *notes, equal_layers(attached))
+    return parametrization_of(attached, a), pooled(given).statistics(a), measured, tuple(filter(None, notes))
 
 
 def fitted(architecture: Architecture, batch: Batch) -> Architecture:

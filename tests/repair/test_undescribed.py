@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
-from own_model import LENGTH, VOCABULARY, OwnGPT
+from own_model import LENGTH, VOCABULARY, D, OwnGPT
 from signalprop.data.batches import Batch
 
 IDS = torch.randint(0, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -98,3 +99,61 @@ def test_two_losses_are_no_loss() -> None:
 
     with pytest.raises(sp.InputError, match="give loss="):
         sp.measure(Two(), {"idx": IDS[:, :-1], "targets": IDS[:, 1:]})
+
+
+class Stock(nn.Module):
+    """PyTorch's own layers, as its tutorials have them."""
+
+    def __init__(self, n_layers: int = 3, *, norm_first: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(D, 4, 2 * D, 0.0, "gelu", batch_first=True, norm_first=norm_first)
+        self.table, self.places = nn.Embedding(VOCABULARY, D), nn.Parameter(torch.randn(1, LENGTH, D) / 50)
+        self.layers = nn.TransformerEncoder(layer, n_layers, enable_nested_tensor=False)
+        self.head = nn.Linear(D, VOCABULARY)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.head(self.layers(self.table(words) + self.places[:, : words.shape[1]]))
+
+    def drawn_apart(self) -> Stock:
+        """Layers that are not copies of the first."""
+        for layer in self.layers.layers:
+            layer.self_attn._reset_parameters()
+            nn.init.normal_(layer.self_attn.in_proj_bias, std=0.3)
+            for part in (layer.self_attn.out_proj, layer.linear1, layer.linear2):
+                part.reset_parameters()
+        return self
+
+
+@pytest.fixture
+def no_fast_path() -> Iterator[None]:
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_weights_of_pytorchs_own_attention_are_proved() -> None:
+    model = Stock().drawn_apart()
+    table, weights = sp.read_parametrization(model), model.layers.layers[1].self_attn
+    a = table.architecture
+    assert (a.n_heads, a.n_layers, a.qkv_bias, a.causal) == (4, 3, True, False)
+    expected = weights.in_proj_weight[D : 2 * D].square().mean().sqrt().item()
+    assert table.weights["key"][2] == pytest.approx(expected, rel=1e-5)
+    assert table.biases["value"][2] == pytest.approx(weights.in_proj_bias[2 * D :].square().mean().sqrt().item(), 1e-5)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_pytorchs_own_layers_are_repaired_and_folded(no_fast_path: None, norm_first: bool) -> None:
+    scheme = "lns" if norm_first else "deepscalelm"
+    model = Stock(norm_first=norm_first).eval()
+    sp.apply(model, scheme, seed=0)
+    assert sp.check(model, scheme).ok
+    with torch.no_grad():
+        before = model(IDS)
+        torch.testing.assert_close(sp.fold(model)(IDS), before, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_that_are_copies_have_a_note() -> None:
+    copied, apart = sp.predict(Stock().eval()), sp.predict(Stock().drawn_apart().eval())
+    assert any("hold equal weights" in note for note in copied.notes)
+    assert not any("hold equal weights" in note for note in apart.notes)

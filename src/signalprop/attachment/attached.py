@@ -18,6 +18,7 @@ from signalprop.attachment.probe_points import plan_of
 from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE, Kind, Role, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
+from signalprop.streams.multi_head import bias_beside
 
 
 @dataclass(frozen=True)
@@ -281,11 +282,13 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
     copies = role in ROLE and ROLE[role].copies is not None
     try:
         found = find_any(model, source, where)
-        if not (copies and isinstance(found, Tensor) and isinstance(source, str)):
+        if not (isinstance(found, Tensor) and isinstance(source, str)):
             return Held(found, rows, copies=copies)
-        place, _, name = source.rpartition(".")  # transformers says of experts how their parameters are stored
+        place, _, name = source.rpartition(".")
         owner = find_any(model, place, where)
-        turned = getattr(owner, "is_transposed", False) is True
+        if not copies:
+            return Held(found, rows, beside=bias_beside(owner, name))
+        turned = getattr(owner, "is_transposed", False) is True  # so transformers says how experts are stored
         return Held(found, rows, copies=True, turned=turned, beside=getattr(owner, f"{name}_bias", None))
     except InputError as error:  # said where the weight is needed
         return Held(None, rows, str(error), copies)

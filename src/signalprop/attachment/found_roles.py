@@ -22,6 +22,7 @@ from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
+from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon
@@ -210,19 +211,22 @@ def _fields(
 
     def width(one: Replayed, role: str) -> int:
         path, rows = one.weights[role]
-        weight = modules[path].weight
-        size = weight.shape[1 if type(modules[path]).__name__ == "Conv1D" else 0]
+        weight = modules[path].weight if path in modules else model.get_parameter(path)
+        size = weight.shape[1 if type(modules.get(path)).__name__ == "Conv1D" else 0]
         return int(size) if rows is None else len(torch.arange(size)[rows])
 
     def biased(roles: tuple[str, ...]) -> bool:
         paths = (path for one in known for role, (path, _) in one.weights.items() if role in roles)
-        return any(isinstance(getattr(modules.get(path), "bias", None), Tensor) for path in paths)
+        homes = [(modules.get(path), *path.rpartition(".")) for path in paths]
+        of_modules = any(isinstance(getattr(module, "bias", None), Tensor) for module, *_ in homes)
+        return of_modules or any(bias_beside(modules.get(place), name) is not None for _, place, _, name in homes)
 
     heads = only("heads", [s.heads for s in shapes], 1)
     rotations = [s.rotation for s in own if s is not None and s.rotation is not None]
     causal = only("masks", [s.causal for s in own[-len(stacks[-1].layers) :]], False)
     norms = [modules[norm.path] for norm in found.norms]
     qk_norms = [bool(one.norms) and (one.per_head or "whole") for one in attentions]
+    own_rates = [module.dropout for module in modules.values() if isinstance(module, nn.MultiheadAttention)]
     fields: dict[str, Any] = {
         "kind": "encoder-decoder" if len(stacks) > 1 else "decoder" if causal else "encoder",
         "n_heads": heads,
@@ -240,7 +244,7 @@ def _fields(
         "norm_eps": next((e for module in norms if (e := epsilon(module)) is not None), 1e-5),
         "positions": "none",
         "dropout": _dropout(model, branches, modules),
-        "attention_dropout": _setting(model, _ATTENTION_DROPOUTS),
+        "attention_dropout": max(own_rates) if own_rates else _setting(model, _ATTENTION_DROPOUTS),
         "family": None,
         "settings": {},
     }

@@ -200,11 +200,12 @@ class _Folding:
         self._into(carrier, factor, factor, where)
 
     def _into(self, carrier: nn.Module, weight: Factor, bias: Factor, where: str) -> None:
-        """A factor on what a carrier outputs: into its weight, or into those that end a branch of experts."""
+        """A factor on what a carrier outputs: into its weight, or into those that end a branch without one."""
         here = next((row for row, path in zip(self.attached.rows, self.record.carriers, strict=True)
                      if self.attached.model.get_submodule(path) is carrier), None)  # fmt: skip
         last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
-        if isinstance(getattr(carrier, "weight", None), Tensor) or not any(held.copies for held in last):
+        ends = any(held.copies for held in last) or (last and isinstance(carrier, nn.MultiheadAttention))
+        if isinstance(getattr(carrier, "weight", None), Tensor) or not ends:
             self._of(_with_weight(carrier, where)).scale(weight, bias)
             return
         for held in last:

@@ -14,6 +14,7 @@ from signalprop.streams.arguments import text_config
 from signalprop.streams.experts import experts
 from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.latent import latent_attention
+from signalprop.streams.multi_head import multi_head_attention
 from signalprop.streams.parts import Branch, Layer, Seen, Stack
 from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
 from signalprop.streams.recurrences import Given, recurrence
@@ -122,6 +123,9 @@ class _Replay:
             return refused
         if branch.sort == "branch":
             return f"{branch.module or layer.path} mixes tokens, and not by an attention"
+        module = self.model.get_submodule(branch.module) if branch.sort == "attention" else None
+        if isinstance(module, nn.MultiheadAttention):
+            return self._multi_head(branch, module, entry, memory, given)
         last = self._ends(layer.path, ran, given)
         if last is None:
             return f"{branch.module} does not end in a linear map"
@@ -177,6 +181,17 @@ class _Replay:
         name = next(path for path, t in stored.items() if t.ndim == 3)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
         return f"{name} holds experts, and what they are to {home} is not proved{miss}"
+
+    def _multi_head(
+        self, branch: Branch, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor
+    ) -> Replayed | str:
+        """The roles of PyTorch's own attention; of a decoder's, whichever of the two streams its keys are made of."""
+        found = [
+            multi_head_attention(branch.module, module, entry, keys, given, LIMIT)
+            for keys in ((None,) if memory is None else (None, memory))
+        ]
+        proved = next((one for one in found if isinstance(one, Replayed)), None)
+        return proved or f"what in_proj_weight and out_proj are to {branch.module} is not proved"
 
     def _checked(self, found: Replayed) -> Replayed | str:
         """The same, where every map is the linear map of its weight."""
