@@ -20,16 +20,11 @@ from typing import Any
 from benchmarks.timing import table
 from signalprop.files.storage import read_json, write_text
 
-MODULES = (
-    "prediction",
-    "recursion",
-    "compiled_probes",
-    "callback_overhead",
-    "stored_weights",
-)
+MODULES = ("prediction", "recursion", "compiled_probes")
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
 FINISHED = (
-    "scaling", "probe_overhead", "applied", "attention", "throughput", "cast_ranking", "report", "explore",
+    "scaling", "probe_overhead", "callback_overhead", "applied", "stored_weights", "attention", "throughput",
+    "cast_ranking", "report", "explore",
 )  # fmt: skip
 SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import callback_overhead, compiled_probes
+from benchmarks import compiled_probes
 from benchmarks.gpu.timed import whole
 from benchmarks.models import hugging_face
 from benchmarks.timing import compared, take_turns
 from signalprop.measurement import Probe
+from signalprop.monitoring import SignalMonitor
 
 TITLE = "Watching on the device"
 ABOUT = """
@@ -23,6 +24,7 @@ ABOUT = """
 device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
 """
 GRAPHS = "compiled, CUDA graphs"
+ALSO = ("attention", "rank", "alignment", "outliers", "identity")
 WATCHED = ("compiled", GRAPHS, "compiled, checkpointing", "probe", "monitor")
 Case = dict[str, Any]
 
@@ -47,10 +49,45 @@ def _compiled(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], 
     return compiled_probes.variants(checkpointing, device=device, backend=backend, mode=mode, **_size(case))
 
 
-def _probe(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+def _model(case: Case, device: torch.device) -> tuple[Any, torch.Tensor]:
+    """A GPT-2, and ids for a batch."""
     size = {name: case[name] for name in ("width", "heads", "tokens")}
-    model = hugging_face("gpt2", case["layers"], **size).to(device).train()
-    ids = torch.randint(0, 1000, (case["batch"], case["tokens"]), device=device)
+    model = hugging_face("gpt2", case["layers"], dropout=0.1, **size).to(device).train()
+    return model, torch.randint(0, 1000, (case["batch"], case["tokens"]), device=device)
+
+
+def _monitor(case: Case, folder: Path, device: torch.device) -> dict[str, Callable[[], None]]:
+    """A training step of every variant."""
+    torch.manual_seed(0)
+    model, ids = _model(case, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def bare() -> None:
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def watched(monitor: SignalMonitor) -> Callable[[], None]:
+        def step() -> None:
+            with monitor:
+                model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+                numbers = monitor.step()
+            if numbers is None or "signal/outside" not in numbers or len(numbers) <= 4 * case["layers"]:
+                raise ValueError("the monitor did not sample this step")
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    streams = SignalMonitor(model, every=1, jsonl=folder / "streams.jsonl", also=())
+    sampled = SignalMonitor(model, every=1, jsonl=folder / "signal.jsonl")
+    everything = SignalMonitor(model, every=1, jsonl=folder / "everything.jsonl", also=ALSO)
+    monitors = {"streams": streams, "sampled": sampled, "everything": everything}
+    return {"bare": bare, "bare again": bare} | {name: watched(monitor) for name, monitor in monitors.items()}
+
+
+def _probe(case: Case, device: torch.device) -> tuple[dict[str, Callable[[], Any]], dict[str, Any]]:
+    model, ids = _model(case, device)
     probe = Probe(model)
 
     def bare() -> None:
@@ -72,7 +109,7 @@ def measured(case: Case, device: torch.device) -> dict[str, Any]:
         torch.autocast(device.type, torch.bfloat16, enabled=case["precision"] == "bfloat16"),
     ):
         if case["what"] == "monitor":
-            actions, checked = callback_overhead.steps(1000, Path(folder), device=device, **_size(case)), {}
+            actions, checked = _monitor(case, Path(folder), device), {}
         else:
             actions, checked = (_probe if case["what"] == "probe" else _compiled)(case, device)
         turns = {name: whole(action, device) for name, action in actions.items()}
