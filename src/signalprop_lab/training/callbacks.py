@@ -119,13 +119,11 @@ class Metrics(TrainerCallback):
             )
             self._since = (now, step)
         elif "eval_loss" in logs:
-            known = {k: v for k, v in logs.items() if k.startswith("eval_") and not _is_speed(k)}
+            known = {
+                k: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(("_runtime", "_per_second"))
+            }
             self._lines.append({"step": step} | known)
             self._since = (time.perf_counter(), step)
-
-
-def _is_speed(name: str) -> bool:
-    return name.endswith(("_runtime", "_per_second"))
 
 
 class Signal(TrainerCallback):

@@ -108,8 +108,10 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
         if problem is not None:
             if first():
                 shutil.rmtree(beside, ignore_errors=True)
+            steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
+            left = f"the one of step {max(steps)} is kept; " if steps else ""
             raise InputError(
-                f"cannot write the checkpoint {target}: {problem}; {_left(folder)}fix that, and go on with --resume"
+                f"cannot write the checkpoint {target}: {problem}; {left}fix that, and go on with --resume"
             )
     if first():
         thin_out(folder, keep, step)
@@ -126,11 +128,6 @@ def _problem(action: Callable[[], None]) -> str | None:
     except (SafetensorError, InputError) as error:
         return " ".join(str(error).split())
     return None
-
-
-def _left(folder: Path) -> str:
-    steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
-    return f"the one of step {max(steps)} is kept; " if steps else ""
 
 
 def mark(folder: Path, step: int) -> None:

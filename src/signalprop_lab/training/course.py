@@ -39,14 +39,13 @@ def course_rows(checks: Sequence[Check], items: Mapping[str, Summary]) -> list[l
     for check in checks:
         if check.less is None or not all(name in items for name in check.less):
             continue
-        one, other = (_by_seed(items[name]) for name in check.less)
+        one, other = (
+            {row["seed"]: row["course"] for row in items[name].rows if row.get("course") and row["score"] is not None}
+            for name in check.less
+        )
         parts = [[other[seed][i] - one[seed][i] for seed in one if seed in other] for i in range(PARTS)]
         if len(parts[0]) > 1:
             errors = [statistics.stdev(part) / math.sqrt(len(part)) for part in parts]
             told = [f"{statistics.fmean(part):+.4f} ± {error:.4f}" for part, error in zip(parts, errors, strict=True)]
             rows.append([claim_of(check), *told])
     return rows
-
-
-def _by_seed(item: Summary) -> Mapping[int, Sequence[float]]:
-    return {row["seed"]: row["course"] for row in item.rows if row.get("course") and row["score"] is not None}

@@ -51,6 +51,11 @@ class Pass:
     loss: Tensor
     random: tuple[Tensor, Tensor | None]
 
+    def on_cpu(self) -> Pass:
+        """The same, to be told to other processes."""
+        count = self.count.cpu() if isinstance(self.count, Tensor) else self.count
+        return Pass({name: tensor.cpu() for name, tensor in self.inputs.items()}, count, self.loss.cpu(), self.random)
+
 
 def random_states() -> tuple[Tensor, Tensor | None]:
     """PyTorch's random states, of the CPU and of the GPU."""
@@ -194,7 +199,7 @@ def explain(trainer: RecipeTrainer) -> str:
         return next((place for place in found if place), _NOT_AGAIN)
     # a sharded model runs in all processes or in none, so the first one repeats the step with a whole model
     weights = weights_of(trainer.live)
-    passes = gathered([_on_cpu(one) for one in trainer.passes])
+    passes = gathered([one.on_cpu() for one in trainer.passes])
     place = None
     if first():
         network = network_of(trainer.recipe, trainer.prepared)
@@ -205,12 +210,6 @@ def explain(trainer: RecipeTrainer) -> str:
 
 
 _NOT_AGAIN = "it was finite when the step was repeated"
-
-
-def _on_cpu(one: Pass) -> Pass:
-    count = one.count.cpu() if isinstance(one.count, Tensor) else one.count
-    inputs = {name: tensor.cpu() for name, tensor in one.inputs.items()}
-    return Pass(inputs, count, one.loss.cpu(), one.random)
 
 
 def _gradients(module: nn.Module) -> str:

@@ -23,7 +23,8 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         if not resume:
             raise InputError(f"{folder} holds a run already; go on with --resume, or choose a new directory")
         before = parse(read_yaml(written))
-        if _prolongs(before, recipe):
+        longer = recipe.budget.steps > before.budget.steps
+        if longer and before.model_copy(update={"budget": recipe.budget}) == recipe:
             if last_good(folder / "checkpoints") is None:
                 raise InputError(
                     f"{folder} has no checkpoint to go on from to {recipe.budget.steps} steps; runs with a "
@@ -40,12 +41,6 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
     elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
         raise InputError(f"{folder} holds files that are not a run; choose a new directory")
     return None
-
-
-def _prolongs(before: Recipe, now: Recipe) -> bool:
-    """Whether two recipes differ in nothing but that the second one takes more steps."""
-    longer = now.budget.steps > before.budget.steps
-    return longer and before.model_copy(update={"budget": now.budget}) == now
 
 
 @contextmanager

@@ -56,11 +56,13 @@ def validation_place(data: Data) -> Place | None:
     name = data.validation
     if not isinstance(name, str):
         return None
-    if re.fullmatch(r"\w[\w\[\]%:+-]*", name) and _has_splits(Path(data.source), data.split, name):
+    source, is_hub = Path(data.source), is_hub_name(data.source)
+    apart = is_hub or _is_saved(source) or all((source / split).is_dir() for split in (data.split, name))
+    if apart and re.fullmatch(r"\w[\w\[\]%:+-]*", name):
         place = Place(data.source, name)
     elif Path(name).exists() or ("/" in name and is_hub_name(name)):
         place = Place(name, data.split)
-    elif not (Path(data.source).exists() or data.source in _BUILT_IN or is_hub_name(data.source)):
+    elif not (source.exists() or data.source in _BUILT_IN or is_hub):
         raise InputError(f"there is no {data.source}; name your data with --set data.source=PATH")
     else:
         raise InputError(
@@ -78,13 +80,6 @@ def needs_network(data: Data) -> bool:
     """Whether a recipe's data, or its tokenizer, come from the hub."""
     path = data.tokenizer.path or ""
     return is_hub_name(data.source) or (is_hub_name(path) and not path.startswith("runs/"))
-
-
-def _has_splits(source: Path, *names: str) -> bool:
-    """Whether a source keeps its sides apart by names."""
-    if source.is_dir():
-        return all((source / name).is_dir() for name in names) or _is_saved(source)
-    return is_hub_name(str(source))
 
 
 def _kind_of(path: Path) -> str:

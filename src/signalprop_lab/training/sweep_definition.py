@@ -188,8 +188,12 @@ class Sweep(Value):
             if any(SEPARATOR in label for label in values):
                 raise ValueError(f"axis {axis}: a label cannot hold {SEPARATOR!r}")
         self._check_keys()
-        for place in self.skip:
-            _check_place(self.axes, place)
+        for axis, label in (item for place in self.skip for item in place.items()):
+            if axis not in self.axes:
+                raise ValueError(f"skip: there is no axis {axis!r}; axes are {', '.join(self.axes)}")
+            if label not in self.axes[axis]:
+                known = ", ".join(self.axes[axis])
+                raise ValueError(f"skip: axis {axis} has no value {label!r}; its values are {known}")
         for axis in self.best_of:
             if axis not in self.axes:
                 raise ValueError(f"best_of: there is no axis {axis!r}; axes are {', '.join(self.axes)}")
@@ -197,7 +201,7 @@ class Sweep(Value):
             raise ValueError("best_of names every axis; nothing is left that could be compared")
         if self.best_of and self.seeds_at == "all":
             raise ValueError("best_of is decided by the first seed; it does not go with seeds_at: all")
-        names = {self.compared_name(labels) for labels in self.labels()}
+        names = {SEPARATOR.join(self.compared_labels(labels)) for labels in self.labels()}
         if not names:
             raise ValueError("skip leaves out every cell")
         told = [
@@ -231,7 +235,7 @@ class Sweep(Value):
         return [
             labels
             for labels in itertools.product(*self.axes.values())
-            if not any(_matches(dict(zip(self.axes, labels, strict=True)), place) for place in self.skip)
+            if not any(place.items() <= dict(zip(self.axes, labels, strict=True)).items() for place in self.skip)
         ]
 
     @property
@@ -247,10 +251,6 @@ class Sweep(Value):
     def compared_labels(self, labels: Sequence[str]) -> tuple[str, ...]:
         """Of a cell's labels those of the axes that are compared."""
         return tuple(label for axis, label in zip(self.axes, labels, strict=True) if axis not in self.best_of)
-
-    def compared_name(self, labels: Sequence[str]) -> str:
-        """Under which a cell is compared: its name, without the labels of what is tuned."""
-        return SEPARATOR.join(self.compared_labels(labels))
 
     def names(self) -> list[str]:
         """Of the cells: their labels with ` / ` between."""
@@ -288,15 +288,3 @@ class Sweep(Value):
     def to_json(self) -> dict[str, Any]:
         """Every field, as JSON and YAML have it."""
         return self.model_dump(mode="json", by_alias=True)
-
-
-def _matches(labels: Mapping[str, str], place: Mapping[str, str]) -> bool:
-    return all(labels[axis] == label for axis, label in place.items())
-
-
-def _check_place(axes: Mapping[str, Mapping[str, Any]], place: Mapping[str, str]) -> None:
-    for axis, label in place.items():
-        if axis not in axes:
-            raise ValueError(f"skip: there is no axis {axis!r}; axes are {', '.join(axes)}")
-        if label not in axes[axis]:
-            raise ValueError(f"skip: axis {axis} has no value {label!r}; its values are {', '.join(axes[axis])}")

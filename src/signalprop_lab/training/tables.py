@@ -32,7 +32,7 @@ from signalprop_lab.training.cells import (
 from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.course import PARTS, course_rows
 from signalprop_lab.training.grid import Grid, Point
-from signalprop_lab.training.sweep_definition import SEPARATOR, Check, Sweep
+from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"
@@ -248,11 +248,8 @@ def page(store: Store) -> str:
     parts = [f"# {sweep.title or sweep.name}"]
     if sweep.claim:
         parts += ["## The claim", wrapped(sweep.claim)]
-    parts += [
-        "## What was run",
-        *([wrapped(sweep.description)] if sweep.description else []),
-        *_what_was_run(store, sweep),
-    ]
+    description = [wrapped(sweep.description)] if sweep.description else []
+    parts += ["## What was run", *description, *_what_was_run(store, sweep)]
     parts += ["## Result", results_table(store), wrapped(legend(store, sweep))]
     close = not_told_apart(store)
     if close:
@@ -261,7 +258,8 @@ def page(store: Store) -> str:
     if same:
         parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
     if found:
-        parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(map(_verdict_line, found))]
+        lines = [f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})" for check, kind, told in found]
+        parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(lines)]
     rows = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
     if rows:
         header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
@@ -272,22 +270,14 @@ def page(store: Store) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _verdict_line(found: tuple[Check, str, str]) -> str:
-    check, kind, told = found
-    return f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})"
-
-
 def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
     lines = []
     for axis, values in sweep.axes.items():
         lines += [f"- {axis}:", *(f"  - {label}: {_settings(keys)}" for label, keys in values.items())]
     if sweep.tune is not None:
         ladder = ", ".join(f"{value:g}" for value in sweep.tune.values)
-        more = (
-            f", and up to {sweep.tune.extend} further on either side while the best is outermost"
-            if sweep.tune.extend
-            else ""
-        )
+        further = f", and up to {sweep.tune.extend} further on either side while the best is outermost"
+        more = further if sweep.tune.extend else ""
         lines.append(f"- {sweep.tune.key}: tuned for every cell by {sweep.score}: {ladder}{more}")
     if sweep.best_of:
         lines.append(f"- {', '.join(sweep.best_of)}: tuned likewise; the best one stands for the cell")
@@ -307,15 +297,9 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
         f"{len(rows)} runs ({', '.join(f'{n} {kind}' for kind, n in statuses.items())}), {duration(seconds)} together."
     )
     text += "".join(f" {_environment(environment)}." for environment in store["environments"])
-    text += (
-        " Revision of signalprop: "
-        + ", ".join(
-            revision if n == len(rows) else f"{revision} ({n} runs)" for revision, n in sorted(revisions.items())
-        )
-        + "."
-        if rows
-        else ""
-    )
+    if rows:
+        shown = (revision if n == len(rows) else f"{revision} ({n} runs)" for revision, n in sorted(revisions.items()))
+        text += f" Revision of signalprop: {', '.join(shown)}."
     yaml = require("yaml", "training")
     base = yaml.safe_dump(store["base"], sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
     return ["\n".join(lines), wrapped(text), "Every run, but for what the axes set:", f"```yaml\n{base}```"]

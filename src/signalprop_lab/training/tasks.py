@@ -53,7 +53,7 @@ def prepare(recipe: Recipe) -> Prepared:
         if path and path.startswith("runs/") and not Path(path).exists() and {*earlier} & {*shipped()}:
             raise InputError(f"{recipe.name} goes on from {path}; first run signalprop train {earlier[0]}")
     made: dict[str, Callable[[Recipe], Prepared]] = {
-        "causal-lm": _causal_lm,
+        "causal-lm": lambda recipe: _language_model(recipe, 1, lambda tokenizer: (next_tokens, None)),
         "masked-lm": _masked_lm,
         "image-classification": _image_classification,
         "speech-to-text": speech_to_text,
@@ -96,10 +96,6 @@ class Masking:
         tokens = np.where(chosen & (fate < 0.8), self.mask, own)
         tokens = np.where(chosen & (fate >= 0.9), rng.choice(self.plain, own.size), tokens)
         return {"tokens": tokens, "labels": np.where(chosen, own, IGNORED)}
-
-
-def _causal_lm(recipe: Recipe) -> Prepared:
-    return _language_model(recipe, 1, lambda tokenizer: (next_tokens, None))
 
 
 def _masked_lm(recipe: Recipe) -> Prepared:
@@ -245,7 +241,7 @@ def _image_classification(recipe: Recipe) -> Prepared:
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     mean, deviation = _statistics([x.pixels for x in found.train])
     make = partial(Patching, data, classes, mean, deviation)
-    before = _class_tokens(recipe)
+    before = 0 if recipe.model.architecture is None else architecture_of(recipe, {"input": "patches"}).n_class_tokens
     return Prepared(
         train=drawn_from(found, make(data.augment)),
         validation=Listed(found.validation, make(False), fixed=True),
@@ -271,12 +267,6 @@ def _statistics(images: Sequence[Pixels]) -> tuple[FloatArray, FloatArray]:
     square = sum((x.astype(np.float64) ** 2).sum((1, 2)) for x in images) / count
     deviation = np.sqrt(np.maximum(square - mean**2, 0))
     return np.asarray(mean), np.where(deviation > 0, deviation, 1.0)
-
-
-def _class_tokens(recipe: Recipe) -> int:
-    if recipe.model.architecture is None:
-        return 0
-    return architecture_of(recipe, {"input": "patches"}).n_class_tokens
 
 
 def _counts_of_classes(classes: Classes, labels: Sequence[Any]) -> NDArray[np.int64]:

@@ -20,7 +20,8 @@ from signalprop.network.inputs import IntArray
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import Sides
-from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized, train
+from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized
+from signalprop_lab.training.tokenizers import train as trained
 
 _FORMAT = "5"  # of the cache, and of whatever makes ids of text: another one is another key
 _SMALL = (".json", ".txt", ".model")  # files of a checkpoint's directory that may belong to its tokenizer
@@ -91,7 +92,8 @@ def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Seq
         with filelock.FileLock(f"{path}.lock"):  # one process makes it while the others wait
             kept = _read(data, path)
             if kept is None:
-                tokenizer = _tokenizer(data, list(chain.from_iterable(train)))
+                source, texts = data.tokenizer.path, list(chain.from_iterable(train))
+                tokenizer = trained(data.tokenizer, lambda: texts) if source is None else load(source)
                 write_bytes(path, _packed(data, tokenizer, columns))
                 kept = _read(data, path)
     except OSError as error:
@@ -107,11 +109,6 @@ def cache_directory(data: Data) -> Path:
     if data.cache is not None:
         return Path(data.cache).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "signalprop"
-
-
-def _tokenizer(data: Data, texts: list[str]) -> Any:
-    path = data.tokenizer.path
-    return load(path) if path is not None else train(data.tokenizer, lambda: texts)
 
 
 def _packed(data: Data, tokenizer: Any, columns: Sequence[Sequence[str]]) -> bytes:

@@ -127,20 +127,8 @@ def _features(case: Case) -> Case:
     return case | {"width": min(1000, 200_000 // case["length"])}
 
 
-def _draw_elementwise(rng: np.random.Generator) -> Case:
-    return _features(_base(rng, mean=False))
-
-
-def _draw_dropout(rng: np.random.Generator) -> Case:
-    return _features(_base(rng, mean=True)) | {"p": float(rng.uniform(0.0, 0.8))}
-
-
 def _draw_norm(rng: np.random.Generator) -> Case:
     return _base(rng, mean=True) | {"width": int(rng.choice([1000, 2000]))}  # `predict` takes norms at infinite width
-
-
-def _draw_rms_norm(rng: np.random.Generator) -> Case:
-    return _draw_norm(rng) | {"mean": float(rng.choice([0.0, 0.0, 0.3, 1.0]))}
 
 
 def _draw_linear(rng: np.random.Generator) -> Case:
@@ -285,20 +273,12 @@ def _elementwise(name: str) -> Component:
         mean, *_ = embedding.activated(name, case["variance"], case["r"])
         return [_centred(mean, elements.activated(x, name)), _centred(0.0, elements.activated_back(g, x, name))]
 
-    return Component(ALL, _draw_elementwise, lambda case, generator: _through(case, generator, function), predict)
-
-
-def _sample_dropout(case: Case, generator: Generator) -> Sample:
-    import torch
-
-    p = case["p"]
-    return _through(case, generator, lambda x: x * (torch.rand(x.shape, generator=generator) >= p) / (1 - p))
-
-
-def _sample_layer_norm(case: Case, generator: Generator) -> Sample:
-    import torch
-
-    return _through(case, generator, lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:], eps=0.0))
+    return Component(
+        ALL,
+        lambda rng: _features(_base(rng, mean=False)),
+        lambda case, generator: _through(case, generator, function),
+        predict,
+    )
 
 
 def _sample_rms_norm(case: Case, generator: Generator) -> Sample:
@@ -325,11 +305,6 @@ def _predict_linear(case: Case) -> list[Moments]:
     return [_centred(0.0, forward), _centred(0.0, backward)]
 
 
-def _predict_dropout(case: Case) -> list[Moments]:
-    x, g, p = _raw(_moments(case)), _raw(_moments(case, "g_")), case["p"]
-    return [_centred(case["mean"], elements.dropped(x, p)), _centred(0.0, elements.dropped(g, p))]
-
-
 def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[Moments]:
     fields: dict[str, Any] = {"n_layers": 1, "d_model": case["width"], "n_heads": 1, "norm": norm, "norm_eps": 0.0}
     a = Architecture(**fields)
@@ -339,14 +314,39 @@ def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[
     return [Moments(0.0, read, r), Moments(0.0, case["g_variance"] * exp(-divisor), case["g_r"])]
 
 
+def _dropout() -> Component:
+    def sample(case: Case, generator: Generator) -> Sample:
+        import torch
+
+        p = case["p"]
+        return _through(case, generator, lambda x: x * (torch.rand(x.shape, generator=generator) >= p) / (1 - p))
+
+    def predict(case: Case) -> list[Moments]:
+        x, g, p = _raw(_moments(case)), _raw(_moments(case, "g_")), case["p"]
+        return [_centred(case["mean"], elements.dropped(x, p)), _centred(0.0, elements.dropped(g, p))]
+
+    return Component(
+        ALL, lambda rng: _features(_base(rng, mean=True)) | {"p": float(rng.uniform(0.0, 0.8))}, sample, predict
+    )
+
+
+def _layer_norm(case: Case, generator: Generator) -> Sample:
+    import torch
+
+    return _through(case, generator, lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:], eps=0.0))
+
+
 ELEMENTARY: dict[str, Component] = {
     "embedding": Component(FORWARD, _draw_embedding, _sample_embedding, _predict_embedding),
     "linear": Component(ALL, _draw_linear, _sample_linear, _predict_linear),
-    "dropout": Component(ALL, _draw_dropout, _sample_dropout, _predict_dropout),
-    "relu": _elementwise("relu"),
-    "gelu": _elementwise("gelu"),
-    "silu": _elementwise("silu"),
-    "layer norm": Component(ALL, _draw_norm, _sample_layer_norm, partial(_predict_norm, norm="layernorm")),
-    "rms norm": Component(ALL[1:], _draw_rms_norm, _sample_rms_norm, partial(_predict_norm, norm="rmsnorm")),
+    "dropout": _dropout(),
+    **{name: _elementwise(name) for name in ("relu", "gelu", "silu")},
+    "layer norm": Component(ALL, _draw_norm, _layer_norm, partial(_predict_norm, norm="layernorm")),
+    "rms norm": Component(
+        ALL[1:],
+        lambda rng: _draw_norm(rng) | {"mean": float(rng.choice([0.0, 0.0, 0.3, 1.0]))},
+        _sample_rms_norm,
+        partial(_predict_norm, norm="rmsnorm"),
+    ),
     "softmax": Component(("mean", "variance", "gradient variance"), _draw_softmax, _sample_softmax, _predict_softmax),
 }
