@@ -296,7 +296,8 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
 
 def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
     label = describe(table, i)
-    module = partial(_module, model, where=label)
+    modules: dict[str, Any] = {name: _module(model, getattr(item, name), label) for name in _MODULES}
+    modules |= {name: _held_or_none(model, getattr(item, name), label) for name in ("attention", "activation")}
     unknown = set(item.weights) - set(ROLES)
     if unknown:
         raise InputError(f"{label}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}")
@@ -310,20 +311,19 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
         parallel=bool(table.parallel[i]),
         item=item,
         branch=find(model, item.branch, label),
-        reads=module(item.reads),
-        writes=module(item.writes),
-        stream_out=module(item.stream_out),
-        norm=module(item.norm),
-        post_norm=module(item.post_norm),
-        query_norm=module(item.query_norm),
-        key_norm=module(item.key_norm),
-        attention=None if item.attention is None else _held(model, item.attention, label),
-        activation=None if item.activation is None else _held(model, item.activation, label),
+        **modules,
         weights={role: _held(model, reference, f"{label} {role}", role) for role, reference in item.weights.items()},
         own_carrier=None if item.carrier is None else find_any(model, item.carrier, label),
         dropout=_dropout(model, item, label),
         scaling=None if item.scaling is None else _attribute(model, item.scaling, label),
     )
+
+
+_MODULES = ("reads", "writes", "stream_out", "norm", "post_norm", "query_norm", "key_norm")
+
+
+def _held_or_none(model: nn.Module, reference: Any, where: str) -> Held | None:
+    return None if reference is None else _held(model, reference, where)
 
 
 def _module(model: nn.Module, reference: Any, where: str) -> nn.Module | None:
@@ -346,10 +346,7 @@ def _dropout(model: nn.Module, item: SublayerMap, where: str) -> tuple[nn.Module
 
 
 def _ends(model: nn.Module, mapping: Mapping) -> AttachedEnds:
-    e, h, norm = mapping.embedding, mapping.head, partial(_module, model)
-
-    def held(reference: Any, where: str) -> Held | None:
-        return None if reference is None else _held(model, reference, where)
+    e, h, norm, held = mapping.embedding, mapping.head, partial(_module, model), partial(_held_or_none, model)
 
     def position(reference: Any, where: str) -> Held | float | None:
         return float(reference) if isinstance(reference, (int, float)) else held(reference, where)

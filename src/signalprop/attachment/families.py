@@ -28,11 +28,7 @@ HEAD = "lm_head"  # of a model that does not tell its own
 
 
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
-    """The mapping that is given, or the model's own, or its family's; or what was found of its stream.
-
-    Args:
-        arguments: keyword arguments of the model's forward, to find the stream with; default: made up.
-    """
+    """The mapping given, or the model's own, or its family's; or what is found of its stream with these arguments."""
     if mapping is not None:
         return mapping
     model = unwrapped(model)

@@ -24,21 +24,12 @@ _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 
 
 def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
-    """The mapping of a model's largest stack, or of encoder and decoder; its weights are not known.
-
-    Args:
-        arguments: of its forward; default: made up.
-    """
+    """The mapping of a model's largest stack, or of encoder and decoder; its weights are not known."""
     return mapping_of_anatomy(model, anatomy(model, arguments))
 
 
 def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False) -> Mapping:
-    """The mapping that an anatomy of the model gives; see `mapping_found`.
-
-    Args:
-        begun: a layer that was not understood is not an error: what is not known of it has an empty path,
-            to be filled in.
-    """
+    """As `mapping_found`; `begun`: what is not known of a layer has an empty path, to be filled in."""
     stacks = taken(model, found)
     if begun:
         stacks = [replace(s, layers=tuple(_filled(layer) for layer in s.layers)) for s in stacks]

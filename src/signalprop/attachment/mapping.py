@@ -227,11 +227,7 @@ def split(reference: Weight | None) -> tuple[Any, Any]:
 
 
 def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[int, Tensor | None], bool]:
-    """(the padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape).
-
-    Args:
-        arguments: of the model's forward, by name. mapping: names the masks.
-    """
+    """(padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape)."""
     stack = layout(mapping.architecture).stack
     given = {int(stack.min()): arguments.get(mapping.padding)}
     if stack.min() != 1:

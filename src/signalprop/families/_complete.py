@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def check_complete(family: Family) -> None:
     """Read the family's defaults, and hold its paths and its initialisation against the Architecture that they give."""
     architecture = _of_defaults(family)
-    lacking = [f"a standard deviation of {role!r} in its initialisation" for role in _undrawn(family, architecture)]
+    drawn = family.initialisation.weights(architecture)
+    lacking = [f"a standard deviation of {role!r} in its initialisation" for role in ROLES if role not in drawn]
     places = [list(_unsaid(family, paths, architecture)) for paths in family.paths]
     if all(places) and not (architecture.streams and not family.paths):  # one of them has to fit the defaults
         lacking += places[0] if places else ["paths"]
@@ -36,11 +37,6 @@ def _of_defaults(family: Family) -> Architecture:
         raise _incomplete(family, f"`fields` reads {error}, which `defaults` lacks") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise _incomplete(family, f"its defaults cannot be read: {type(error).__name__} {error}") from None
-
-
-def _undrawn(family: Family, architecture: Architecture) -> list[str]:
-    drawn = family.initialisation.weights(architecture)
-    return [role for role in ROLES if role not in drawn]
 
 
 def _unsaid(family: Family, paths: ModelPaths, a: Architecture) -> Iterator[str]:

@@ -23,11 +23,7 @@ def decoder(c: Config) -> Fields:
 
 
 def latent(c: Config, made: Fields, **settings: Any) -> Fields:
-    """The fields with latent attention where they have attention.
-
-    Args:
-        settings: of latent attention, beside its widths.
-    """
+    """The fields with latent attention, of further `settings`, where they have attention."""
     widths = {
         "rank": c["kv_lora_rank"], "query_rank": c.get("q_lora_rank") or 0, "d_rotary": c["qk_rope_head_dim"],
         "d_value": c["v_head_dim"],

@@ -229,11 +229,7 @@ def _held_stream(attached: Attached) -> str:
 
 
 def _require_same(before: Tensor, after: Tensor, epsilon: str) -> None:
-    """Raise an InputError where the output has become another than rounding explains.
-
-    Args:
-        epsilon: what became of one that cannot be divided, which then is why; "".
-    """
+    """Refuse an output that has become another than rounding explains; `epsilon`: why, where one stays, or ""."""
     apart = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
     if apart > (_SAME if before.dtype in (torch.float32, torch.float64) else _SAME_IN_HALF):
         why = f"the epsilon of the norms, {epsilon}; a smaller margin divides by less"
@@ -285,7 +281,7 @@ class _Fitting:
             self._row(row, self.inner.get(i, 1.0))
         if self.stream != 1:
             self._ends()
-        out = [change for change in self.found.values() if not _is_one(change.factor)]
+        out = [change for change in self.found.values() if not bool((torch.as_tensor(change.factor) == 1).all())]
         for change in out:
             if problem := change.problem():
                 raise InputError(f"{self.owners[id(change.tensor)]} cannot be rescaled: {problem}")
@@ -358,14 +354,9 @@ class _Fitting:
         self.found[id(tensor)] = Change(tensor, both, axis, offset)
 
 
-def _is_one(factor: Factor) -> bool:
-    return bool((torch.as_tensor(factor) == 1).all())
-
-
-def exact_logits(model: nn.Module, arguments: Dictionary[str, Any], mapping: Mapping | None = None) -> Tensor:
+def exact_logits(model: nn.Module, arguments: Dictionary[str, Any]) -> Tensor:
     """The first output of a float64 model, its RMS norms in float64 too (transformers has them in float32)."""
-    attached = attach(model, mapping, arguments)
-    hooks = Hooks(model)
+    attached, hooks = attach(model, None, arguments), Hooks(model)
     if attached.mapping.architecture.norm == "rmsnorm":
         offset = attached.mapping.gain_offset
         for norm in norms_of(attached):

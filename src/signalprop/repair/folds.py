@@ -34,19 +34,6 @@ from signalprop.repair.weight_changes import Change, Factor, product
 _NEGLIGIBLE = 1e-6
 
 
-@dataclass
-class _Factors:
-    """What the weight and the bias of a module are to be multiplied with; `offset` is added to a weight first."""
-
-    weight: Factor = 1.0
-    bias: Factor = 1.0
-    offset: float = 0.0
-
-    def scale(self, weight: Factor, bias: Factor) -> None:
-        self.weight = product(self.weight, weight)
-        self.bias = product(self.bias, bias)
-
-
 @typed
 def fold(model: nn.Module) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
@@ -116,7 +103,7 @@ class _Folding:
     attached: Attached
     record: Record
     eps_error: float = 0.0
-    factors: dict[int, _Factors] = field(default_factory=dict)
+    factors: dict[tuple[int, str], Factor] = field(default_factory=dict)  # of the weight and the bias of a module
     modules: dict[int, nn.Module] = field(default_factory=dict)
     where: dict[int, str] = field(default_factory=dict)
     holders: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
@@ -175,9 +162,15 @@ class _Folding:
 
     # --- the factors of modules --------------------------------------------------------------------------------
 
-    def _of(self, module: nn.Module) -> _Factors:
+    def _factor(self, module: nn.Module, name: str) -> Factor:
+        return self.factors.get((id(module), name), 1.0)
+
+    def _scale(self, module: Any, weight: Factor, bias: Factor, where: str) -> None:
+        """Factors on a module's weight and bias, beside those that there are."""
+        module = _with_weight(module, where)
         self.modules[id(module)] = module
-        return self.factors.setdefault(id(module), _Factors())
+        for name, factor in (("weight", weight), ("bias", bias)):
+            self.factors[id(module), name] = product(self._factor(module, name), factor)
 
     def _rewired(self, carrier: Rewired, i: int, where: str, *, post: bool) -> None:
         multiplier = _value(carrier.multiplier)
@@ -206,7 +199,7 @@ class _Folding:
         last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
         ends = any(held.copies for held in last) or (last and isinstance(carrier, nn.MultiheadAttention))
         if isinstance(getattr(carrier, "weight", None), Tensor) or not ends:
-            self._of(_with_weight(carrier, where)).scale(weight, bias)
+            self._scale(carrier, weight, bias, where)
             return
         for held in last:
             if isinstance(held.holder, Tensor):
@@ -214,25 +207,24 @@ class _Folding:
                 self.bare += [] if held.bias is None else [Change(held.bias, bias, int(held.copies), 0.0)]
             else:
                 self.several |= {id(held.holder)} if held.copies else set()
-                self._of(_with_weight(held.holder, where)).scale(weight, bias)
+                self._scale(held.holder, weight, bias, where)
 
     def _scores(self, row: AttachedRow, ratio: float) -> None:
         """A factor on scores goes into the queries: their norm, or the rows of the map that makes them."""
         if row.query_norm is not None:
-            self._of(_with_weight(row.query_norm, row.label)).scale(ratio, ratio)
+            self._scale(row.query_norm, ratio, ratio, row.label)
             return
         query = row.weights["query"]
-        module = _with_weight(query.holder, row.label)
         factor: Factor = ratio
         if query.rows is not None:
-            outputs = query.weight.shape[1 if query.transposed else 0]
-            factor = torch.ones(outputs, dtype=torch.float64)
+            weight: Any = _with_weight(query.holder, row.label).weight
+            factor = torch.ones(weight.shape[1 if query.transposed else 0], dtype=torch.float64)
             factor[query.rows] = ratio
-        self._of(module).scale(factor, factor)
+        self._scale(query.holder, factor, factor, row.label)
 
     def _multiplied(self, module: Multiplied, where: str) -> None:
         if isinstance(getattr(module, "weight", None), Tensor):
-            self._of(_with_weight(module, where)).scale(module.input_scale * module.branch_scale, module.branch_scale)
+            self._scale(module, module.input_scale * module.branch_scale, module.branch_scale, where)
             return
         readers = self._readers(module)  # of a norm without weight
         if not readers and module.input_scale == 1:
@@ -241,7 +233,7 @@ class _Folding:
         if not readers:
             raise _refused(where, f"{type(module)._vanilla.__name__} has no weight that its multiplier could go into")
         for reader in readers:
-            self._of(_with_weight(reader, where)).scale(module.branch_scale, 1.0)
+            self._scale(reader, module.branch_scale, 1.0, where)
 
     def _readers(self, norm: nn.Module) -> list[nn.Module]:
         """The maps that read a norm before a branch."""
@@ -255,7 +247,7 @@ class _Folding:
         skip, gain = float(_value(module.value_skip)), float(_value(module.attention_gain))
         if skip != 0:
             raise _refused(where, f"values bypass its attention (value_skip {skip:.4g})")
-        self._of(_with_weight(module, where)).scale(gain, 1.0)
+        self._scale(module, gain, 1.0, where)
 
     # --- the head, and weights that are shared -----------------------------------------------------------------
 
@@ -268,7 +260,7 @@ class _Folding:
         others = [module for module, _ in self.holders.get(id(weight), []) if module is not head]
         if not others:
             return
-        mine, theirs = self._of(head).weight, self.factors.get(id(others[0]), _Factors()).weight
+        mine, theirs = self._factor(head, "weight"), self._factor(others[0], "weight")
         if _equal(mine, theirs):
             return
         assert isinstance(mine, float) and isinstance(theirs, float)
@@ -276,9 +268,10 @@ class _Folding:
             raise _refused("the head", "it shares its weight with embeddings whose multiplier is 0")
         norm = self._norm_before(head)
         ratio = mine / theirs
-        self._of(norm).scale(ratio, ratio)
+        self._scale(norm, ratio, ratio, "the norm before the head")
         self.where.setdefault(id(norm), "the norm before the head")
-        self.factors[id(head)].weight = theirs
+        self.modules[id(head)] = head
+        self.factors[id(head), "weight"] = theirs
 
     def _norm_before(self, head: nn.Module) -> nn.Module:
         """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
@@ -313,26 +306,23 @@ class _Folding:
         """The changes of parameters, every one once; all their holders have to agree."""
         norms = self._norms()
         changes: dict[int, Change] = {}
-        for key, factors in self.factors.items():
+        for (key, name), factor in self.factors.items():
             module = self.modules[key]
-            offset = self.attached.mapping.gain_offset if key in norms else 0.0
-            if key in norms and self.attached.mapping.gains_differ and not _equal(factors.weight, 1.0):
-                where = self.where.get(key, type(module).__name__)
+            tensor, where = getattr(module, name, None), self.where.get(key, type(module).__name__)
+            if not isinstance(tensor, Tensor):
+                continue
+            gain = key in norms and name == "weight"
+            if gain and self.attached.mapping.gains_differ and not _equal(factor, 1.0):
                 raise _refused(where, "some of the model's norms have the gain weight, and some 1 + weight")
-            for name, factor, add in (("weight", factors.weight, offset), ("bias", factors.bias, 0.0)):
-                tensor = getattr(module, name, None)
-                if not isinstance(tensor, Tensor):
-                    continue
-                where = self.where.get(key, type(module).__name__)
-                for other, attribute in self.holders.get(id(tensor), []):
-                    theirs = self.factors.get(id(other), _Factors())
-                    if not _equal(factor, theirs.weight if attribute == "weight" else theirs.bias):
-                        raise _refused(where, "it shares a weight with another module, which has another multiplier")
-                if not _equal(factor, 1.0):
-                    axis = 1 if key in self.several or (name == "weight" and is_transposed(module)) else 0
-                    changes[id(tensor)] = change = Change(tensor, factor, axis, add)
-                    if problem := change.problem():
-                        raise _refused(where, problem)
+            for other, attribute in self.holders.get(id(tensor), []):
+                if not _equal(factor, self._factor(other, attribute)):
+                    raise _refused(where, "it shares a weight with another module, which has another multiplier")
+            if not _equal(factor, 1.0):
+                axis = 1 if key in self.several or (name == "weight" and is_transposed(module)) else 0
+                offset = self.attached.mapping.gain_offset if gain else 0.0
+                changes[id(tensor)] = change = Change(tensor, factor, axis, offset)
+                if problem := change.problem():
+                    raise _refused(where, problem)
         for change in self.bare:
             if problem := change.problem():
                 raise _refused(self.where.get(id(change.tensor), "a branch of experts"), problem)

@@ -117,7 +117,7 @@ def _is_transform(name: str, of: str) -> bool:
     return theirs in ("relu", "leaky_relu") if inside == "leaky_relu" else _is_transform(inside, theirs)
 
 
-def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str = "float32", mode: str = "gauge") -> Plan:
+def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str, mode: str) -> Plan:
     """What has to be done to the model of a mapping.
 
     Args:
@@ -200,7 +200,11 @@ def _stack(
     largest: float,
 ) -> tuple[list[RowPlan], float]:
     """The rows of one stack, and P after its last one."""
-    gauge = not any(_needs_stream(p, rows, i, moved[i]) for i in members)
+    # whether a carrier has to know the stream: nothing that is added to a stream as it is would do
+    needs = [
+        moved[i] == "post" or p.skip_trainable != "fixed" or p.skip[i] <= 0 for i in members if not rows.parallel[i]
+    ]
+    gauge = not any(needs)
     made: list[RowPlan] = []
     last = 1.0
     if gauge:
@@ -216,13 +220,6 @@ def _stack(
     if not gauge:
         made, last = _rows(mapping, p, rows, members, moved, gauge=False)
     return made, last
-
-
-def _needs_stream(p: Parametrization, rows: Layout, i: int, moved: str) -> bool:
-    """Whether the carrier has to know the stream: nothing that is added to a stream as it is would do."""
-    if rows.parallel[i]:
-        return False
-    return moved == "post" or p.skip_trainable != "fixed" or p.skip[i] <= 0
 
 
 def _rows(

@@ -48,7 +48,10 @@ def load(
         check_folder(folder)
     raw, document = _read_record(folder)
     added = _read_added(folder, raw, document)
-    table = _parametrization(folder, document)
+    try:
+        table = Parametrization.from_json(document.parametrization)
+    except InputError as error:
+        raise InputError(f"{folder / RECORD}: {error}") from None
     if document.kind == "built":
         if model is not None or mapping is not None or options:
             raise InputError(f"{folder} holds a network that signalprop built; give the directory alone")
@@ -98,13 +101,6 @@ def _read_record(folder: Path) -> tuple[dict[str, Any], Document]:
     if data["schema"] != SCHEMA:
         raise InputError(f"{path} was written by another version of signalprop: {data['schema']}, expected {SCHEMA}")
     return data, Document(**{str(key): value for key, value in data.items()})
-
-
-def _parametrization(folder: Path, document: Document) -> Parametrization:
-    try:
-        return Parametrization.from_json(document.parametrization)
-    except InputError as error:
-        raise InputError(f"{folder / RECORD}: {error}") from None
 
 
 def _from_pretrained(folder: Path, document: Document, options: dict[str, Any]) -> nn.Module:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating, placed
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, default_statistics, shortened
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import Hooks, Site
+from signalprop.models.synthetic import synthetic_batch
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import IntArray
 from signalprop.streams.arguments import tiny_arguments
 
 TOKENS = 6
@@ -95,25 +94,10 @@ def on_meta(model: nn.Module) -> bool:
 
 
 def tiny_batch(architecture: Architecture) -> Batch:
-    """One sequence of a few random tokens, or of white patches or frames (as many as the model reads)."""
-    a, rng = architecture, np.random.default_rng(0)
-
-    def ids(longest: int) -> IntArray:
-        return rng.integers(0, a.vocab_size, (1, min(TOKENS, longest)))
-
-    decoder_tokens = ids(a.target_len or a.seq_len) if a.kind == "encoder-decoder" else None
-    length = min(TOKENS, a.seq_len) if a.input == "tokens" else a.seq_len
-    length = length if decoder_tokens is None else decoder_tokens.shape[1]
-    targets = np.zeros(1 if a.head == "classes" else (1, length), np.int64)  # the loss is not looked at
-    if a.input == "patches":
-        patches = rng.standard_normal((1, a.seq_len - a.n_class_tokens, a.patch_dim))
-        return Batch(tokens=None, patches=patches, targets=targets)
-    if a.input == "frames":
-        frames = rng.standard_normal((1, a.n_frames, a.frame_dim))
-        return Batch(tokens=None, frames=frames, targets=targets, decoder_tokens=decoder_tokens)
-    tokens = ids(a.seq_len)
-    segments = np.zeros_like(tokens) if a.n_segments else None
-    return Batch(tokens=tokens, targets=targets, segments=segments, decoder_tokens=decoder_tokens)
+    """One sequence of a few drawn tokens, or of white patches or frames (as many as the model reads)."""
+    a = shortened(architecture, TOKENS)
+    a = a if a.target_len is None else a.replace(target_len=min(a.target_len, TOKENS))
+    return synthetic_batch(a, default_statistics(a), 1, 0)
 
 
 def arguments_for(attached: Attached, given: Dictionary[str, Any] | None) -> dict[str, Any]:

@@ -118,11 +118,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _in_a_file(tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
-    """Copies that lie in a file without a name, which is gone when they are.
-
-    Args:
-        sizes: bytes that each takes there.
-    """
+    """Copies, of these `sizes` in bytes, in a file without a name, which is gone when they are."""
     descriptor, path = tempfile.mkstemp(prefix="signalprop-")
     try:
         os.posix_fallocate(descriptor, 0, sum(sizes))  # a write into a mapped file without room ends the process

@@ -34,11 +34,7 @@ class Norm:
 def prove(
     model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]
 ) -> tuple[tuple[Stack, ...], tuple[Norm, ...]]:
-    """The same stacks with the error of every equation, and what their norms compute; one forward pass.
-
-    Args:
-        model: in evaluation mode. arguments: of its forward.
-    """
+    """The same stacks with every equation's error, and what their norms compute; one pass of a model that evaluates."""
     wanted: set[Seen] = set()
     norms: dict[str, None] = {}
     for stack in stacks:
