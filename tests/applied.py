@@ -22,7 +22,7 @@ from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair import apply, saved_tensors, saving
+from signalprop.repair import apply, saving
 from signalprop.repair.record import vanilla_mapping
 from signalprop.repair.spliced_modules import Mixing, Rewired
 from signalprop.repair.weight_assignment import Part, assignments
@@ -239,14 +239,14 @@ def distance(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> float:
 
 def seal(folder: Path) -> None:
     """Give an edited signalprop.json, its multipliers and config.json the id that fits its contents."""
-    path = folder / saved_tensors.RECORD
+    path = folder / saving.RECORD
     document = json.loads(path.read_text())
     named = document["tensors"]
-    tensors = saved_tensors.read_tensors(folder / saved_tensors.TENSORS, document["id"]) if named else {}
+    tensors = saving.read_tensors(folder / saving.TENSORS, document["id"]) if named else {}
     document["id"] = saving.digest(document, tensors)
     path.write_text(json.dumps(document))
     if named:
-        saved_tensors.write_tensors(folder / saved_tensors.TENSORS, tensors, document["id"])
+        saving.write_tensors(folder / saving.TENSORS, tensors, document["id"])
     config = json.loads((folder / "config.json").read_text())
     config["signalprop"]["id"] = document["id"]
     (folder / "config.json").write_text(json.dumps(config))

@@ -19,7 +19,7 @@ from own_model import OwnGPT, own_ids, own_model
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.repair.record import the_record
-from signalprop.repair.saved_tensors import RECORD, TENSORS, WEIGHTS
+from signalprop.repair.saving import RECORD, TENSORS, WEIGHTS
 
 FAMILIES = tuple(MODELS)
 WARNING = "would silently leave out"

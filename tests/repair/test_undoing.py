@@ -15,7 +15,7 @@ import signalprop as sp
 from applied import batch_of, vanilla
 from own_model import own_model
 from signalprop.repair import folds, initialisation, installation, saved_models, undoing, weight_changes
-from signalprop.repair.saved_tensors import RECORD
+from signalprop.repair.saving import RECORD
 
 
 class Stop(BaseException):

@@ -39,7 +39,6 @@ def check(
     """
     from signalprop.cli.loading import load_model, mapping_of_file
     from signalprop.errors import require
-    from signalprop.repair.check_table import check_table
 
     output.check_outputs(json_file)
     wanted = sources.scheme_or_table(scheme, option)
@@ -52,7 +51,7 @@ def check(
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
     def show() -> None:
-        output.echo(check_table(found, everything=all_rows))
+        output.echo(found.table(everything=all_rows))
         for note in found.notes:
             output.echo(note)
         if found.ok:

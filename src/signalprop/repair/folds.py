@@ -20,9 +20,8 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS
-from signalprop.repair.applied import Applied
 from signalprop.repair.initialisation import plain
-from signalprop.repair.installation import eps_bound
+from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
 from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired

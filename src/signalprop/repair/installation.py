@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
+from signalprop.attachment.attached import Attached, Held, attach, require_roles, with_known_weights
 from signalprop.attachment.live_model import adapters_in, unwrapped
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
@@ -23,14 +23,13 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
-from signalprop.repair.absorbed import absorbed_factors, multiply_weights
-from signalprop.repair.applied import applied_mixin
 from signalprop.repair.initialisation import draw_table, draw_weights, ties
-from signalprop.repair.module_swaps import splice
+from signalprop.repair.module_swaps import Splice, carry_over, splice
 from signalprop.repair.plan import Plan, make_plan, own_multipliers
-from signalprop.repair.record import Record, record_of
+from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained, record_of
+from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
 from signalprop.repair.sites import confirm
-from signalprop.repair.surgery import Surgeon
+from signalprop.repair.surgery import Surgeon, needed
 from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
@@ -240,3 +239,104 @@ def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
     start = e.norm_gain**2 if a.embedding_norm else (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
     factors = [abs(row.eps_factor - 1) for row in plan.rows] + [abs(f - 1) for f in plan.final_eps]
     return a.norm_eps * max(factors, default=0.0) / (2 * start) if start > 0 else math.inf
+
+
+# --- what becomes of the model's class ---------------------------------------------------------------------------
+
+
+class Applied(Splice):
+    """A model that carries a scheme. Its name stays that of the vanilla class, which libraries look at."""
+
+    keeps_name = True
+    adaptable = True
+    brings = ("signalprop_record",)
+    signalprop_record: Record
+
+    def signalprop_mapping(self) -> Mapping:
+        """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
+        return applied_mapping(attached_vanilla(self), self.signalprop_record)
+
+
+class AppliedPretrained(Applied):
+    """A Hugging Face model that carries a scheme: what it saves can be loaded again with the scheme."""
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """As transformers has it; it makes a new head, which gets the old one's multiplier."""
+        vanilla: Any = super()
+        before = vanilla.get_input_embeddings(), vanilla.get_output_embeddings()
+        table: nn.Embedding = vanilla.resize_token_embeddings(*args, **kwargs)
+        for old, new in zip(before, (vanilla.get_input_embeddings(), vanilla.get_output_embeddings()), strict=True):
+            carry_over(old, new)
+        p = self.signalprop_record.parametrization
+        architecture = p.architecture.replace(vocab_size=int(table.weight.shape[0]))
+        self.signalprop_record.parametrization = replace(p, architecture=architecture)
+        return table
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As transformers has it, and beside it the record that `signalprop.load` needs.
+
+        Warns that transformers by itself would load the vanilla function, where that is another one.
+        """
+        vanilla: Any = super()
+        warn_of_plain_loading(self)
+        save_pretrained(self, vanilla.save_pretrained, save_directory, *args, **kwargs)
+
+
+def applied_mixin(model: type[nn.Module]) -> type[Applied]:
+    """The mixin for a model of this class."""
+    return AppliedPretrained if is_pretrained(model) else Applied
+
+
+# --- multipliers in the initial weights, modules left alone ---------------------------------------------------------
+
+
+def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) -> dict[str, float]:
+    """What each parameter is multiplied with, by name, in absorbed mode."""
+    factors: dict[str, float] = {}
+    names = {id(q): name for name, q in attached.model.named_parameters()}
+
+    def scale(owner: Any, factor: float, *, bias: bool = True) -> None:
+        held = Held(owner)
+        for tensor in (held.weight, held.bias if bias else None):
+            if tensor is not None and factor != 1:
+                factors[names[id(tensor)]] = factors.get(names[id(tensor)], 1.0) * factor
+
+    scaled: set[int] = set()
+    for here, row, carrier in zip(attached.rows, plan.rows, carriers, strict=True):
+        if attached.mapping.gain_offset and (row.norm_scale != 1 or here.placement in ("sandwich", "res-post")):
+            raise InputError(
+                f"{here.label}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
+            )
+        several = here.kind.has_copies  # their carrier and reader is the branch, which has no weight
+        for owner in here.holders(lambda role: role.writes) if several else [attached.model.get_submodule(carrier)]:
+            scale(owner, row.scale)
+        for reader in here.holders(lambda role: role.reads) if several else here.readers:
+            scale(reader, row.input_scale, bias=False)
+        if row.norm_scale != 1 and here.norm is not None and id(here.norm) not in scaled:
+            if getattr(here.norm, "weight", None) is None:
+                raise InputError(
+                    f"{here.label}: its norm has no weight to absorb {row.norm_scale:.3g} into; use mode='gauge'"
+                )
+            scaled.add(id(here.norm))
+            scale(here.norm, row.norm_scale)
+        if row.score_ratio != 1:
+            query = here.weights["query"]
+            if query.rows is not None:
+                raise InputError(
+                    f"{here.label}: queries are fused with keys and values, so one weight would need two factors"
+                )
+            scale(query.holder if here.query_norm is None else here.query_norm, row.score_ratio)
+    if plan.head_ratio != 1:
+        scale(needed(attached.ends.head, "head").holder, plan.head_ratio, bias=False)
+    if plan.embedding_ratio != 1:
+        for table in attached.ends.tables:
+            scale(table.holder, plan.embedding_ratio)
+    return factors
+
+
+def multiply_weights(model: nn.Module, record: Record) -> None:
+    """All factors, or none of them where it is interrupted."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad(), all_or_nothing(model, [parameters[name] for name in record.factors]):
+        for name, factor in record.factors.items():
+            parameters[name].mul_(factor)

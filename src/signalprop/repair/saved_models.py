@@ -22,8 +22,17 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import preset_instead
 from signalprop.repair.installation import install
 from signalprop.repair.record import Record, record_of
-from signalprop.repair.saved_tensors import ENTRY, RECORD, TENSORS, WEIGHTS, read_tensors
-from signalprop.repair.saving import SCHEMA, Document, added_tensors, digest
+from signalprop.repair.saving import (
+    ENTRY,
+    RECORD,
+    SCHEMA,
+    TENSORS,
+    WEIGHTS,
+    Document,
+    added_tensors,
+    digest,
+    read_tensors,
+)  # fmt: skip
 from signalprop.repair.undoing import all_or_nothing, everything
 
 

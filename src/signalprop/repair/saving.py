@@ -23,16 +23,17 @@ from torch import Tensor, nn
 from signalprop.attachment.arguments import BatchArguments
 from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping_file import mapping_json
-from signalprop.errors import InputError, refusing
-from signalprop.files.storage import finite, make_folder, write_json
+from signalprop.errors import InputError, first_line, refusing, require
+from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
 from signalprop.files.validation import Value, typed
 from signalprop.models.transformer import Transformer
 from signalprop.repair.initialisation import whole
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, the_record
-from signalprop.repair.saved_tensors import ENTRY, RECORD, TENSORS, WEIGHTS, write_tensors
 
 SCHEMA = "signalprop/applied/1"
+RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
+ENTRY = "signalprop"  # in config.json, and in the metadata of safetensors files
 
 
 class Document(Value):
@@ -206,3 +207,46 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
     document = _document(model, "built" if record is None else "module", record, added, shared)
     write_tensors(directory / WEIGHTS, tensors, document["id"])
     _write_record(directory, document, added)
+
+
+# --- files of safetensors that bear the record's id ---------------------------------------------------------------
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
+    require("safetensors", "models")
+    from safetensors.torch import save as serialised
+
+    data = serialised(tensors, metadata={ENTRY: name, "format": "pt"})
+    write_bytes(path, *_with_sorted_metadata(data))
+
+
+def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
+    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
+
+
+def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file that bears this id."""
+    require("safetensors", "models")
+    from safetensors import safe_open
+
+    if not path.is_file():
+        raise InputError(f"there is no {path}; the checkpoint is not complete")
+    try:
+        opened(path, copies=1).close()
+        with safe_open(path, framework="pt") as file:
+            found = (file.metadata() or {}).get(ENTRY)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
+    except InputError:
+        raise
+    except Exception as error:
+        reason = first_line(error)
+        raise InputError(f"cannot read {path}: {reason}") from None
+    if found != name:
+        raise InputError(f"{path} and {RECORD} are not of one checkpoint: another model was saved over it")
+    return tensors

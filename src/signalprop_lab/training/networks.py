@@ -22,7 +22,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, load, parameter_groups
 from signalprop.repair.record import record_of
-from signalprop.repair.saved_tensors import RECORD
+from signalprop.repair.saving import RECORD
 from signalprop.schemes import scheme as scheme_of
 from signalprop_lab.training.examples import Examples, Ordered, Prepared, Streamed, as_batch, collate
 from signalprop_lab.training.recipe import Model, Optimizer, Recipe, architecture_of
