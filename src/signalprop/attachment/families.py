@@ -256,7 +256,7 @@ def _get(place: Any, path: str) -> Any:
 # --- several residual streams: for measuring alone ---------------------------------------------------------------
 
 # Layers of transformers' models with several streams keep one module per branch that collapses them, `attn_hc` before
-# `self_attn` and `ffn_hc` before `mlp` (DeepSeek-V4, GLM-5.3, Hy4), and reads the streams, (batch, tokens, n, features).
+# `self_attn` and `ffn_hc` before `mlp` (DeepSeek-V4, GLM-5.3, Hy4), and reads streams, (batch, tokens, n, features).
 _BRANCHES = (("attn_hc", "self_attn"), ("ffn_hc", "mlp"))
 
 
