@@ -30,6 +30,7 @@ SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
+WHERE = "{processor}, {cores} cores, {memory_gib} GiB of memory, {system}"
 
 INTRODUCTION = """\
 # Benchmarks
@@ -78,15 +79,11 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A sentence for every machine that records come from."""
     seen: dict[str, list[str]] = {}
     for name, record in records.items():
-        line = record["where"] if "where" in record else _machine(record["machine"])
+        line = record.get("where") or WHERE.format(**record["machine"])
         seen.setdefault(line, []).append(name)
     if len(seen) == 1:
         return [f"Machine: {next(iter(seen))}."]
     return [f"Machine of {', '.join(names)}: {line}." for line, names in seen.items()]
-
-
-def _machine(m: Mapping[str, Any]) -> str:
-    return f"{m['processor']}, {m['cores']} cores, {m['memory_gib']} GiB of memory, {m['system']}"
 
 
 def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:

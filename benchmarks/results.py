@@ -203,13 +203,6 @@ def index(found: list[tuple[str, str, str]]) -> str:
     return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n\n{now}\n"
 
 
-def write_pages() -> int:
-    """Write all pages, and the one that lists them; how many."""
-    found = pages()
-    write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
-    return len(found)
-
-
 def main() -> None:
     """Command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -218,10 +211,11 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         store(arguments.sweeps)
-        n_pages = write_pages()
+        found = pages()
+        write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
     except InputError as error:
         sys.exit(f"results: {error}")
-    print(f"wrote {n_pages} pages and {FOLDER / 'index.md'}", file=sys.stderr)
+    print(f"wrote {len(found)} pages and {FOLDER / 'index.md'}", file=sys.stderr)
 
 
 if __name__ == "__main__":

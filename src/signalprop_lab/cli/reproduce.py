@@ -53,6 +53,7 @@ def reproduce(
     """
     from signalprop.errors import InputError, require
     from signalprop.files.storage import make_folder
+    from signalprop.results.text import text_table
     from signalprop_lab.reproductions.registry import ROWS, find
     from signalprop_lab.reproductions.result import SCALES, Settings
 
@@ -67,10 +68,11 @@ def reproduce(
         rows = [row for row in rows if row.runs]
     output.check_outputs(json_file)
     if listed:
+        listing = [[row.id, row.source, row.title, row.needs, row.state] for row in rows]
         output.deliver(
             json_file,
             lambda: {"schema": SCHEMA, "rows": [row.to_json() for row in rows]},
-            lambda: output.echo(_listing(rows)),
+            lambda: output.echo(text_table(["id", "source", "what", "needs", "state"], listing, left=5)),
         )
         return
     place = "cpu" if device == "cpu" else opt.usable(device)  # many rows need no PyTorch
@@ -139,13 +141,6 @@ def _run(row: Row, settings: Settings, *, alone: bool) -> Reproduction:
         print(f"{row.id}: {row.title}", file=sys.stderr, flush=True)
     with output.progress(row.id) if bar else nullcontext() as step:
         return run(row, settings if step is None else replace(settings, progress=step))
-
-
-def _listing(rows: Sequence[Row]) -> str:
-    from signalprop.results.text import text_table
-
-    cells = [[row.id, row.source, row.title, row.needs, row.state] for row in rows]
-    return text_table(["id", "source", "what", "needs", "state"], cells, left=5)
 
 
 def _text(one: Reproduction) -> str:

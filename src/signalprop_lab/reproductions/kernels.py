@@ -25,12 +25,6 @@ def sequences(repeats: float, n: int, seed: int = 0) -> InputStatistics:
     return from_tokens(sampled_tokens(LENGTH, repeats, n, seed), causal=True, source="sampled")
 
 
-def sampled_kernel(repeats: float, seed: int = 0) -> FloatArray:
-    """The kernel of one sampled sequence: 1 where two positions hold the same token."""
-    ids = sampled_tokens(LENGTH, repeats, 1, seed)[0]
-    return np.asarray(np.equal.outer(ids, ids), np.float64)
-
-
 def figures_1_7(settings: Settings) -> Findings:
     """Kernels of seven attention-only networks, on the average input kernel."""
     networks = figure_7()
@@ -137,7 +131,8 @@ def figures_5_6(settings: Settings) -> Findings:
         for name, f in zip(names, (ignored, corrected), strict=True)
     }
     reduced = f"nothing; the average over {n} sampled sequences in place of one (the paper's is not given)"
-    kernels = {f"r = {r:g}": sampled_kernel(r, settings.seed) for r in (0.01, 0.02, 0.05, 0.1, 0.2)}
+    tokens = {r: sampled_tokens(LENGTH, r, 1, settings.seed)[0] for r in (0.01, 0.02, 0.05, 0.1, 0.2)}
+    kernels = {f"r = {r:g}": np.equal.outer(ids, ids).astype(np.float64) for r, ids in tokens.items()}
     return Findings(checks, reduced, (panel,), (), details, lambda: _figures_5_6(kernels, panel))
 
 

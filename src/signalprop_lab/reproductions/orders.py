@@ -121,7 +121,9 @@ def table_3(settings: Settings) -> Findings:
                 words = quantity.removesuffix("_mean")
                 what = f"{_NAMES[name]}, {place.capitalize()}-LN, {words}"
                 checks.append(law_check(what, paper, found[name, place].growth[quantity]))
-    beta = _exponent_of_beta()
+    small, a = (1e-3, 2e-3), encoder(192, "pre")  # d ln(sensitivity) / d ln(β) at small β
+    s = [predict(scheme("layerscale", epsilon=b)(a), fidelity="moments").sensitivity()["mean"] for b in small]
+    beta = math.log(s[1] / s[0]) / math.log(small[1] / small[0])
     checks.append(Check("LayerScale, Pre-LN, sensitivity: exponent of β", "O(βN)", beta, 0.9, 1.1))
     medians = {f"{_NAMES[n]} {p}": f.laws["sensitivity_median"].replace("{", "(").replace("}", ")")
                for (n, p), f in found.items()}  # fmt: skip
@@ -134,14 +136,6 @@ def table_3(settings: Settings) -> Findings:
     details = {"laws": {f"{name} {place}": item.laws for (name, place), item in found.items()}, "depths": DEPTHS}
     reduced = "nothing: predictions at " + ", ".join(f"{n:,}" for n in DEPTHS) + " layers, width 256, 128 tokens"
     return Findings(tuple(checks), reduced, _panels(found), notes, details)
-
-
-def _exponent_of_beta() -> float:
-    """d ln(sensitivity) / d ln(β) of LayerScale at small β."""
-    values = (1e-3, 2e-3)
-    a = encoder(192, "pre")
-    found = [predict(scheme("layerscale", epsilon=b)(a), fidelity="moments").sensitivity()["mean"] for b in values]
-    return math.log(found[1] / found[0]) / math.log(values[1] / values[0])
 
 
 def _panels(found: dict[tuple[str, str], Orders]) -> tuple[Panel, ...]:

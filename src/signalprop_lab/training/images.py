@@ -94,13 +94,10 @@ def _decoded(cell: Any, where: str, data: Data) -> Pixels:
     pillow = require("PIL.Image", "training")
     with refusing(f"cannot read the image {where}", "expected a picture that Pillow reads"):
         file = io.BytesIO(cell["bytes"]) if cell["bytes"] else opened(cell["path"])
-        with file, pillow.open(file) as picture:
-            return _sized(picture, data)
-
-
-def _sized(picture: Any, data: Data) -> Pixels:
-    picture = picture.convert("L" if data.channels == 1 else "RGB")
-    if picture.size != (data.image_size, data.image_size):
-        picture = picture.resize((data.image_size, data.image_size), resample=2)  # bilinear
-    array = np.asarray(picture, np.uint8)
+        size = (data.image_size, data.image_size)
+        with file, pillow.open(file) as opened_picture:
+            picture = opened_picture.convert("L" if data.channels == 1 else "RGB")
+            if picture.size != size:
+                picture = picture.resize(size, resample=2)  # bilinear
+            array = np.asarray(picture, np.uint8)
     return array[None] if data.channels == 1 else np.ascontiguousarray(array.transpose(2, 0, 1))

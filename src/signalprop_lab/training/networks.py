@@ -66,11 +66,6 @@ class Network:
         }
         return wanted | {"labels": tensors["labels"]}
 
-    def parameter_count(self) -> tuple[int, int]:
-        """All parameters, and those that are trained."""
-        every = [(p.numel(), p.requires_grad) for p in self.module.parameters()]
-        return sum(n for n, _ in every), sum(n for n, trained in every if trained)
-
     def groups(self, recipe: Recipe) -> list[dict[str, Any]]:
         """Parameters for a PyTorch optimizer: learning rates of the scheme, decay for matrices and tables only."""
         o = recipe.optimizer

@@ -110,7 +110,7 @@ class _Run:
         unit, size = prepared.unit
         self.unit, per_step = unit, size * recipe.budget.batch_size
         arguments = training_arguments(recipe, folder / "checkpoints", int(os.environ.get("WORLD_SIZE", "1")), network)
-        self.counts = network.parameter_count()
+        self.counts = [(p.numel(), p.requires_grad) for p in network.module.parameters()]  # before they are sharded
         self.main = first()
         by_first(self._describe)  # before the Trainer makes its directory: only a recipe tells that it is a run's
         if recipe.gradient_checkpointing:
@@ -231,8 +231,8 @@ class _Run:
             train_loss=float(np.mean(losses)) if losses and status != "diverged" else None,
             eval_loss=eval_loss if math.isfinite(eval_loss) else None,
             chance=self.trainer.chance,
-            parameters=self.counts[0],
-            trained_parameters=self.counts[1],
+            parameters=sum(n for n, _ in self.counts),
+            trained_parameters=sum(n for n, trained in self.counts if trained),
             seconds=round(self.trainer.seconds(), 1),
             throughput=float(np.median(rates)) if rates else None,
             unit=self.unit,

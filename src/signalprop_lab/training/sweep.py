@@ -350,11 +350,8 @@ def _follow() -> None:
 def own_device(i: int) -> None:
     """Of several GPUs, one for this process; it has not touched them yet."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible is not None else [str(n) for n in range(_gpus())]
+    # the driver's, without the seconds that importing torch takes
+    there = [file for file in Path("/dev").glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()]
+    devices = visible.split(",") if visible is not None else [str(n) for n in range(len(there))]
     if len(devices) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[i % len(devices)]
-
-
-def _gpus() -> int:
-    """How many GPUs the driver shows, without the seconds that importing torch takes."""
-    return len([file for file in Path("/dev").glob("nvidia*") if file.name.removeprefix("nvidia").isdigit()])

@@ -85,7 +85,8 @@ def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Seq
     """
     filelock = require("filelock", "training")
     columns = [*train, *validation]
-    folder = cache_directory(data)
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "signalprop"
+    folder = own if data.cache is None else Path(data.cache).expanduser()
     path = folder / f"texts-{_key(data, len(train), columns)}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -102,13 +103,6 @@ def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Seq
         ) from None
     assert kept is not None
     return kept
-
-
-def cache_directory(data: Data) -> Path:
-    """Where tokenizers and ids are kept: data.cache, or `signalprop` in the user's cache directory."""
-    if data.cache is not None:
-        return Path(data.cache).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "signalprop"
 
 
 def _packed(data: Data, tokenizer: Any, columns: Sequence[Sequence[str]]) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import SequentialSampler
 
 from signalprop.errors import InputError, require
 
@@ -27,7 +27,7 @@ from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from signalprop_lab.training import checkpoints, weight_files  # noqa: E402
 from signalprop_lab.training.checkpoint_checks import step_of  # noqa: E402
-from signalprop_lab.training.examples import IGNORED, Example, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
+from signalprop_lab.training.examples import IGNORED, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402
 from signalprop_lab.training.optimizers import make_optimizer  # noqa: E402
@@ -116,9 +116,12 @@ class RecipeTrainer(Trainer):
         # mean number of labels, so that a mean over examples is the mean over labels
         self._labels_per_example = float(np.sum(asked != IGNORED)) / len(validation)
         score: Any = prepared.score
+        train, n = prepared.train, recipe.budget.steps * recipe.budget.batch_size  # exactly what a run reads
         super().__init__(
             model=network.module,
-            train_dataset=train_data(recipe, prepared),
+            train_dataset=Ordered(train, n, recipe.seed)
+            if isinstance(train, Examples)
+            else Streamed(train, n, recipe.seed, recipe.budget.batch_size),
             eval_dataset=validation,
             data_collator=lambda examples: network.arguments(collate(examples, prepared.pads)),
             compute_loss_func=lambda outputs, labels, num_items_in_batch=None: self.loss_of(
@@ -254,14 +257,6 @@ class RecipeTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             checkpoints.restore_random(Path(checkpoint), self.args.process_index)
-
-
-def train_data(recipe: Recipe, prepared: Prepared) -> Dataset[Example]:
-    """Exactly the examples that a run reads."""
-    n = recipe.budget.steps * recipe.budget.batch_size
-    if not isinstance(prepared.train, Examples):
-        return Streamed(prepared.train, n, recipe.seed, recipe.budget.batch_size)
-    return Ordered(prepared.train, n, recipe.seed)
 
 
 def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Network) -> TrainingArguments:

@@ -75,20 +75,11 @@ def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: floa
     return (CONTRADICTED if -difference > 2 * error else INVISIBLE), told
 
 
-def smallest_visible(spread: float, n_seeds: int) -> float:
-    """Difference of two cells that is two standard errors, where runs scatter independently.
-
-    Args:
-        spread: standard deviation of a score between seeds.
-    """
-    return 2 * spread * math.sqrt(2 / n_seeds)
-
-
 def foresight(sweep: Sweep) -> list[str]:
     """What the sweep can see of the paper's effects, told before it runs; nothing where no spread is expected."""
     if sweep.spread is None:
         return []
-    visible = smallest_visible(sweep.spread, len(sweep.seeds))
+    visible = 2 * sweep.spread * math.sqrt(2 / len(sweep.seeds))  # two standard errors; runs scatter independently
     lines = [f"smallest difference that {len(sweep.seeds)} seeds can see: {visible:.2g} ({sweep.score})"]
     for check in sweep.verdict:
         if check.effect is not None:
