@@ -153,6 +153,30 @@ def test_pytorchs_own_layers_are_repaired_and_folded(no_fast_path: None, norm_fi
         torch.testing.assert_close(sp.fold(model)(IDS), before, rtol=1e-4, atol=1e-5)
 
 
+class StockViT(nn.Module):
+    """Patches by a convolution, a class token, PyTorch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.token = nn.Conv2d(3, D, 8, 8), nn.Parameter(torch.randn(1, 1, D) / 50)
+        self.places = nn.Parameter(torch.randn(1, 65, D) / 50)
+        layer = nn.TransformerEncoderLayer(D, 4, 2 * D, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(D), enable_nested_tensor=False)
+        self.head = nn.Linear(D, 10)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.patches(pixels).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        return self.head(self.layers(x)[:, 0])
+
+
+def test_images_are_read_too() -> None:
+    found = sp.compare(StockViT().eval(), seeds=1)
+    assert (found.predicted.architecture.input, found.predicted.architecture.seq_len) == ("patches", 65)
+    assert abs(np.log(found.predicted.forward["branch"].variance / found.measured.forward["branch"].variance)).max() < 1
+
+
 def test_layers_that_are_copies_have_a_note() -> None:
     copied, apart = sp.predict(Stock().eval()), sp.predict(Stock().drawn_apart().eval())
     assert any("hold equal weights" in note for note in copied.notes)

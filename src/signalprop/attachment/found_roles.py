@@ -107,7 +107,7 @@ def mapping_with_roles(
         ids = proof.tensors.get(Seen(embedding.token, "input"))
         named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and v.equal(ids)]
         if len(named) == 1:
-            read = {"tokens": named[0]} | ({"targets": "targets"} if "targets" in roles.arguments else {})
+            read = {whole.input: named[0]} | ({"targets": "targets"} if "targets" in roles.arguments else {})
             table = model.get_submodule(embedding.token)
             mapping = replace(mapping, arguments=batch_arguments(model, whole, read, table))
     return replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ TOKENS = 7  # a number that few dimensions of a model have
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     """Keyword arguments of a model's forward: a few random tokens, an image or frames of random numbers."""
     config = getattr(model, "config", None)
-    names = list(inspect.signature(model.forward).parameters)
+    names = list(signature(model.forward).parameters)
     found = _of_config(model, config, names) if hasattr(config, "to_dict") else _of_modules(model, names)
     if not found:
         raise InputError(
@@ -105,14 +105,20 @@ def _first(config: Any, *names: str) -> Any:
 def _of_modules(model: nn.Module, names: list[str]) -> dict[str, Any]:
     """By the first module with weights: a table of tokens, a convolution over images, or a linear map.
 
-    A model with an argument `targets` is fed those too, as nanoGPT's has logits of all positions only then.
+    An encoder-decoder needs two rows of ids; an argument `targets` is given too, as nanoGPT has logits of all positions
+    only then.
     """
     if not names:
         return {}
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             ids = _ids(module.num_embeddings, {module.padding_idx or 0})
-            return {names[0]: ids} | ({"targets": ids.roll(-1, 1)} if "targets" in names[1:] else {})
+            needed = [
+                n
+                for n, p in signature(model.forward).parameters.items()
+                if p.default is p.empty and p.kind != p.VAR_KEYWORD
+            ]
+            return {name: ids.roll(-names.index(name), 1) for name in names if name in (names[0], *needed, "targets")}
         if isinstance(module, nn.Conv2d):
             size = getattr(getattr(model, "patch_embed", None), "img_size", None) or (64, 64)
             return {names[0]: _random(1, module.in_channels, *size)}
