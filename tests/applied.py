@@ -99,6 +99,17 @@ def logits_of(model: nn.Module, batch: Batch) -> Tensor:
     return out
 
 
+def outputs(model: nn.Module) -> Tensor:
+    """What the model says about its own batch, without gradients."""
+    with torch.no_grad():
+        return logits_of(model, batch_of(model))
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """Largest difference over the largest number."""
+    return float((one - other).abs().max() / other.abs().max())
+
+
 @contextmanager
 def double_norms() -> Iterator[None]:
     """RMS norms of transformers compute in float32 whatever the model's type; here they compute in the model's type."""

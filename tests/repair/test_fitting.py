@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import signalprop as sp
-from applied import vanilla
+from applied import difference, vanilla
 from commandline import Command
 from models.test_families import batch_for, theirs
 from signalprop.attachment.attached import attach
@@ -44,10 +44,6 @@ def overflowing(name: str) -> tuple[nn.Module, dict[str, Any]]:
             last = row.post_norm or row.weights["output" if row.kind.attends else "down"].holder
             last.weight.mul_(1e5 if row.post_norm or not moves_inner(attached, row) else 1)
     return model, arguments_of(model, attached.mapping, batch_for(attached.mapping))
-
-
-def difference(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / other.abs().max())
 
 
 @pytest.mark.parametrize("name", FITTED)

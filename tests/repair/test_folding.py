@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import signalprop as sp
-from applied import MODELS, batch_of, double_norms, logits_of, skip_without_interface, vanilla
+from applied import MODELS, difference, double_norms, outputs, skip_without_interface, vanilla
 from own_model import OwnGPT, own_ids, own_model
 from signalprop.errors import InputError
 from signalprop.repair.module_swaps import Splice
@@ -56,15 +56,6 @@ def trained(model: nn.Module, seed: int = 1) -> nn.Module:
             if parameter.ndim == 1:
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
     return model
-
-
-def outputs(model: nn.Module) -> Tensor:
-    with torch.no_grad():
-        return logits_of(model, batch_of(model))
-
-
-def difference(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max() / other.abs().max())
 
 
 def contents(model: nn.Module) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import signalprop as sp
-from applied import MODELS, batch_of, logits_of, seal, vanilla
+from applied import MODELS, outputs, seal, vanilla
 from own_model import OwnGPT, own_ids, own_model
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
@@ -34,11 +34,6 @@ def applied(family: str, scheme: str, **options: Any) -> nn.Module:
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
     return model
-
-
-def outputs(model: nn.Module) -> Tensor:
-    with torch.no_grad():
-        return logits_of(model, batch_of(model))
 
 
 @pytest.fixture

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 def check_complete(family: Family) -> None:
     """Read the family's defaults, and hold its paths and its initialisation against the Architecture that they give."""
-    architecture = _of_defaults(family)
+    try:
+        architecture = Architecture(**family.read(family.readable))
+    except KeyError as error:
+        raise _incomplete(family, f"`fields` reads {error}, which `defaults` lacks") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _incomplete(family, f"its defaults cannot be read: {type(error).__name__} {error}") from None
     drawn = family.initialisation.weights(architecture)
     lacking = [f"a standard deviation of {role!r} in its initialisation" for role in ROLES if role not in drawn]
     places = [list(_unsaid(family, paths, architecture)) for paths in family.paths]
@@ -28,15 +33,6 @@ def check_complete(family: Family) -> None:
 
 def _incomplete(family: Family, why: str) -> InputError:
     return InputError(f"the family {family.model_type!r} is incomplete: {why} (CONTRIBUTING.md: Add a family)")
-
-
-def _of_defaults(family: Family) -> Architecture:
-    try:
-        return Architecture(**family.read(family.readable))
-    except KeyError as error:
-        raise _incomplete(family, f"`fields` reads {error}, which `defaults` lacks") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _incomplete(family, f"its defaults cannot be read: {type(error).__name__} {error}") from None
 
 
 def _unsaid(family: Family, paths: ModelPaths, a: Architecture) -> Iterator[str]:

@@ -153,14 +153,14 @@ def _line(run: Sequence[Row], both: bool) -> list[str]:
     if first.kind is not None:
         layers = f"{first.layer}" if first.layer == last.layer else f"{first.layer}-{last.layer}"
         layer = f"{first.stack} {layers}" if both else layers
-    drawn = any(row.standard_error > 0 for row in run)
+    drawn, means = any(row.standard_error > 0 for row in run), [row.mean for row in run if row.mean is not None]
     return [
         layer,
         f"{kind_named(first.kind).short} {first.name}" if first.kind else first.name,
         _range([row.wanted for row in run]),
         _range([row.measured for row in run]),
         f"{max(row.standard_error for row in run):.1e}" if drawn else "",
-        _extreme([row.mean for row in run]) if drawn else "",
+        (f"{max(means, key=abs):.1e}" if means else "-") if drawn else "",
         first.verdict,
         first.note,
     ]
@@ -172,8 +172,3 @@ def _range(values: Sequence[float | None]) -> str:
         return "-"
     low, high = number(known[0]), number(known[-1])
     return low if low == high else f"{low} to {high}"
-
-
-def _extreme(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{max(known, key=abs):.1e}" if known else "-"

@@ -112,7 +112,10 @@ class _Folding:
     def changes(self) -> list[Change]:
         """Every parameter that changes, once."""
         model, p, plan = self.attached.model, self.record.parametrization, self.record.plan
-        self._name_places()
+        for here, path in zip(self.attached.rows, self.record.carriers, strict=True):
+            weights = [held.holder for held in here.weights.values()]
+            for owner in (model.get_submodule(path), here.norm, here.post_norm, here.query_norm, *weights):
+                self.where.setdefault(id(owner), here.label)
         for module in model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -141,17 +144,12 @@ class _Folding:
             if isinstance(module, Multiplied):
                 self._multiplied(module, self.where.get(id(module), name))
             if isinstance(module, Mixing):
-                self._mixing(module, self.where.get(id(module), name))
+                where, skip = self.where.get(id(module), name), float(_value(module.value_skip))
+                if skip != 0:
+                    raise _refused(where, f"values bypass its attention (value_skip {skip:.4g})")
+                self._scale(module, float(_value(module.attention_gain)), 1.0, where)
         self._tied_head()
         return self._gathered()
-
-    def _name_places(self) -> None:
-        """Where every module is, in words."""
-        for row, path in zip(self.attached.rows, self.record.carriers, strict=True):
-            weights = [held.holder for held in row.weights.values()]
-            carrier = self.attached.model.get_submodule(path)
-            for owner in (carrier, row.norm, row.post_norm, row.query_norm, *weights):
-                self.where.setdefault(id(owner), row.label)
 
     def _norms(self) -> set[int]:
         """The norms of the mapping, whose gains are weight + gain_offset."""
@@ -241,12 +239,6 @@ class _Folding:
             if row.norm is norm and row.placement in ("pre", "sandwich"):
                 found |= {id(owner): owner for owner in row.readers}
         return list(found.values())
-
-    def _mixing(self, module: Mixing, where: str) -> None:
-        skip, gain = float(_value(module.value_skip)), float(_value(module.attention_gain))
-        if skip != 0:
-            raise _refused(where, f"values bypass its attention (value_skip {skip:.4g})")
-        self._scale(module, gain, 1.0, where)
 
     # --- the head, and weights that are shared -----------------------------------------------------------------
 

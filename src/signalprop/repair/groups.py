@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.live_model import unwrapped
@@ -119,7 +119,8 @@ def parameter_groups(
         if _is_inner(parts) and rule.width:
             factor *= wider**rule.width
         if by_muon and adjust_lr_fn == "original" and parts[0].transposed:
-            factor *= _upright(parameter)
+            inputs, outputs = parameter.shape  # of which Muon takes the first for outputs
+            factor *= math.sqrt(max(1.0, outputs / inputs) / max(1.0, inputs / outputs))
         rate = lr if by_muon or optimizer != "muon" or rest_lr is None else rest_lr
         decay = weight_decay / (factor * c**rule.power if rule.decoupled else c**2)  # a penalty is in the gradient
         row = parts[0].row if parts else None
@@ -141,12 +142,6 @@ def parameter_groups(
 def _is_inner(parts: Sequence[Part]) -> bool:
     """Whether a parameter is a matrix of a layer: no end, no vector."""
     return bool(parts) and all(part.row is not None and part.decays for part in parts)
-
-
-def _upright(matrix: Tensor) -> float:
-    """sqrt(max(1, out/in)) over what Muon takes for it of a matrix that is stored as (in, out)."""
-    inputs, outputs = matrix.shape
-    return math.sqrt(max(1.0, outputs / inputs) / max(1.0, inputs / outputs))
 
 
 def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float], dict[str, float]]:

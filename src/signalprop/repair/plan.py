@@ -22,6 +22,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import PLACEMENTS, Layout, layout
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import NORM_BEFORE
 
 Treatment = Literal["none", "multiplied", "rewired"]
 
@@ -267,7 +268,7 @@ def _rows(
                 behind=product,
                 norm_scale=float(p.norm_scale[i]),
                 score_ratio=float(p.score_scale[i]) / own_score if kind.attends and own_score else 1.0,
-                eps_factor=_eps_factor(placement, unit, before) if gauge else 1.0,
+                eps_factor=(unit if post else before if placement in NORM_BEFORE else 1.0) ** -2 if gauge else 1.0,
                 mixes_values=mixes,
                 shapes=p.shaping.kind != "none" and kind.attends_itself,
                 activates=a.activation if other and kind.activates else "",
@@ -280,12 +281,6 @@ def own_multipliers(item: SublayerMap) -> tuple[float, float]:
     """(skip, branch) that a model's own code multiplies with; what trains is left to the model, and counts as 1."""
     skip, branch = (1.0 if isinstance(value, Tensor) else float(value) for value in (item.skip, item.multiplier))
     return skip, branch
-
-
-def _eps_factor(placement: str, unit: float, before: float) -> float:
-    if placement == "post":
-        return unit**-2
-    return before**-2 if placement in ("pre", "sandwich") else 1.0
 
 
 def _shared_dropouts(mapping: Mapping, p: Parametrization, rows: Layout, planned: list[RowPlan]) -> list[RowPlan]:

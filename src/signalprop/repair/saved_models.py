@@ -56,7 +56,9 @@ def load(
     if folder.is_dir():
         check_folder(folder)
     raw, document = _read_record(folder)
-    added = _read_added(folder, raw, document)
+    added = read_tensors(folder / TENSORS, document.id) if document.tensors else {}
+    if sorted(added) != document.tensors or digest(raw, added) != document.id:
+        raise InputError(f"{folder / RECORD} or {TENSORS} has been changed since it was saved; save the model again")
     try:
         table = Parametrization.from_json(document.parametrization)
     except InputError as error:
@@ -164,14 +166,6 @@ def _fill_module(folder: Path, document: Document, model: nn.Module) -> None:
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"the weights in {folder} do not fit this {type(model).__name__}: {reason:.200}") from None
-
-
-def _read_added(folder: Path, raw: dict[str, Any], document: Document) -> dict[str, Tensor]:
-    """The parameters that the scheme added, where the digest of record and parameters is right."""
-    tensors = read_tensors(folder / TENSORS, document.id) if document.tensors else {}
-    if sorted(tensors) != document.tensors or digest(raw, tensors) != document.id:
-        raise InputError(f"{folder / RECORD} or {TENSORS} has been changed since it was saved; save the model again")
-    return tensors
 
 
 def _fill_added(folder: Path, tensors: dict[str, Tensor], model: nn.Module, record: Record) -> None:

@@ -130,7 +130,10 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
                 if k != at:
                     step.parts += parts_of(other, [*skip, node.factors[k]], given)
             step.skip = [*skip, node.factors[at]]
-            _past_scales(step, stop)
+            # the stream before its own multiplier, where only the sum reads what the multiplier gives
+            while step.before is not stop and step.before.operation == "scale" and len(read_as(step.before)) == 1:
+                step.skip += step.before.factors
+                step.before = step.before.inputs[0].numbers
         node = after = step.before
         skip, moved = [], False
         later = found[-1] if found else None
@@ -142,13 +145,6 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
     if skip or moved:
         found.append(Step(node, after, skip, moved=moved))
     return found[::-1], node
-
-
-def _past_scales(step: Step, stop: Node | None) -> None:
-    """The stream before its own multiplier, where only the sum reads what the multiplier gives."""
-    while step.before is not stop and step.before.operation == "scale" and len(read_as(step.before)) == 1:
-        step.skip += step.before.factors
-        step.before = step.before.inputs[0].numbers
 
 
 def read_as(node: Node) -> list[Node]:
