@@ -153,11 +153,6 @@ class Page:
             raise LookupError(f"there are only {len(found)} texts on the page; has it loaded?")
         return [f"{where}: {ink} on {back}" for ink, back, where in found if contrast(ink, back) < least]
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """A picture of the window, or of the whole page."""
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(data))
-
     def pdf(self, path: Path) -> None:
         """The page as it is printed."""
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))

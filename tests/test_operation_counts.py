@@ -105,9 +105,6 @@ def test_kernels_take_few_matrices() -> None:
     assert held(True, 1.0) <= 21
 
 
-# --- start-up ------------------------------------------------------------------------------------------------------
-
-
 # --- PyTorch -------------------------------------------------------------------------------------------------------
 
 pinned = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="counts are those of torch 2.13")

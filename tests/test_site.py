@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer.main
 
-import signalprop
 from signalprop.cli import all_commands, command_line
 from signalprop.schemes import SCHEMES
 
@@ -30,19 +29,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert built.returncode == 0, built.stderr
     return folder / "html"
-
-
-@pytest.mark.slow
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    page = (site / "api.html").read_text(encoding="utf-8")
-    public = {
-        name
-        for name in dir(signalprop)
-        if not name.startswith("_") and getattr(getattr(signalprop, name), "__module__", "").startswith("signalprop")
-    } | {"SCHEMES"}
-    missing = [name for name in sorted(public) if f'id="signalprop.{name}"' not in page]
-    assert missing == []
-    assert len(public) > 30
 
 
 @pytest.mark.slow

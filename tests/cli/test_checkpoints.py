@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import BertForMaskedLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
 from commandline import Command, result_of
@@ -200,23 +197,3 @@ def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Pat
     (tmp_path / "m").mkdir()
     assert command("apply", llama, "--scheme", "xavier", "--out", tmp_path / "m").status == 0
     assert (tmp_path / "m" / "signalprop.json").is_file()
-
-
-@pytest.mark.slow
-def test_as_processes(hf_directories: Path, tmp_path: Path) -> None:
-    """The commands as a user runs them, in a folder with relative names."""
-    shutil.copytree(hf_directories / "gpt2", tmp_path / "my-model")
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "signalprop", *arguments]
-        environment = os.environ | {"PYTHONPATH": str(Path(sp.__file__).parents[1])}
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
-
-    done = run("apply", "my-model", "--scheme", "stable-resnet", "--keep-weights", "--out", "scaled")
-    assert (done.returncode, done.stderr) == (0, "")
-    done = run("fold", "scaled", "--out", "plain")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert difference(GPT2LMHeadModel.from_pretrained(tmp_path / "plain"), sp.load(tmp_path / "scaled")) < 1e-5
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["my-model", "plain", "scaled"]

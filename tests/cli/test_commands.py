@@ -99,13 +99,6 @@ def test_predict_by_simulation(command: Command) -> None:
     assert two != Profile.from_json(result_of(command, *arguments, "--seeds", "2", "--seed", "1"))
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_layers(command: Command) -> None:
-    status, out, err = command("predict", "tgs", "--layers", "100000")
-    assert (status, err) == (0, "")
-    assert "99999 ffn" in out and "nan" not in out.lower()
-
-
 def test_schemes_lists_all(command: Command) -> None:
     everything = result_of(command, "schemes")["schemes"]
     assert set(everything) == set(SCHEMES)

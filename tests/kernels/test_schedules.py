@@ -184,6 +184,3 @@ def test_one_step_beside_a_skip() -> None:
     for rule in (exponential_behind_skip, exact_behind_skip):  # without a skip both are theorem 3
         made = rule(decay_of(0.3), decay_of(0.25), 0.0)
         assert made == pytest.approx((decay_of(0.3), decay_of(0.25), ESPA(decay_of(0.3), decay_of(0.25)).diagonal))
-
-
-# --- errors --------------------------------------------------------------------------------------------------------

@@ -266,9 +266,6 @@ def test_corrected_espa_meets_its_target_behind_dks() -> None:
         np.testing.assert_allclose(kernel, exponential_kernel(after, 256), atol=EXACT)
 
 
-# --- calibrated ----------------------------------------------------------------------------------------------------
-
-
 # --- ALiBi ---------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +309,3 @@ def test_what_the_paper_prints_otherwise() -> None:
     assert left == pytest.approx(2 * x * p(n, y) ** 2 + y**2 * p(n - 1, x))
     assert left == pytest.approx(5.20, abs=0.005)
     assert y**2 * p(n, x) + x * y**2 == pytest.approx(0.72, abs=0.005)
-
-
-# --- errors --------------------------------------------------------------------------------------------------------

@@ -347,6 +347,3 @@ def test_correlations_that_so_many_tokens_cannot_have() -> None:
     assert (trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.25)).forward.distance <= 2).all()
     with pytest.raises(InputError, match=r"a token correlation of -0\.3 is not possible among 5 tokens: .* -0\.25 at"):
         trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.3))
-
-
-# --- pictures and tables ----------------------------------------------------------------------------------------------

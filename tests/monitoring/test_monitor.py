@@ -255,9 +255,6 @@ def test_logs_that_fail_do_not_end_the_training(tmp_path: Path, caplog: pytest.L
     assert sum("not written to" in line for line in said) == 1 and len(said) == 2
 
 
-# --- where it goes -----------------------------------------------------------------------------------------------
-
-
 # --- warnings ----------------------------------------------------------------------------------------------------
 
 
