@@ -42,7 +42,6 @@ def explorer(*arguments: str, command: Sequence[str] = EXPLORE) -> Iterator[Expl
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         words = line.split()
         if len(words) < 2:

@@ -64,7 +64,6 @@ def run(line: str, copy: Path) -> str:
 def write(step: Step, copy: Path) -> None:
     """The file that a block of Python is the text of, which is new."""
     named = FILE.search(step.before)
-    assert named is not None
     path = copy / named[1]
     path.parent.mkdir(exist_ok=True)
     assert not path.exists()

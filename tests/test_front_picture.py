@@ -20,7 +20,6 @@ def test_the_predicted_lines_are_those_of_today() -> None:
     inputs = default_batch(front.ARCHITECTURE, batch_size=2, seed=0).statistics(front.ARCHITECTURE)
     for scheme, curve in STORED.items():
         gradient = sp.predict(front.ARCHITECTURE, inputs, scheme=scheme).gradient
-        assert gradient is not None
         assert curve["predicted"] == pytest.approx(gradient["stream_in"].variance[::2], rel=1e-3)
         errors = np.abs(np.log(curve["predicted"]) - np.log(curve["measured"]))
         assert np.median(errors) < (0.9 if scheme == "xavier" else 0.2)

@@ -187,7 +187,6 @@ def test_types_are_shipped(wheel: Path, tmp_path: Path) -> None:
 def test_the_demo_works_with_its_extras(wheel: Path, tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.search(r"^DEMO := (.+)$", makefile, re.MULTILINE)
-    assert found is not None
     programs, env = environment(tmp_path / "venv", f"{wheel}[models,report]")
     command = (programs / "signalprop", "compare", *found.group(1).split(), "--json", "demo.json", "--plot", "demo.png")
     shown = succeeded(*command, cwd=tmp_path, env=env)

@@ -68,7 +68,6 @@ def differences(p: Parametrization, networks: int) -> list[str]:
 
 
 def _gradient(profile: Profile) -> Series:
-    assert profile.gradient is not None
     return profile.gradient["stream_in"]
 
 

@@ -325,7 +325,6 @@ def test_the_demo_prints_what_the_readme_shows(
     monkeypatch.chdir(tmp_path)
     found = re.search(r"^DEMO := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     shown = next(block for block in blocks("README.md") if block.text.startswith("layer "))
-    assert found is not None
     assert run(["compare", *shlex.split(found[1])]) == 0
     printed = [(numberless(line), numbers(line)) for line in capsys.readouterr().out.splitlines()]
     for line in filter(None, shown.text.splitlines()):

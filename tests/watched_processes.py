@@ -84,7 +84,6 @@ def profiled(model: nn.Module, called: Any, ids: Tensor, **options: Any) -> dict
     with Probe(model, **options) as probe:
         loss_of(called(ids), ids).backward()
         profile = probe.profile()
-    assert profile is not None
     return profile.to_json()
 
 
@@ -195,7 +194,6 @@ def routes(rank: int, size: int) -> dict[str, Any]:
     with Probe(stage, mapping=stage.mapping(), compiled=True) as probe:
         schedule.step(IDS) if rank == 0 else schedule.step(target=IDS)
         profile = probe.profile(loss_scale=2.0)  # the schedule adds up the losses of its micro-batches
-    assert profile is not None
     watched = monitored(
         stage, IDS, mapping=stage.mapping(), compiled=True, logs=True,
         call=lambda: schedule.step(IDS) if rank == 0 else schedule.step(target=IDS),

@@ -105,7 +105,6 @@ class TestMasking:
 class TestBatches:
     def test_encoder(self) -> None:
         batch = text_batch(model(n_segments=2), IDS, 5, seed=0)
-        assert batch.tokens is not None and batch.segments is not None
         assert batch.tokens.shape == batch.targets.shape == batch.segments.shape == (5, 12)
         unmasked = batch.targets < 0
         rows = np.where(unmasked, batch.tokens, batch.targets)
@@ -119,7 +118,6 @@ class TestBatches:
 
     def test_encoder_decoder(self) -> None:
         batch = text_batch(model(kind="encoder-decoder", target_len=5), IDS, 5, seed=0)
-        assert batch.tokens is not None and batch.decoder_tokens is not None
         assert batch.tokens.shape == (5, 12) and batch.decoder_tokens.shape == batch.targets.shape == (5, 5)
         assert (
             (batch.decoder_tokens[:, 0] - batch.tokens[:, -1]) % 90 == 1

@@ -71,7 +71,6 @@ def test_after_200_steps(trained: Any) -> None:
     found = found_in(trained)
     assert found.loss is not None and found.loss.value is not None and found.loss.value < 2.6
     assert findings(found, "fault", "warning") == []
-    assert found.removal is not None
     assert all((item.increase.value or 0) > 0.02 for item in found.removal.single)
     kinds = [kind for kind, _ in findings(found, "note")]
     assert "no scale" in kinds and "no layer counts" not in kinds  # int8 without a scale destroys it

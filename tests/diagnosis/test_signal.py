@@ -57,7 +57,6 @@ def streams(model: Any, batch: Batch) -> list[Tensor]:
 
 def counted(batch: Batch, skip: int = SKIP) -> Tensor:
     """Positions that count."""
-    assert batch.tokens is not None
     keep = torch.ones(batch.tokens.shape, dtype=torch.bool)
     if batch.keep is not None:
         keep &= torch.as_tensor(batch.keep)
@@ -92,7 +91,6 @@ class TestStreams:
         model = tiny(family, 3)
         batch = text_batch(model, 1)
         profile = sp.measure(model, batch)
-        assert profile.gradient is not None
         ends = [group[-1] for group in groups(layout(profile.architecture))]
         for row, found in zip(ends, observed(model, batch, skip_first=0), strict=True):
             stream = profile.forward["stream_out"]

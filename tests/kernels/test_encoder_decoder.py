@@ -70,7 +70,6 @@ def test_a_final_norm_takes_away_the_gain_of_the_last_post_norm() -> None:
     def gradient(gain: float) -> np.ndarray:
         gains = np.append(table.norm_gain[:-1], gain)
         profile = sp.predict(table.with_columns(norm_gain=gains), fidelity="kernel")
-        assert profile.gradient is not None
         return profile.gradient["stream_in"].log_variance
 
     assert gradient(3.0) - gradient(1.0) == pytest.approx(np.log(9.0), abs=1e-3)
@@ -92,16 +91,13 @@ def test_whole_networks_agree_with_built_ones(placement: Any) -> None:
         from_tokens(read.numpy()), decoder=from_tokens(written[:, :-1].numpy(), targets=written[:, 1:].numpy())
     )
     found = sp.predict(table, inputs, fidelity="kernel")
-    assert found.gradient is not None and measured.gradient is not None
     error = found.gradient["stream_in"].log_variance - measured.gradient["stream_in"].log_variance
     assert np.abs(error).max() < 0.16 and np.median(np.abs(error)) < 0.08
     out = found.forward["stream_out"], measured.forward["stream_out"]
     assert np.abs(out[0].log_variance - out[1].log_variance).max() < 0.1
-    assert out[1].token_correlation_se is not None
     apart = np.abs(out[0].token_correlation - out[1].token_correlation)
     assert (apart < 0.03 + 4 * out[1].token_correlation_se).all()
     averages = sp.predict(table, inputs, fidelity="moments")
-    assert averages.gradient is not None
     first = 6  # the decoder's first sublayer
     of_moments = averages.gradient["stream_in"].log_variance[first] - measured.gradient["stream_in"].log_variance[first]
     assert abs(of_moments) > 0.2 > abs(error[first])
@@ -121,7 +117,6 @@ def test_the_way_back_takes_attention_as_the_pass_before_left_it(monkeypatch: py
     monkeypatch.setattr(tokens, "_KEPT_LENGTH", 0)
     anew = sp.predict(p, fidelity="kernel")
     assert len(made) - count == count + 2  # once more for each layer
-    assert kept.gradient is not None and anew.gradient is not None
     np.testing.assert_array_equal(kept.gradient["stream_in"].variance, anew.gradient["stream_in"].variance)
 
 
@@ -132,5 +127,4 @@ def test_averages_send_gradients_to_the_encoder_through_a_norm_on_the_branch() -
         norm_placement="sandwich", dropout=0.0,
     )  # fmt: skip
     one, other = (sp.predict(sp.scheme("xavier")(a), fidelity=f).gradient for f in ("moments", "kernel"))
-    assert one is not None and other is not None
     assert np.abs(one["stream_in"].log_variance - other["stream_in"].log_variance)[:4].max() < 0.1

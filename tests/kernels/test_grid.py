@@ -26,7 +26,6 @@ PRESETS = ["gpt2", "llama3-8b", "gpt-neox", "falcon-7b", "qwen2-0.5b"]
 
 def differences(one: Profile, other: Profile) -> tuple[float, float]:
     """Largest relative difference of a variance, and of a token correlation, over all probe points."""
-    assert one.gradient is not None and other.gradient is not None
     pairs = [(one.forward[k], other.forward[k]) for k in POINTS] + [
         (one.gradient[k], other.gradient[k]) for k in POINTS
     ]

@@ -30,7 +30,6 @@ def statistics(n: int, length: int, seed: int = 0) -> InputStatistics:
 
 
 def single(inputs: InputStatistics, row: int) -> InputStatistics:
-    assert inputs.tokens is not None and inputs.targets is not None
     return replace(inputs, tokens=inputs.tokens[[row]], targets=inputs.targets[[row]])
 
 
@@ -48,7 +47,6 @@ def test_a_batch_is_its_sequences_pooled(kind: Any, placement: Any) -> None:
         np.testing.assert_allclose(
             together.forward[point].token_correlation, shared.mean(0) / variances.mean(0), rtol=1e-10
         )
-    assert together.gradient is not None
     # the gradient's unit differs from sequence to sequence, so the pooled one lies between them
     singles = np.stack([part.gradient["stream_in"].variance for part in parts if part.gradient is not None])
     found = together.gradient["stream_in"].variance
@@ -78,7 +76,6 @@ def test_padding_on_the_right_of_a_decoder_changes_nothing() -> None:
     p = scheme("xavier")(Architecture(**FIELDS, kind="decoder", seq_len=24, activation="gelu"))
     short = predict_token_kernels(p, inputs)
     longer = predict_token_kernels(scheme("xavier")(p.architecture.replace(seq_len=30)), padded)
-    assert short.gradient is not None and longer.gradient is not None
     for point in POINTS:
         # softmax moments are interpolated between row lengths, which depend on the longest
         np.testing.assert_allclose(longer.forward[point].variance, short.forward[point].variance, rtol=0.005)
@@ -99,7 +96,6 @@ def test_gated_feed_forwards_see_equal_tokens_sequence_by_sequence(word_stream: 
     predicted: Profile = predict_token_kernels(p, batch.statistics(a))
     measured = simulate(p, batch=batch, n_seeds=8, backward=False)
     ours, theirs = predicted.forward["branch"], measured.forward["branch"]
-    assert theirs.token_correlation_se is not None
     rows = kind_named("feed_forward").of(p)
     error = np.abs(ours.token_correlation - theirs.token_correlation)[rows]
     # 1/d: random overlaps of different tokens enter the curved function too
@@ -114,7 +110,6 @@ def test_a_classifier_sends_its_gradient_to_the_position_that_it_reads() -> None
     predicted, measured = predict(p, batch.statistics(a)), simulate(p, batch=batch, n_seeds=12)
     assert predicted.fidelity == "kernel" and predicted.gradient is not None and measured.gradient is not None
     found = measured.gradient["stream_in"]
-    assert found.variance_se is not None
     assert abs(np.log(predicted.gradient["stream_in"].variance / found.variance)[0]) < 3 * found.variance_se[0] < 0.25
 
 
@@ -123,7 +118,6 @@ def test_segments_of_a_sequence_are_blocks() -> None:
     high."""
     a = Architecture.preset("tgs", n_layers=1, d_model=128, n_heads=4, vocab_size=2000, seq_len=64, dropout=0)
     p, batch = scheme("deepscalelm")(a), default_batch(a, batch_size=2)
-    assert batch.segments is not None
     halves = replace(batch, segments=np.tile(np.arange(64) >= 24, (2, 1)).astype(batch.segments.dtype))
     found = predict(p, halves.statistics(a), fidelity="kernel")
     r = found.forward["stream_out"].token_correlation

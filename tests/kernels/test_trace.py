@@ -185,7 +185,6 @@ def test_the_profile_is_that_of_predict() -> None:
         mean = (kernel.sum() - np.trace(kernel)) / (24 * 23)
         assert mean / np.diagonal(kernel).mean() == pytest.approx(stream.token_correlation[2 * depth - 1], rel=1e-9)
     np.testing.assert_allclose(average.forward.log_diagonal[1:], stream.log_variance[1::2], atol=1e-12)
-    assert average.gradient is not None and average.profile.gradient is not None
     back = average.profile.gradient["stream_in"].log_variance[::2]
     np.testing.assert_allclose(average.gradient.log_diagonal[:-1], back, atol=1e-12)
     assert average.gradient.diagonal_mean[-1] == pytest.approx(1)
@@ -238,7 +237,6 @@ def test_attention_only_networks_hand_the_stream_through(placement: Any) -> None
     p = attention_only(sp.scheme("xavier")(a))
     profile = trace(p, rank=False).profile
     for direction in (profile.forward, profile.gradient):
-        assert direction is not None
         before, after = direction["stream_in"], direction["stream_out"]
         np.testing.assert_allclose(before.log_variance[1::2], after.log_variance[1::2], atol=1e-12)
         np.testing.assert_allclose(before.token_correlation[1::2], after.token_correlation[1::2], atol=1e-12)

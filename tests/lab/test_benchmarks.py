@@ -112,7 +112,6 @@ def test_means_over_more_networks_are_those_over_all_of_them() -> None:
     assert np.allclose(found.gradient.variance, every.gradient.variance, rtol=1e-12)
     assert np.allclose(found.gradient.token_correlation, every.gradient.token_correlation, rtol=1e-12)
     # the standard error of the whole leaves out how far the two means lie apart, which is scatter too
-    assert found.gradient.variance_se is not None and every.gradient.variance_se is not None
     ratio = found.gradient.variance_se / every.gradient.variance_se
     assert np.median(ratio) == pytest.approx(1, abs=0.1)
 

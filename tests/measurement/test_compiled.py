@@ -74,9 +74,7 @@ def step(model: nn.Module, ids: Tensor = IDS, parts: int = 1) -> Tensor:
 
 
 def same_numbers(found: Profile | None, expected: Profile | None, rel: float = 2e-6) -> None:
-    assert found is not None and expected is not None
     for table, other in ((found.forward, expected.forward), (found.gradient, expected.gradient)):
-        assert table is not None and other is not None
         for point, series in other.items():
             np.testing.assert_allclose(table[point].variance, series.variance, rtol=rel)
             np.testing.assert_allclose(table[point].token_correlation, series.token_correlation, atol=rel)
@@ -313,7 +311,6 @@ def test_every_stage_of_a_pipeline_finds_its_own_layer(processes: dict[str, Any]
     whole = Profile.from_json(watched_processes.profiled(model, model, watched_processes.IDS))
     for rank, data in enumerate(processes["stages"]):
         stage, rows = Profile.from_json(data), slice(2 * rank, 2 * rank + 2)
-        assert stage.gradient is not None and whole.gradient is not None
         for point in ("stream_in", "branch", "stream_out"):
             np.testing.assert_allclose(stage.forward[point].variance, whole.forward[point].variance[rows], rtol=5e-6)
             own, other = stage.gradient[point].variance, whole.gradient[point].variance[rows]

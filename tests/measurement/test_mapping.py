@@ -127,7 +127,6 @@ def test_every_placement_with_multipliers(placement: str, parallel: bool, final:
     model.zero_grad()
     logits = model(torch.as_tensor(own_batch().tokens))
     nn.functional.cross_entropy(logits.flatten(0, 1), torch.as_tensor(own_batch().targets).flatten()).backward()
-    assert profile.gradient is not None and profile.gradient_scale is not None
     assert len(model.trace) == 4
     for row, tensors in enumerate(model.trace):
         for point, tensor in tensors.items():

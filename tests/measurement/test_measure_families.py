@@ -243,7 +243,6 @@ def test_the_encoder_gradient_is_the_total_over_its_readers(build: Any) -> None:
     with torch.no_grad():
         model.decoder.block[1].layer[1].EncDecAttention.v.weight.zero_()
     fewer = measure(model, arguments, loss=total)
-    assert whole.gradient is not None and fewer.gradient is not None
     assert whole.gradient["stream_out"].variance[3] != pytest.approx(fewer.gradient["stream_out"].variance[3], rel=0.05)
 
 

@@ -108,7 +108,6 @@ def whole_network(p: Parametrization, batch: Batch, seed: int) -> dict[str, list
         sublayer.branch.register_forward_hook(lambda _, __, out: keep("branch", out))
         sublayer.register_forward_hook(lambda _, __, out: keep("stream_out", out))
     loss = model(**batch_tensors(batch)).loss
-    assert loss is not None
     loss.backward()
     return points
 
@@ -127,9 +126,7 @@ def seed_dropout(model: Transformer, seed: int) -> None:
 
 
 def assert_equal(profile: Profile, points: dict[str, list[Tensor]], keeps: list[Any], rtol: float = 1e-8) -> None:
-    assert profile.gradient is not None
     top = points["stream_out"][-1].grad
-    assert top is not None
     reference = float(tensor_moments(top.numpy(), keeps[-1]).variance)
     assert profile.gradient_scale == pytest.approx(reference, rel=rtol)
     for point in POINTS:
@@ -196,7 +193,6 @@ def test_gradient_below_the_range_of_float32() -> None:
     a = architecture("none", n_layers=60, dropout=0.0)
     p = scheme("xavier")(a).with_columns(skip=0.1, branch=1e-6)
     profile = simulate(p, batch=batch_of(a), n_seeds=1)
-    assert profile.gradient is not None
     logs = profile.gradient["stream_in"].log_variance
     np.testing.assert_allclose(logs[0], 120 * np.log(0.01), rtol=1e-3)
     assert profile.forward["stream_out"].variance[5] == pytest.approx(profile.input["variance"] * 0.01**6, rel=1e-3)
@@ -291,7 +287,6 @@ def test_zero_head_gives_a_zero_gradient_and_says_so() -> None:
 def test_profile_says_how_long_the_sequences_were() -> None:
     a = architecture("t5")
     batch = batch_of(a)
-    assert batch.tokens is not None and batch.decoder_tokens is not None
     short = replace(
         batch, tokens=batch.tokens[:, :6], decoder_tokens=batch.decoder_tokens[:, :4], targets=batch.targets[:, :4]
     )

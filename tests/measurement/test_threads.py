@@ -178,7 +178,6 @@ def test_a_probe_that_ends_in_the_middle_of_a_pass(build: Any) -> None:
 
     found, _ = together(run, end)
     assert found == expected
-    assert recorder is not None
     assert not recorder._gradients._handles and not recorder._open_sums and not recorder.gradient
     assert n_hooks(model) == 1  # the gate
 

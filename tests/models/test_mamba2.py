@@ -78,7 +78,6 @@ def test_predictions_against_networks(normed: bool, rtol: float) -> None:
         here, there = predicted.forward["branch"], measured.forward["branch"]
         np.testing.assert_allclose(here.variance, there.variance, rtol=rtol)
         np.testing.assert_allclose(here.token_correlation, there.token_correlation, atol=0.02)
-        assert predicted.gradient is not None and measured.gradient is not None
         ratio = predicted.gradient["stream_in"].variance / measured.gradient["stream_in"].variance
         np.testing.assert_allclose(ratio, 1, rtol=0.15)
 

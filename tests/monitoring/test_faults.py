@@ -218,7 +218,6 @@ def test_the_largest_score_is_that_of_the_queries_and_keys() -> None:
     q, k = (part.reshape(2, -1, 2, 16).transpose(1, 2) for part in seen["x"].split(32, -1)[:2])
     scores = (q @ k.transpose(-1, -2) / 4).masked_fill(~torch.ones(24, 24).tril().bool(), -torch.inf)
     largest = scores[:, :, 1:].amax((0, 2, 3))  # a first token has nothing to choose from
-    assert numbers is not None
     assert numbers["signal/layer_1/largest_score"] == pytest.approx(float(largest.max()), rel=1e-5)
     assert numbers["signal/layer_1/largest_score_head"] == int(largest.argmax())
 

@@ -70,7 +70,6 @@ def row_of(name: str, losses: list[float], seen: list[dict[str, float]], monitor
         found = [v for numbers in seen for key, v in numbers.items() if re.fullmatch(rf".*layer_\d+/{quantity}", key)]
         return f"{chosen(found):.2g}"
 
-    assert monitor._movement is not None
     norms = np.sqrt((monitor._movement._table()[1] ** 2).sum(1))
     steep = max(norms[k] / np.median(norms[k - 10 : k]) for k in range(10, len(norms)))
     numbers = [

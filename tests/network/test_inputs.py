@@ -95,7 +95,6 @@ class TestTokenIds:
         assert x.token_correlation == pytest.approx(pairs_that_agree(rows, -1), abs=1e-12)
         assert x.target_correlation == pytest.approx(pairs_that_agree(aims, -1), abs=1e-12)
         assert x.loss_fraction == pytest.approx(share if share else 1.0)
-        assert x.tokens is not None and x.targets is not None
         assert x.tokens.tolist() == rows and x.targets.tolist() == aims
 
     @pytest.mark.parametrize(

@@ -141,7 +141,6 @@ class TestCurves:
         for scheme in ("xavier", "deepscalelm"):
             for word, key in (("predicted", scheme), ("measured", f"{scheme} measured")):
                 gradient = profiles[key].gradient
-                assert gradient is not None
                 assert curves[f"{scheme}, {word}"] == pytest.approx(gradient["stream_in"].variance, rel=1e-7)
 
     def test_switches_take_curves_away_and_bring_them_back(self, opened: Page) -> None:

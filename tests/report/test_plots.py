@@ -54,7 +54,6 @@ def test_a_comparison_draws_a_line_and_points_with_error_bars() -> None:
     x, y = curves(stream)[0].get_data()
     np.testing.assert_allclose(x, np.arange(1, 13) / 2)
     np.testing.assert_allclose(y, p.forward["stream_out"].variance)
-    assert p.gradient is not None
     np.testing.assert_allclose(curves(gradient)[0].get_ydata(), p.gradient["stream_in"].variance)
     np.testing.assert_allclose(curves(correlation)[0].get_ydata(), p.forward["stream_out"].token_correlation)
     attention, feed_forward = curves(ratio)

@@ -70,7 +70,6 @@ class TestInvariants:
     def test_gradients_that_vanish_below_the_range_of_doubles(self) -> None:
         a = Architecture(n_layers=600, d_model=8, seq_len=16)
         profile = predict(scheme("xavier")(a).with_columns(skip=0.5, branch=0.0), fidelity="moments")
-        assert profile.gradient is not None
         first = profile.gradient["stream_in"]
         assert first.variance[0] == 0.0 and first.log_variance[0] == pytest.approx(1200 * math.log(0.25))
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile

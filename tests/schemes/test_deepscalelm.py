@@ -35,7 +35,6 @@ def predicted(name: str, a: Architecture, inputs: InputStatistics = STREAM, **op
 
 
 def gradient(profile: Profile, sublayer: int = 0) -> float:
-    assert profile.gradient is not None
     return float(profile.gradient["stream_in"].variance[sublayer])
 
 

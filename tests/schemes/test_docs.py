@@ -32,7 +32,6 @@ def test_the_predictions_on_the_page() -> None:
         for n_layers in (48, 192):
             profile = predict(made(Architecture.preset("tgs", n_layers=n_layers)))
             stream, gradient = profile.forward["stream_out"], profile.gradient
-            assert gradient is not None
             growth = stream.variance[-1] / profile.input["variance"]
             ratio, sensitivity = gradient["stream_in"].variance[0], profile.sensitivity()["mean"]
             found.append((growth, stream.token_correlation[-1], ratio, sensitivity))

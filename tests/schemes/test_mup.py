@@ -126,7 +126,6 @@ class TestDepth:
         for n_layers in (32, 128, 512, 2048):
             a = Architecture.preset("tgs", n_layers=n_layers)
             profile = predict(scheme("depth-mup", base="xavier")(a), STREAM, fidelity="moments")
-            assert profile.gradient is not None
             found.append((profile.forward["stream_out"].variance[-1], profile.gradient["stream_in"].variance[0]))
         for one in found[1:]:
             assert one == pytest.approx(found[0], rel=0.02)

@@ -43,7 +43,6 @@ def out(profile: Profile) -> Series:
 
 def gradient(profile: Profile) -> float:
     """Gradient variance at the first sublayer, in units of that at the last."""
-    assert profile.gradient is not None
     return float(profile.gradient["stream_in"].variance[0])
 
 
@@ -112,7 +111,6 @@ class TestGates:
         assert out(profile).variance == pytest.approx(np.ones(profile.n_sublayers), rel=1e-12)
         assert out(profile).token_correlation == pytest.approx(np.full(profile.n_sublayers, 0.227), rel=1e-12)
         assert profile.sensitivity() == {"mean": 0.0, "median": 0.0}
-        assert profile.gradient is not None
         found = profile.gradient["stream_in"].variance
         if a.kind == "encoder-decoder":  # cross-attention adds nothing, so nothing comes back to the encoder either
             assert not found[: 2 * a.n_layers].any()

@@ -43,7 +43,6 @@ def log_growth(profile: Profile) -> float:
 
 
 def log_gradient(profile: Profile, sublayer: int = 0) -> float:
-    assert profile.gradient is not None
     return float(profile.gradient["stream_in"].log_variance[sublayer])
 
 

@@ -224,7 +224,6 @@ class TestSpaSignal:
         table = scheme(name)(a, batch.statistics(a))
         predicted = predict(table, batch.statistics(a), fidelity="kernel")
         found = measure(build(table, seed=0, dtype=torch.float32), batch)
-        assert predicted.gradient is not None and found.gradient is not None
         ahead = np.log(found.forward["stream_out"].variance / predicted.forward["stream_out"].variance)
         back = np.log(found.gradient["stream_in"].variance / predicted.gradient["stream_in"].variance)
         assert np.abs(ahead).max() < 0.35

@@ -98,9 +98,7 @@ def test_a_post_norm_sends_back_what_is_orthogonal_to_the_stream(
     p = with_table(fields, std, scale)
     batch = text_batch(p.architecture, np.where(word_stream < 1000, word_stream, 0), 2, 0)
     measured, predicted = simulate(p, batch=batch, n_seeds=4), predict(p, batch.statistics(p.architecture))
-    assert measured.gradient is not None and predicted.gradient is not None
     ours, theirs = predicted.gradient["branch"], measured.gradient["branch"]
-    assert theirs.variance_se is not None
     # the norm's own two directions in d = 256 (mean and length) are left out: up to 1.2 % of an untied gradient
     assert abs(ours.variance[-1] / theirs.variance[-1] - 1) < 0.015 + 4 * theirs.variance_se[-1]
     if predicted.fidelity == "kernel":

@@ -38,21 +38,17 @@ def values_of_noci(a: Architecture) -> Parametrization:
 
 
 def final_r(series: Series) -> tuple[float, float]:
-    assert series.token_correlation_se is not None
     return float(series.token_correlation[-1]), float(series.token_correlation_se[-1])
 
 
 def test_queries_and_keys_at_twice_xavier_make_gradients_explode() -> None:
     a = tgs(6)
     predicted, measured = both(scheme("xavier", qk_gain=2.0)(a), backward=True)
-    assert predicted.gradient is not None and measured.gradient is not None
     ours, theirs = predicted.gradient["stream_in"], measured.gradient["stream_in"]
-    assert theirs.variance_se is not None
     # the overlap of two rows of weights is an interpolation at such scores: 20 %, and three standard errors
     error = float(ours.log_variance[0] - theirs.log_variance[0])
     assert abs(error) < 0.2 + 3 * float(theirs.variance_se[0]), (ours.variance[0], theirs.variance[0])
     plain = predict_moments(scheme("xavier")(a), STREAM).gradient
-    assert plain is not None
     assert theirs.variance[0] > 4 * plain["stream_in"].variance[0]
 
 
@@ -73,7 +69,6 @@ def test_values_and_outputs_of_noci_collapse_tokens_without_dropout(placement: s
     r, _ = final_r(measured.forward["stream_out"])
     assert r > least and predicted.forward["stream_out"].token_correlation[-1] > least
     middle = measured.forward["stream_out"].token_correlation_se
-    assert middle is not None
     np.testing.assert_allclose(
         predicted.forward["stream_out"].token_correlation,
         measured.forward["stream_out"].token_correlation,

@@ -42,7 +42,6 @@ def test_predicted_is_what_built_networks_measure(norm: str, slope: float, schem
     models = [sp.build(p, seed=seed) for seed in range(2)]
     measured = sp.average([sp.measure(model, batch) for model in models])
     predicted = sp.predict(p, batch.statistics(a), fidelity="kernel")
-    assert predicted.gradient is not None and measured.gradient is not None
     for mine, theirs, bound in (
         (predicted.forward["stream_out"], measured.forward["stream_out"], 0.03),
         (predicted.forward["branch"], measured.forward["branch"], 0.12),
@@ -63,7 +62,6 @@ def deep(n_layers: int, norm: str) -> tuple[float, float]:
     a = Architecture.preset("tgs", n_layers=n_layers, norm=norm, norm_placement="pre", dropout=0.0)
     alone = InputStatistics(kind="stream", variance=1.0, token_correlation=0.2, target_correlation=0.0)
     profile = sp.predict(sp.scheme("xavier")(a), alone, fidelity="moments")
-    assert profile.gradient is not None
     return float(profile.forward["stream_out"].variance[-1]), float(profile.gradient["stream_in"].log_variance[0])
 
 

@@ -52,7 +52,6 @@ def heights(page: Page, chart: str) -> dict[str, list[float]]:
 def assert_drawn(page: Page, s: Settings, name: str) -> None:
     """The four curves of that name are those of a prediction."""
     p = predicted(s).profile
-    assert p.gradient is not None
     stream = p.forward["stream_out"]
     wanted = (stream.variance, p.gradient["stream_in"].variance, stream.token_correlation, p.layer_sensitivities)
     for chart, values in zip(CHARTS, wanted, strict=True):

@@ -87,7 +87,6 @@ def compared(found: dict[str, Any], s: Settings) -> float:
         return 0.0
     table = s.table()
     p = predict_moments(table, default_statistics(table.architecture))
-    assert p.gradient is not None
     stream, gradient = p.forward["stream_out"], p.gradient["stream_in"]
     logs = [
         (found["forward"]["out"], stream.log_variance),

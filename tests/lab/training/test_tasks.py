@@ -200,7 +200,6 @@ def test_a_stream_goes_on_where_it_was(
     monkeypatch.setattr(tokenized_module, "ids_of", lambda *given: tokenized.append(1) or ids_of(*given))
     for at in (3, once - 3, once, once + 3):  # in the middle, twice at a pass's end, in the next pass
         there = kept[at]
-        assert there is not None
         again = Streamed(prepared.train, n, 0)  # type: ignore[arg-type]
         again.begins = Position.restored(json.loads(json.dumps(there.values())), there.arrays())
         tokenized.clear()
