@@ -9,15 +9,22 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.timing import compact
 from signalprop.files.storage import read_text, write_text
 from signalprop.schemes import SCHEMES
 from signalprop_lab.reproductions.orders import TABLE_3, Orders, orders
 
 PAGE = Path("docs/growth.md")
 QUANTITIES = ("forward", "gradient", "sensitivity_mean", "sensitivity_median")
-HEADER = """\
-| scheme | norm | forward variance | gradient, first over last | sensitivity, mean | median | TGS Table 3 |
-| --- | --- | --- | --- | --- | --- | --- |"""
+HEADER = (
+    "scheme",
+    "norm",
+    "forward variance",
+    "gradient, first over last",
+    "sensitivity, mean",
+    "median",
+    "TGS Table 3",
+)
 # what the table replaces: the one there is, and the schemes without numbers
 _TABLE = re.compile(r"^\| scheme \| norm \|.*?(?=^Where this differs from TGS Table 3)", re.MULTILINE | re.DOTALL)
 
@@ -36,18 +43,17 @@ def all_orders() -> Iterator[Orders]:
 
 def orders_table(rows: Sequence[Orders]) -> str:
     """The table of fitted laws, with the paper's beside them, and the schemes that have none."""
-    lines = [HEADER]
+    lines = []
     for row in rows:
         if row.refused:
             continue
         printed = TABLE_3.get((row.scheme, row.placement), ("", "", ""))
         named = zip(("forward", "gradient", "sensitivity"), printed, strict=True)
         paper = "; ".join(f"{what} {law}" for what, law in named if law)
-        laws = " | ".join(row.laws[key] for key in QUANTITIES)
-        line = f"| `{row.scheme}` | {row.placement} | {laws} | {paper} |"
-        lines.append(line.replace("{", "(").replace("}", ")"))  # braces are for mathematics
+        lines.append([f"`{row.scheme}`", row.placement, *(row.laws[key] for key in QUANTITIES), paper])
     refused = "; ".join(f"`{row.scheme}` ({row.refused})" for row in rows if row.refused)
-    return "\n".join(lines) + (f"\n\nWithout numbers here: {refused}." if refused else "") + "\n\n"
+    shown = compact(HEADER, lines).replace("{", "(").replace("}", ")")  # braces are for mathematics
+    return shown + (f"\n\nWithout numbers here: {refused}." if refused else "") + "\n\n"
 
 
 def main() -> None:

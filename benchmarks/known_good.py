@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from benchmarks.timing import table
 from signalprop.data.batches import shortened
 from signalprop.files.storage import read_text, write_json, write_text
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.findings import halves, warnings
 from signalprop.results.text import number, percent
+from signalprop_lab.training.tables import markdown_table as table
 
 MODELS = {
     "GPT-2": "gpt2", "GPT-2 XL": "gpt2-xl", "OPT 125M": "opt-125m", "Llama 7B": "llama-7b", "BERT base": "bert-base",

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import table
 from signalprop.files.storage import read_json, write_text
+from signalprop_lab.training.tables import markdown_table as table
 
 MODULES = ("prediction", "recursion", "compiled_probes")
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`

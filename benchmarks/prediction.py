@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,49 +87,43 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def cold_start(rounds: int = 9) -> dict[str, list[float]]:
-    """CPU time of the command in fresh processes, beside importing its dependencies alone.
+def fresh(rounds: int, cache: str, commands: Mapping[str, Sequence[str]]) -> dict[str, list[float]]:
+    """CPU time of `python ARGUMENTS` in fresh processes. Bytecode is cached, as once a package has been installed."""
+    variables = environment(cache)
 
-    Bytecode is cached, as it is once a package has been installed by pip.
-    """
+    def process(arguments: Sequence[str]) -> Callable[[], Any]:
+        return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=variables)
+
+    return take_turns({name: process(words) for name, words in commands.items()}, rounds, clock=children_cpu)
+
+
+def environment(cache: str) -> dict[str, str]:
+    """Variables of a process whose bytecode is cached in a folder."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": cache}
+
+
+def cold_start(rounds: int = 9) -> str:
+    """The command, beside importing its dependencies alone."""
+    command = ("-m", "signalprop", "predict", "tgs", "--layers")
+    commands = {
+        "predict, 768 layers": (*command, "768"),
+        "predict, 2 layers": (*command, "2"),
+        BARE: ("-m", "signalprop", "--version"),
+        "python alone": ("-c", "pass"),
+        "floor": ("-c", DEPENDENCIES),
+    }
     with tempfile.TemporaryDirectory() as cache:
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-
-        def process(*arguments: str) -> Callable[[], Any]:
-            variables = environment | {"PYTHONPYCACHEPREFIX": cache}
-            return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=variables)
-
-        command = ["-m", "signalprop", "predict", "tgs", "--layers"]
-        return take_turns(
-            {
-                "predict, 768 layers": process(*command, "768"),
-                "predict, 2 layers": process(*command, "2"),
-                "signalprop --version": process("-m", "signalprop", "--version"),
-                "python alone": process("-c", "pass"),
-                "floor": process("-c", DEPENDENCIES),
-            },
-            rounds,
-            clock=children_cpu,
-        )
+        return compared("Cold start.", fresh(rounds, cache, commands), "floor")
 
 
 def real_contexts(rounds: int = 7) -> str:
     """CPU time and peak memory of the command on presets with all their positions."""
+    names = {f"{preset}, {Architecture.preset(preset).seq_len:,} tokens": preset for preset in CONTEXTS}
+    commands = {name: ("-m", "signalprop", "predict", preset) for name, preset in names.items()}
+    commands |= {BARE: ("-m", "signalprop", "--version")}
     with tempfile.TemporaryDirectory() as cache:
-        variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        variables["PYTHONPYCACHEPREFIX"] = cache
-
-        def process(*arguments: str) -> Callable[[], Any]:
-            command = ["-m", "signalprop", *arguments]
-            return lambda: subprocess.run([sys.executable, *command], check=True, capture_output=True, env=variables)
-
-        def memory(*arguments: str) -> str:
-            return f"{peak(['-m', 'signalprop', *arguments], env=variables)[0] / 2**20:.0f} MB"
-
-        names = {f"{preset}, {Architecture.preset(preset).seq_len:,} tokens": preset for preset in CONTEXTS}
-        commands = {name: ("predict", preset) for name, preset in names.items()} | {BARE: ("--version",)}
-        seconds = take_turns({name: process(*words) for name, words in commands.items()}, rounds, clock=children_cpu)
-        peaks = {name: memory(*words) for name, words in commands.items()}
+        seconds = fresh(rounds, cache, commands)
+        peaks = {name: f"{peak(words, env=environment(cache))[0] / 2**20:.0f} MB" for name, words in commands.items()}
     return compared("Real contexts.", seconds, BARE, **{"peak memory": peaks})
 
 
@@ -195,5 +189,5 @@ def measured() -> Iterator[str]:
     """The section of the page."""
     yield deep_model()
     yield sweep()
-    yield compared("Cold start.", cold_start(), "floor")
+    yield cold_start()
     yield real_contexts()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from signalprop_lab.training.environment import processor
-from signalprop_lab.training.tables import markdown_table
+from signalprop_lab.training.tables import markdown_table as table
 
 PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax")
 _BEGAN = time.time()
@@ -88,11 +88,6 @@ def shown(found: Mapping[str, float], digits: int = 3) -> str:
 def duration(seconds: float) -> str:
     """In milliseconds, or from one second on in seconds."""
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    return markdown_table(header, rows)
 
 
 def compact(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timed import whole
-from benchmarks.timing import table, take_turns
+from benchmarks.timing import take_turns
+from signalprop_lab.training.tables import markdown_table as table
 
 TITLE = "Ceilings of the device"
 ABOUT = """

@@ -13,7 +13,8 @@ from torch import nn
 
 import signalprop as sp
 from benchmarks.gpu.timed import wait, whole
-from benchmarks.timing import table, take_turns
+from benchmarks.timing import take_turns
+from signalprop_lab.training.tables import markdown_table as table
 
 SHAPES = ((12, 1024), (48, 512), (192, 256), (24, 1024), (96, 512), (384, 256))  # layers, width; three and three
 MODES = ("eager", "compiled", "graph")

@@ -162,7 +162,8 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
         config.pad_token_id = int(prepared.pads["tokens"])
     mapping = mapping_for(base, None)
     if model.scheme is not None and model.architecture is None:
-        _apply(base, recipe, prepared)
+        data, fresh = sample_batch(prepared, _STATISTICS_OF), model.pretrained is None
+        apply(base, model.scheme, data=data, initialize=fresh, seed=recipe.seed, **model.options)
         mapping = mapping_for(base, None)
     record = record_of(base)
     if isinstance(base, Transformer):
@@ -189,19 +190,6 @@ def table_of(model: Model, architecture: Architecture, statistics: InputStatisti
             raise unknown("role of model.rates", role, present)
         table = replace(table, learning_rates={**table.learning_rates, role: table.learning_rates[role] * factor})
     return table
-
-
-def _apply(base: nn.Module, recipe: Recipe, prepared: Prepared) -> None:
-    model = recipe.model
-    assert model.scheme is not None
-    apply(
-        base,
-        model.scheme,
-        data=sample_batch(prepared, _STATISTICS_OF),
-        initialize=model.pretrained is None,
-        seed=recipe.seed,
-        **model.options,
-    )
 
 
 def _auto(recipe: Recipe) -> Any:

@@ -28,7 +28,7 @@ from signalprop_lab.training.callbacks import KeepGoing, Lines, Metrics, Progres
 from signalprop_lab.training.checkpoint_checks import last_good, step_of
 from signalprop_lab.training.checkpoints import clear_leftovers
 from signalprop_lab.training.environment import environment
-from signalprop_lab.training.examples import Ordered, Prepared, as_batch, collate
+from signalprop_lab.training.examples import Ordered, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.plateau import EndsWhenLearning, left_at
@@ -87,26 +87,16 @@ def train(
         earlier = by_first(take)
         if earlier is not None:
             return earlier
-        prepared = prepare(chosen)
-        network = network_of(chosen, prepared)
-        return _Run(chosen, folder, prepared, network, keep_going, progress, final).go()
+        return _Run(chosen, folder, keep_going, progress, final).go()
 
 
 class _Run:
     """One run while it lasts."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        folder: Path,
-        prepared: Prepared,
-        network: Network,
-        keep_going: KeepGoing | None,
-        progress: bool,
-        final: bool,
-    ) -> None:
-        self.recipe, self.folder, self.prepared, self.network = recipe, folder, prepared, network
-        self.final = final
+    def __init__(self, recipe: Recipe, folder: Path, keep_going: KeepGoing | None, progress: bool, final: bool) -> None:
+        self.recipe, self.folder, self.final = recipe, folder, final
+        self.prepared = prepared = prepare(recipe)
+        self.network = network = network_of(recipe, prepared)
         unit, size = prepared.unit
         self.unit, per_step = unit, size * recipe.budget.batch_size
         arguments = training_arguments(recipe, folder / "checkpoints", int(os.environ.get("WORLD_SIZE", "1")), network)
