@@ -17,7 +17,7 @@ from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction_notes import is_shaped, left_out_of, scores_of
 from signalprop.results.profile import EXPERT_LOAD, Profile
-from signalprop.schemes.default import parametrized
+from signalprop.schemes.base import parametrized
 from signalprop.sublayers.attention.roles import adds_first_values, has_window
 
 if TYPE_CHECKING:

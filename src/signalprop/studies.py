@@ -20,7 +20,7 @@ from signalprop.results.comparison import Comparison
 from signalprop.results.comparison import compare as agreement
 from signalprop.results.cost import count_parameters
 from signalprop.results.profile import Profile, average
-from signalprop.schemes.default import parametrized
+from signalprop.schemes.base import parametrized
 
 if TYPE_CHECKING:
     from torch import nn

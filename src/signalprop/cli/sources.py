@@ -12,7 +12,7 @@ from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.schemes import Scheme, scheme
-from signalprop.schemes.default import parametrized
+from signalprop.schemes.base import parametrized
 
 
 def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:

@@ -23,7 +23,7 @@ from signalprop.network.kinds import ROLE, kind_of, kinds_in
 from signalprop.network.layout import PLACEMENTS, STACKS, stacks_of
 from signalprop.network.parametrization import LEARNING_RATES, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
-from signalprop.schemes.default import parametrized
+from signalprop.schemes.base import parametrized
 
 SCHEMA = "signalprop/equivalence/1"
 _TOLERANCE = 1e-9  # relative: of numbers that are worked out in another order

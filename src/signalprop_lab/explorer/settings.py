@@ -15,7 +15,7 @@ from signalprop.files.validation import Value
 from signalprop.network.architecture import Architecture, Kind, Placement
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.schemes.default import default_scheme
+from signalprop.schemes.base import default_scheme
 
 _NETWORK = ("kind", "n_layers", "d_model", "n_heads", "norm_placement", "activation", "seq_len", "dropout")
 _OPTIONS = ("k", "alpha")

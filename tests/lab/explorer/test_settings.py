@@ -19,7 +19,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
-from signalprop.schemes.default import parametrized
+from signalprop.schemes.base import parametrized
 from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
 from signalprop_lab.explorer.settings import Settings, of_preset, read, starts
 
