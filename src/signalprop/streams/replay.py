@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -273,13 +275,13 @@ def slopes(heads: int) -> Tensor:
 def fused_rows(heads: int, kv_heads: int, d_head: int, order: str) -> dict[str, list[int]]:
     """Output features that are query, key and value in a fused map: `blocks`, or by turns in `groups`."""
     q, kv = heads * d_head, kv_heads * d_head
+    rows = np.arange(q + 2 * kv)
     if order == "blocks":
-        rows = torch.arange(q + 2 * kv)
-        parts = (rows[:q], rows[q : q + kv], rows[q + kv :])
+        parts: list[Any] = np.split(rows, [q, q + kv])
     else:
-        rows = torch.arange(q + 2 * kv).reshape(kv_heads, -1, d_head)
-        parts = (rows[:, :-2], rows[:, -2], rows[:, -1])
-    return {role: part.flatten().tolist() for role, part in zip(("query", "key", "value"), parts, strict=True)}
+        turns = rows.reshape(kv_heads, -1, d_head)
+        parts = [turns[:, :-2], turns[:, -2], turns[:, -1]]
+    return {role: part.ravel().tolist() for role, part in zip(("query", "key", "value"), parts, strict=True)}
 
 
 _Tensors = tuple[Tensor, Tensor, Tensor, str, int, int]
