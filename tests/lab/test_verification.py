@@ -200,4 +200,4 @@ def test_one_percent_in_what_predict_runs_is_red(
 
 
 def test_every_kind_has_a_row() -> None:
-    assert {f"{kind_named(name).words} sublayer" for name in KINDS if kind_named(name).package} <= COMPONENTS.keys()
+    assert {f"{kind_named(name).words} sublayer" for name in KINDS if kind_named(name).roles} <= COMPONENTS.keys()

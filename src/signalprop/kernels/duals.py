@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.buffers import empty
+from signalprop.kernels.state import normalised
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
@@ -31,6 +32,12 @@ _MOST_NODES, _INTERPOLATED = 128, 1e-13
 
 # (variances of the rows (m, 1), of the columns (n,), correlations (m, n)) -> moments (m, n)
 Pair = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Kernels of an activation of a Gaussian stream with this kernel, and of its slope, (T, T) each."""
+    own, r = np.diagonal(kernel).copy(), normalised(kernel)
+    return dual_of_kernel(name, own, r), slope_of_kernel(name, own, r)
 
 
 def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:

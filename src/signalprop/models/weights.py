@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Distribution, fan
+from signalprop.network.parametrization import Distribution, Parametrization, fan
 
 # Standard deviation of a standard normal that is cut off at +-2: sqrt(1 - 4 pdf(2) / (2 cdf(2) - 1)).
 _TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
@@ -72,22 +71,31 @@ class Convolution(nn.Conv1d):
 
 
 class WithMaps(nn.Module):
-    """A module of a kind of sublayer, whose maps have their roles' names."""
+    """A module of a kind of sublayer, whose maps have their roles' names and are not drawn yet.
+
+    Args:
+        p, index: the table, and which of its sublayers. biases: whether the map of each role has one; only these are
+            made. shape: the matrix that attention is shaped to.
+
+    Attributes:
+        filter: the role, if there is one, that is taps of every feature over tokens.
+    """
+
+    filter = ""
+
+    def __init__(
+        self, p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any = None
+    ) -> None:
+        super().__init__()
+        a = p.architecture
+        for role, bias in biases.items():
+            if role != self.filter:
+                setattr(self, role, Linear(*fan(a, role), bias=bias, dtype=dtype))
+        if self.filter:
+            width, n = fan(a, self.filter)
+            taps = Convolution(n, n, width, groups=n, padding=width - 1, bias=biases[self.filter], dtype=dtype)
+            setattr(self, self.filter, taps)
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
-
-    def add_maps(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, filter: str = "") -> None:
-        """Make them, not drawn yet.
-
-        Args:
-            biases: whether each has one. filter: the one of them that is taps of every feature, over tokens.
-        """
-        for role, bias in biases.items():
-            if role != filter:
-                setattr(self, role, Linear(*fan(a, role), bias=bias, dtype=dtype))
-        if filter:
-            width, n = fan(a, filter)
-            taps = Convolution(n, n, width, groups=n, padding=width - 1, bias=biases[filter], dtype=dtype)
-            setattr(self, filter, taps)

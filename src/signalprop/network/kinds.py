@@ -97,8 +97,8 @@ class Kind:
     """A kind of sublayer.
 
     Attributes:
-        name: that of its folder, in tables and files. package: the folder, as Python's `__package__`; of another name
-            where it is a variant of the kind there, whose functions are told its `name`.
+        name: in tables and files, and that of its folder. folder: another one, where it is a variant of the kind there,
+            whose functions are told its `name`.
         roles: its weights, in the order in which they are drawn and shown.
         words, short: its name in a sentence, and in a narrow column. line: style of its curves.
         counted: the part of a network that its parameters and operations count to; default: its name.
@@ -111,7 +111,6 @@ class Kind:
     """
 
     name: str
-    package: str
     roles: tuple[Role, ...]
     words: str
     short: str
@@ -123,6 +122,7 @@ class Kind:
     settings: type[KindSettings] | None = None
     longest: int | None = None
     beyond: str = ""
+    folder: str = ""
 
     @property
     def code(self) -> int:
@@ -158,13 +158,14 @@ class Kind:
 
     def part(self, name: str) -> Any:
         """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`."""
-        if not self.package:
+        if not self.roles:
             raise InputError(
                 "give mapping=, which says what every weight is: this network has branches of which only the output is "
                 "known, so they can be measured, but not predicted, built or counted"
             )
-        module = import_module(f"{self.package}.{name}")
-        return module if self.package.endswith(f".{self.name}") else _variant(module, self.name)
+        folder = self.folder or self.name
+        module = import_module(f"signalprop.sublayers.{folder}.{name}")
+        return module if folder == self.name else _variant(module, self.name)
 
 
 @cache
@@ -183,7 +184,7 @@ def _discovered() -> Iterator[Kind]:
 
 
 # What is added to the stream by something of which nothing else is known (`signalprop.streams`).
-UNKNOWN = Kind(name="branch", package="", roles=(), words="branch", short="branch", line=":")
+UNKNOWN = Kind(name="branch", roles=(), words="branch", short="branch", line=":")
 _BY_NAME: dict[str, Kind] = {kind.name: kind for kind in (*sorted(_discovered(), key=lambda kind: kind.name), UNKNOWN)}
 KINDS: tuple[str, ...] = tuple(_BY_NAME)
 ROLE: dict[str, Role] = {}

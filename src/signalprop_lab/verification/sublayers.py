@@ -204,7 +204,7 @@ def _whole(
 
 _PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "sandwich")
 SUBLAYERS: dict[str, Component] = {
-    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).package},
+    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).roles},
     "attention mixed with values": _of_kind("attention", value_skip=0.6, attention_gain=0.7),
     **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
     "attention step, token kernels": _whole("none", "attention", predict_token_kernels, 0.3, 0.1),

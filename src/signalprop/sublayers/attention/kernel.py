@@ -9,7 +9,7 @@ import numpy as np
 
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.drawn_heads import HARD, LONGEST, DrawnHeads, Shape
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.duals import activated
 from signalprop.kernels.grid import Grid, GridAttention
 from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaped_attention import ShapedAttention
@@ -143,12 +143,7 @@ class AttentionKernel(BranchKernel):
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Kernels of a gate and of its slope."""
         gate = self.made.gate(i)
-        before = kernel * float(gate.weight) + float(gate.bias)
-        own = np.diagonal(before).copy()
-        root = 1 / np.sqrt(np.maximum(own, 1e-150))
-        r = np.clip(before * _pairs(root), -1, 1)
-        np.fill_diagonal(r, 1.0)
-        return dual_of_kernel("sigmoid", own, r), slope_of_kernel("sigmoid", own, r)
+        return activated("sigmoid", kernel * float(gate.weight) + float(gate.bias))
 
     def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | DrawnHeads, float]:
         """A sublayer's attention, and the factor on its forward kernel.

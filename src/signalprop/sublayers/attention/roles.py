@@ -163,7 +163,6 @@ ROLES = (
 GATE = Role("attention_gate", _gates, exists=has_gate, biased=_biased, reads=True)
 KIND = Kind(
     name="attention",
-    package=__name__.rpartition(".")[0],
     roles=(*ROLES, GATE),
     words="attention",
     short="attention",

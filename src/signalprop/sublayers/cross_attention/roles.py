@@ -7,7 +7,6 @@ from signalprop.sublayers.attention.roles import ROLES
 
 KIND = Kind(
     name="cross_attention",
-    package=__name__.rpartition(".")[0],
     roles=ROLES,
     words="cross-attention",
     short="cross",

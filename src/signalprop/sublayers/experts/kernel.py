@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.duals import activated
 from signalprop.kernels.latest import Latest
 from signalprop.kernels.stack import BranchKernel
+from signalprop.kernels.state import normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.experts.moments import held
@@ -34,8 +35,9 @@ class ExpertsKernel(BranchKernel):
         return self.expert.silent(i) and (self.shared is None or self.shared.silent(i))
 
     def _routed(self, i: int, kernel: FloatArray) -> Weights:
-        logits = self.made.logits(i, (kernel, kernel))[0]
-        v, r = _standard(np.asarray(logits))
+        logits = np.asarray(self.made.logits(i, (kernel, kernel))[0])
+        v = np.diagonal(logits).copy()
+        r = np.clip(normalised(logits), -1.0, 1.0) if (v > 0).all() else np.ones_like(logits)
         size = np.sqrt(np.outer(v, v)) if np.ptp(v) > 1e-9 * v.max() else v[:1, None]
         return held(weights(self.made.router, size, r), self.made.by_table(i), self.made.router)
 
@@ -45,8 +47,7 @@ class ExpertsKernel(BranchKernel):
 
     def _gate(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(products of the shared feed-forward's gates, of their slopes)."""
-        v, r = _standard(np.asarray(self.made.logits(i, (kernel, kernel), "shared_router")[0]))
-        return dual_of_kernel("sigmoid", v, r), slope_of_kernel("sigmoid", v, r)
+        return activated("sigmoid", np.asarray(self.made.logits(i, (kernel, kernel), "shared_router")[0]))
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         out = self.expert.forward(i, kernel) * (self.made.scale**2 * np.asarray(self.routed(i, kernel).product))
@@ -67,15 +68,6 @@ class ExpertsKernel(BranchKernel):
         out += self.shared.backward(i, kernel, gradient * gate)
         out += gradient * slope * self.shared.forward(i, kernel) * float(self.made.gain("shared_router", i))
         return out
-
-
-def _standard(kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """(variances, correlations): 1 on the diagonal, and where nothing differs."""
-    v = np.diagonal(kernel).copy()
-    root = np.sqrt(np.maximum(v, 1e-150))
-    r = np.clip(kernel / np.outer(root, root), -1.0, 1.0) if (v > 0).all() else np.ones_like(kernel)
-    np.fill_diagonal(r, 1.0)
-    return v, r
 
 
 of = on_grid = ExpertsKernel

@@ -92,7 +92,6 @@ def _shared_inner(a: Architecture) -> tuple[int, int]:
 
 KIND = Kind(
     name="experts",
-    package=__name__.rpartition(".")[0],
     roles=(
         Role(
             "router", lambda a: (a.d_model, Settings.of(a).n_experts), biased=lambda a: Settings.of(a).router_bias,

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from signalprop.models.activations import torch_activation
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import WithMaps
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 
 
 class FeedForward(WithMaps):
     """down(f(up x)), or gated: down(f(gate x) * up x)."""
 
-    def __init__(self, architecture: Architecture, biases: dict[str, bool], *, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gated = architecture.gated
-        self.activation = torch_activation(architecture.activation)
-        self.add_maps(architecture, biases, dtype)
+    def __init__(self, p: Parametrization, *more: Any) -> None:
+        super().__init__(p, *more)
+        self.gated, self.activation = p.architecture.gated, torch_activation(p.architecture.activation)
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape; the tokens do not meet."""
@@ -31,6 +27,4 @@ class FeedForward(WithMaps):
         return out
 
 
-def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> FeedForward:
-    """The feed-forward of sublayer `index` of a table, its weights not drawn yet; nothing shapes it."""
-    return FeedForward(p.architecture, biases, dtype=dtype)
+make = FeedForward

@@ -6,7 +6,6 @@ from signalprop.network.kinds import Kind, Role
 
 KIND = Kind(
     name="feed_forward",
-    package=__name__.rpartition(".")[0],
     roles=(
         Role("gate", lambda a: (a.d_model, a.d_ff), exists=lambda a: a.gated, reads=True),
         Role("up", lambda a: (a.d_model, a.d_ff), reads=True),

@@ -29,7 +29,6 @@ def _role(name: str, width: bool = False, **changes: Any) -> Role:
 
 KIND = Kind(
     name="gated_convolution",
-    package=__name__.rpartition(".")[0],
     roles=(
         _role("conv_before", reads=True),
         _role("conv_after", reads=True),

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import WithMaps
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.streams.replay import split_features
 from signalprop.sublayers.gated_delta_net.roles import Settings
@@ -23,10 +22,13 @@ class GatedDeltaNetModule(WithMaps):
         A_log, dt_bias: of every head; set as the settings say, not drawn. norm: gains of the norm, that heads share.
     """
 
-    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.given = s = Settings.of(a)
-        self.add_maps(a, biases, dtype, "delta_filter")
+    filter = "delta_filter"
+
+    def __init__(
+        self, p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any = None
+    ) -> None:
+        super().__init__(p, index, biases, dtype)
+        self.given = s = Settings.of(p.architecture)
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
         self.dt_bias = nn.Parameter(torch.full((s.n_heads,), s.step_bias, dtype=dtype))
         self.norm = nn.Parameter(torch.ones(s.d_value, dtype=dtype))
@@ -62,5 +64,4 @@ class GatedDeltaNetModule(WithMaps):
         return torch.stack(out, 1)
 
 
-def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    return GatedDeltaNetModule(p.architecture, biases, dtype)
+make = GatedDeltaNetModule

@@ -48,7 +48,6 @@ class Settings(Recurrent):
 
 KIND = Kind(
     name="gated_delta_net",
-    package=__name__.rpartition(".")[0],
     roles=Settings.roles("decay", "write"),
     words="gated DeltaNet",
     short="delta",

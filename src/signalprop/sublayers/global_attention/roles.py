@@ -90,7 +90,6 @@ ROLES = (
 )
 KIND = Kind(
     name="global_attention",
-    package=__name__.rpartition(".")[0],
     roles=ROLES,
     words="global attention",
     short="global",

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import WithMaps
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.latent_attention.roles import Settings
 
@@ -18,10 +17,12 @@ from signalprop.sublayers.latent_attention.roles import Settings
 class LatentAttentionModule(WithMaps):
     """Queries and keys of d_head features, of which the last d_rotary are turned; keys and values from one latent."""
 
-    def __init__(self, a: Architecture, score_scale: float, biases: dict[str, bool], dtype: torch.dtype) -> None:
-        super().__init__()
-        self.architecture, self.settings, self.score_scale = a, Settings.of(a), score_scale
-        self.add_maps(a, biases, dtype)
+    def __init__(
+        self, p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any = None
+    ) -> None:
+        super().__init__(p, index, biases, dtype)
+        a = p.architecture
+        self.architecture, self.settings, self.score_scale = a, Settings.of(a), float(p.score_scale[index])
         rank, query_rank = self.settings.rank, self.settings.query_rank
         self.norm = nn.RMSNorm(rank, eps=a.norm_eps, dtype=dtype)
         self.query_norm = nn.RMSNorm(query_rank, eps=a.norm_eps, dtype=dtype) if query_rank else None
@@ -55,5 +56,4 @@ class LatentAttentionModule(WithMaps):
         return merged
 
 
-def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    return LatentAttentionModule(p.architecture, float(p.score_scale[index]), biases, dtype)
+make = LatentAttentionModule

@@ -72,7 +72,6 @@ ROLES = (
 )
 KIND = Kind(
     name="latent_attention",
-    package=__name__.rpartition(".")[0],
     roles=ROLES,
     words="latent attention",
     short="latent attention",

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import WithMaps
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.streams.replay import split_features
 from signalprop.sublayers.mamba2.roles import Settings
@@ -26,12 +25,15 @@ class Mamba2Module(WithMaps):
         norm: gains of the gated norm, if there is one.
     """
 
-    def __init__(self, a: Architecture, biases: dict[str, bool], dtype: torch.dtype, turn: float) -> None:
-        super().__init__()
-        self.given = s = Settings.of(a)
-        self.add_maps(a, biases, dtype, "scan_filter")
+    filter = "scan_filter"
+
+    def __init__(
+        self, p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any = None
+    ) -> None:
+        super().__init__(p, index, biases, dtype)
+        self.given = s = Settings.of(p.architecture)
         self.A_log = nn.Parameter(torch.tensor(s.rate(), dtype=dtype).log())
-        self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(turn), dtype=dtype))
+        self.dt_bias = nn.Parameter(torch.tensor(s.step_bias(index * 2**0.5), dtype=dtype))
         self.D = nn.Parameter(torch.full((s.n_heads,), s.skip, dtype=dtype))
         self.norm = nn.Parameter(torch.ones(s.inner, dtype=dtype)) if s.normed else None
 
@@ -69,5 +71,4 @@ class Mamba2Module(WithMaps):
         return torch.cat(out, 1)
 
 
-def make(p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any) -> nn.Module:
-    return Mamba2Module(p.architecture, biases, dtype, index * 2**0.5)
+make = Mamba2Module

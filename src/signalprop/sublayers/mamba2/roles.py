@@ -61,7 +61,6 @@ class Settings(Recurrent):
 
 KIND = Kind(
     name="mamba2",
-    package=__name__.rpartition(".")[0],
     roles=Settings.roles(
         "step", biased=lambda a: Settings.of(a).bias, filter_biased=lambda a: Settings.of(a).conv_bias
     ),

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import WithMaps
-from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compressed, settings_of
 
@@ -17,13 +16,11 @@ from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compres
 class SharedAttention(WithMaps):
     """Queries through a latent vector and a norm of every head; one head of keys, which are the values."""
 
-    def __init__(
-        self, a: Architecture, name: str, score_scale: float, biases: dict[str, bool], dtype: torch.dtype
-    ) -> None:
-        super().__init__()
-        self.a, self.s, self.more, self.score_scale = a, settings_of(a, name), compressed(a, name), score_scale
+    def __init__(self, p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, name: str) -> None:
+        super().__init__(p, index, biases, dtype)
+        self.a = a = p.architecture
+        self.s, self.more, self.score_scale = settings_of(a, name), compressed(a, name), float(p.score_scale[index])
         self.overlaps = name == SPARSE
-        self.add_maps(a, biases, dtype)
         self.query_norm = nn.RMSNorm(self.s.query_rank, eps=a.norm_eps, dtype=dtype)
         self.norm = nn.RMSNorm(a.d_head, eps=a.norm_eps, dtype=dtype)
         sink = self.s.sink
@@ -95,4 +92,4 @@ class SharedAttention(WithMaps):
 def make(
     p: Parametrization, index: int, biases: dict[str, bool], dtype: torch.dtype, shape: Any, name: str = NAME
 ) -> nn.Module:
-    return SharedAttention(p.architecture, name, float(p.score_scale[index]), biases, dtype)
+    return SharedAttention(p, index, biases, dtype, name)

@@ -132,7 +132,7 @@ BEFORE = (
 
 def _kind(name: str, roles: tuple[Role, ...], words: str, short: str, settings: type[Settings]) -> Kind:
     return Kind(
-        name=name, package=__name__.rpartition(".")[0], roles=roles, words=words, short=short, counted="attention",
+        name=name, folder=NAME, roles=roles, words=words, short=short, counted="attention",
         attends=True, settings=settings, longest=512,
         beyond="averages know one window for all: in a fresh DeepSeek-V4 of 12 layers token correlations were up to "
         "1.8 times too high",
