@@ -117,9 +117,8 @@ _SHAPE = {"n_keys": 256, "d": 128, "head": 64, "p": 0.1}
 _CASES = [{"s0": 1.0, "r": 0.5, "r_g": 0.5}, {"s0": 1.0, "r": 0.9, "r_g": 0.1, "p": 0.5}]
 
 
-# All of them with neither; both, and each alone, with scores of order 1; both with much dropout.
+# One with neither; each alone, with scores of order 1; both with much dropout.
 _MASKED_OR_TURNED = [
-    (_CASES[0], True, True, 0.05),
     (_CASES[1], True, True, 0.05),
     (_CASES[0], True, False, 0.02),
     (_CASES[0], False, True, 0.03),
@@ -128,7 +127,7 @@ _MASKED_OR_TURNED = [
 
 @pytest.mark.parametrize(
     ("case", "causal", "rotary", "tolerance"),
-    [*((case, False, False, 0.02) for case in _CASES), *_MASKED_OR_TURNED],
+    [(_CASES[0], False, False, 0.02), *_MASKED_OR_TURNED],
 )
 def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignore[no-untyped-def]
     case = _SHAPE | case
@@ -162,9 +161,7 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
     _assert_close(predicted, simulated[:4], error[:4], tolerance=0.03)
 
 
-@pytest.mark.parametrize(
-    ("n_queries", "r_query", "r", "bias"), [(64, 0.5, 0.2, 0.0), (300, 0.0, 0.7, 0.0), (200, 0.9, 0.3, 0.5)]
-)
+@pytest.mark.parametrize(("n_queries", "r_query", "r", "bias"), [(64, 0.0, 0.7, 0.0), (200, 0.9, 0.3, 0.5)])
 def test_cross_attention(n_queries: int, r_query: float, r: float, bias: float) -> None:
     case = _SHAPE | {"s0": 1.0, "r": r, "r_g": 0.3}
     simulated, error = _simulate(200, n_queries=n_queries, r_query=r_query, bias=bias, **case)

@@ -118,7 +118,9 @@ DEEP = (400, 2000, 10_000)
         ),
         ("deepscalelm", "post", dict.fromkeys(["forward", "gradient", "sensitivity_mean"], "constant")),
         ("ds-init", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_median": "power"}),
-        ("ds-init", "post", {"gradient": "constant", "sensitivity_median": "power"}),
+        pytest.param(
+            "ds-init", "post", {"gradient": "constant", "sensitivity_median": "power"}, marks=pytest.mark.slow
+        ),
         ("deepnorm", "post", {"gradient": "constant", "sensitivity_mean": "power"}),
         ("layerscale", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_mean": "power"}),
     ],

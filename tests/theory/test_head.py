@@ -20,8 +20,7 @@ NEXT = np.array([5, 3, 7, 5, 9, 3, 3, 1, 8, 2])  # the targets of positions 6 an
 MASKED = np.array([4, 6, 3, 2, 6, 9, 4, 0, 1, 4])  # three of them copied
 
 
-@pytest.mark.parametrize("targets", [NEXT, MASKED])
-@pytest.mark.parametrize("raised", [1.0, 5.0, 9.0])
+@pytest.mark.parametrize(("targets", "raised"), [(NEXT, 1.0), (MASKED, 5.0), (NEXT, 9.0)])
 def test_the_gradient_along_the_stream_against_explicit_tables(targets: np.ndarray, raised: float) -> None:
     """Every pair of positions, before and behind a norm; `raised` is the logit of the token that is read."""
     rng = np.random.default_rng(0)

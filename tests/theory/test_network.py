@@ -127,7 +127,7 @@ def test_variants_agree_with_random_networks(name: str, word_stream: np.ndarray)
     agrees(scheme(chosen)(Architecture(**{**BASE, **fields})), word_stream)
 
 
-@pytest.mark.parametrize("placement", ["post", "sandwich"])
+@pytest.mark.parametrize("placement", [pytest.param("post", marks=pytest.mark.slow), "sandwich"])
 def test_a_fixed_scale_on_the_norm_agrees_with_random_networks(placement: Any, word_stream: np.ndarray) -> None:
     """Layer by layer another one, as in LayerNorm Scaling; in a parametrization of its own the gain does the same."""
     a = Architecture(**BASE, norm_placement=placement, final_norm=True)
@@ -142,7 +142,7 @@ def test_a_fixed_scale_on_the_norm_agrees_with_random_networks(placement: Any, w
     ("skip", "gain", "fields"),
     [
         (0.6, 0.8, {"kind": "decoder", "dropout": 0.1, "qkv_bias": True}),
-        (0.6, 0.8, {"norm_placement": "post", "n_kv_heads": 2}),
+        pytest.param(0.6, 0.8, {"norm_placement": "post", "n_kv_heads": 2}, marks=pytest.mark.slow),
         (0.5, 1.0, {"kind": "encoder-decoder", "target_len": 48}),
     ],
 )
