@@ -19,6 +19,8 @@ UNPROVED = {
     "speech_to_text": "embedding: what the stream begins with is not a sum of tables",
     "hunyuan_v1_dense": "attention: what q_proj, k_proj, v_proj are",  # norms after the rotation
     "gemma2": "attention: what q_proj, k_proj, v_proj are",  # scores through tanh
+    "gemma4": "attention: what q_proj, k_proj, v_proj are",  # norms on values
+    "gemma4-shared": "attention: what q_proj, k_proj, v_proj are",
     "modernbert": "the norms of its branches stand at different places",
 }
 PLACES = [f.name for f in fields(SublayerMap) if f.name in ("norm", "post_norm", "query_norm", "key_norm", "skip")]
