@@ -26,8 +26,7 @@ from signalprop.theory.two_rows import LEAST, position, within_table
 class TokenAttention:
     """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
-    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2. What
-    two rows of weights overlap saturates as in moments.
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2.
 
     Attributes:
         kernel: S, (T, T). causal: token i sees tokens up to i, else all.
@@ -54,9 +53,7 @@ class TokenAttention:
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
-        averages = self._averages()
-        if self.gain != 1:
-            averages *= self.gain**2
+        averages = self._averages() if self.gain == 1 else self.gain**2 * self._averages()
         if self.value_skip == 0:
             return averages
         kernel, mean = self._of_values[:2]
@@ -85,6 +82,11 @@ class TokenAttention:
         own = self._row_score_variance
         return kept(self._per_row(self._row_length), own, raw - own, sink)
 
+    def uneven(self, own: FloatArray, heads: int) -> FloatArray:
+        """Relative variance of the size of what so many heads give, own being its mean: rows are more or less sharp."""
+        share = self.gain**2 * self._of_values.spread / np.maximum(own, 1e-300)
+        return np.asarray(self._rows.scatter * share**2 / heads)
+
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
         out, own = self._averaged()
@@ -104,9 +106,7 @@ class TokenAttention:
         out *= self._met
         out += double_mean
         linear = np.sqrt(self._random_slope + self._structural_slope)
-        term = np.outer(linear, linear)
-        term *= self._asks
-        out += term
+        out += np.outer(linear, linear) * self._asks
         # keys in a crowd get less than their share of a row: the second-order term of the softmax
         crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
         term = np.outer(crowd * own_scale, crowd)
@@ -273,9 +273,8 @@ class TokenAttention:
         return self._apart(self._mean_square, self._means[1])
 
     def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
-        n = self._row_length
         centred = mean_square - np.diagonal(double_mean)
-        return np.maximum(np.where(n > 1, centred / self._finite, 0.0), 0.0)
+        return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
 
     @property
     def _finite(self) -> FloatArray:
@@ -362,8 +361,8 @@ class TokenAttention:
     def _random_slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
         coherent = 1.0 if self.omega is None else self.omega
-        apart = self._spread * self._of_values.spread
-        return np.asarray(self.qk * coherent / self.d_model * apart * (1 - self._rows.second) ** 2)
+        squared = self.qk * coherent / self.d_model * self._spread * self._of_values.spread
+        return np.asarray(squared * (1 - self._rows.second) ** 2)
 
     @cached_property
     def _structural_slope(self) -> FloatArray:

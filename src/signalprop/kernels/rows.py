@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory.softmax import Spline, node_variances, own_variance_response, vanishing
+from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
+from signalprop.theory.softmax import Spline, node_moments, node_variances, own_variance_response, vanishing
 from signalprop.theory.two_rows import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
@@ -33,7 +34,8 @@ class Rows(NamedTuple):
         second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
         with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
             that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
-        favour: d ln E A_k^2 / d ln of the variance of key k's score about the row's mean, (T,).
+        favour: d ln E A_k^2 / d ln of the variance of key k's score about the row's mean. scatter: variance over heads
+            and queries of sum_j A_ij^2. Both (T,).
     """
 
     second: FloatArray
@@ -41,6 +43,7 @@ class Rows(NamedTuple):
     weighted: FloatArray
     with_others: FloatArray
     favour: FloatArray
+    scatter: FloatArray
 
 
 @lru_cache(maxsize=32)
@@ -53,14 +56,19 @@ def _knots(length: int) -> tuple[int, ...]:
 @lru_cache(maxsize=32)
 def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
     """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
-    splines = [(*fluctuating(n, spread), _favour(n)) for n in lengths]
+    splines = [(*fluctuating(n, spread), _alone(n, spread)) for n in lengths]
     return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
 
 
-def _favour(length: int) -> Spline:
-    """`own_variance_response` where two rows are tabulated; two keys are always as far from their mean."""
+def _alone(length: int, spread: float) -> Spline:
+    """`favour` and `scatter` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
     response = own_variance_response(length) if length > 2 else 0 * node_variances()
-    return Spline(response[::STRIDE, None])
+    moments = node_moments(length)
+    log_spread = math.log1p(spread)
+    size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
+    squares = Spline(np.stack([moments.second, moments.second_squared], axis=1))
+    second, square = (y @ HERMITE_W for y in map(np.asarray, squares(node_variances()[:, None] * size)))
+    return Spline(np.stack([response, np.maximum(square - second**2, 0.0)], axis=1)[::STRIDE])
 
 
 def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -> Rows:
@@ -76,12 +84,13 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
     columns = np.asarray(horner(cubic, offset))
-    found, favour = columns[:-1].reshape(3, DEGREE + 1, -1), np.where(row_length > 2, np.maximum(columns[-1], 0.0), 0.0)
+    found, alone = columns[:-2].reshape(3, DEGREE + 1, -1), np.maximum(columns[-2:], 0.0)
+    alone[:, row_length < 2] = 0.0
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, favour)
+    return Rows(second, many, many * weighted, found, *alone)
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:

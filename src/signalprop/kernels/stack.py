@@ -30,7 +30,12 @@ class BranchKernel(Protocol):
 
     Kinds derive from it. One that can be followed on a grid of positions has
     `on_grid(parametrization, stack, shapes, grid)` beside `of`.
+
+    Attributes:
+        uneven: as of `State`, of the branch that `forward` gave last.
     """
+
+    uneven: FloatArray | float = 0.0
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
@@ -172,7 +177,7 @@ class Stack:
             return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
-        return Read(self._with_bias(i, on_both_sides(stream.kernel, root)), divisor)
+        return Read(self._with_bias(i, on_both_sides(stream.kernel, root)), divisor / (1 + stream.uneven))
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
@@ -201,9 +206,9 @@ class Stack:
         out = self.branches[i].forward(i, read.kernel)
         if self.a.dropout:
             np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
-        made = State(out).rescaled()
+        made = State(out, 0.0, self.branches[i].uneven).rescaled()
         beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
-        return State(made.kernel, made.log_scale + read.beyond) if beyond else made
+        return replace(made, log_scale=made.log_scale + read.beyond) if beyond else made
 
     def _norm_on_branch(self, i: int, raw: State) -> FloatArray:
         """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ import numpy as np
 from signalprop.kernels.duals import dual_of_kernel, one_variance, slope_of_kernel
 from signalprop.kernels.stack import BranchKernel
 from signalprop.kernels.state import inverse_roots, on_both_sides
+from signalprop.network.activations import activation
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
 from signalprop.sublayers.feed_forward.moments import of as moments_of
 
+_Z = np.linspace(-9.0, 9.0, 181)
+_DENSITY = np.exp(-_Z * _Z / 2) / np.exp(-_Z * _Z / 2).sum()
 _NODES = 33  # of what overlaps by chance add, where positions differ in size
 
 
@@ -31,6 +35,7 @@ class FeedForwardKernel(BranchKernel):
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         row = self.made.at(i)
         r, s, up = self._pre_activation(i, kernel)
+        self.uneven = (kurtosis(self.made.activation, float(s.mean()), self.made.gated) - 1) / self.made.width
         out = dual_of_kernel(self.made.activation, s, r, out=r)
         if up is not None:
             out *= up
@@ -76,6 +81,15 @@ class FeedForwardKernel(BranchKernel):
             return r, own if bias else own * weight, None
         up = kernel * row.up
         return r, own if bias else own * weight, up + row.up_bias if row.up_bias else up
+
+
+def kurtosis(name: str, variance: float, gated: bool) -> float:
+    """E h^4/(E h^2)^2 of a hidden feature, of a pre-activation of that variance."""
+    squares = activation(name).function(_Z * math.sqrt(variance)) ** 2
+    mean = float(squares @ _DENSITY)
+    if mean <= 1e-300:
+        return 1.0
+    return float(squares**2 @ _DENSITY) / mean**2 * (3.0 if gated else 1.0)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> FeedForwardKernel:

@@ -43,7 +43,7 @@ class FeedForwardMoments(BranchMoments):
     """W_1 -> f -> W_2 -> dropout, or gated (f(x W_g) * (x W_u)) W_d, on Gaussian pre-activations.
 
     Attributes:
-        table: the fields of Row, (9, ..., sublayers). d_model: features that are read.
+        table: the fields of Row, (9, ..., sublayers). d_model: features that are read. width: hidden ones.
     """
 
     table: FloatArray
@@ -51,6 +51,7 @@ class FeedForwardMoments(BranchMoments):
     activation: str
     dropout: float
     d_model: int
+    width: int
 
     @cached_property
     def _rows(self) -> list[Row]:
@@ -111,4 +112,4 @@ def of_roles(p: Parametrization, roles: tuple[str, str, str], width: int, dropou
     a, d = p.architecture, p.architecture.d_model
     (gate, gate_bias), (up, up_bias), (down, down_bias) = ((p.weights[r] ** 2, p.biases[r] ** 2) for r in roles)
     columns = [d * up, up_bias, d * gate, gate_bias, width * down, down_bias, width * up, width * gate, d * down]
-    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, dropout, d)
+    return FeedForwardMoments(np.stack(columns), a.gated, a.activation, dropout, d, width)
