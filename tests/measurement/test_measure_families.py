@@ -116,6 +116,29 @@ def close(got: dict[str, float], mean: float, variance: float, covariance: float
     assert got["token_correlation"] == pytest.approx(covariance / variance, abs=1e-5), where
 
 
+def check_residuals(model: nn.Module, tensors: dict[tuple[str, int], Kept]) -> None:
+    """stream_out = stream_in + branch (then the norm, in post-norm), in training mode with dropout."""
+    mapping = mapping_of(model)
+    rows = layout(mapping.architecture)
+
+    def added(row: int) -> torch.Tensor:
+        kept = tensors["branch", row]
+        branch = torch.as_tensor(kept.value) if kept.dropped is None else kept.dropped
+        return branch * number(mapping.sublayers[row].multiplier)
+
+    for row in range(len(rows.kind)):
+        entering, leaving = tensors["stream_in", row], tensors.get(("stream_out", row))
+        if leaving is None:  # the attention row of a parallel layer
+            assert rows.parallel[row + 1]
+            continue
+        expected = torch.as_tensor(entering.value) + added(row)
+        if rows.parallel[row] and tensors["branch", row].dropped is None:  # Falcon drops out the sum of both
+            expected = expected + added(row - 1)
+        if PLACEMENTS[rows.placement[row]] == "post":
+            expected = find(model, mapping.sublayers[row].norm)(expected)
+        torch.testing.assert_close(torch.as_tensor(leaving.value), expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALL)
 def test_profile_equals_brute_force(build: Any, name: str, training: bool) -> None:
@@ -127,6 +150,8 @@ def test_profile_equals_brute_force(build: Any, name: str, training: bool) -> No
     assert all(p.grad is None for p in model.parameters())
     torch.manual_seed(5)  # the same dropout masks
     tensors = brute_force(model, arguments)
+    if training:
+        check_residuals(model, tensors)
     assert profile.gradient is not None and profile.gradient_scale is not None
     last = len(profile.forward["branch"].variance) - 1
     scale = float(tensor_moments(tensors["stream_out", last].grad).variance)
@@ -162,33 +187,6 @@ def test_a_dropout_function_is_counted_where_no_hook_sees_it(build: Any, name: s
         got = profile.forward["branch"].at(row)
         expected = got["variance"] * np.array([1, got["token_correlation"]])
         assert (np.abs(draws.mean(0) - expected) < 4 * error).all(), row
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_the_points_are_where_the_residual_stream_runs(build: Any, name: str) -> None:
-    """stream_out = stream_in + branch (then the norm, in post-norm), in training mode with dropout."""
-    model = build(name).train()
-    mapping = mapping_of(model)
-    rows = layout(mapping.architecture)
-    torch.manual_seed(3)
-    tensors = brute_force(model, arguments_for(model))
-
-    def added(row: int) -> torch.Tensor:
-        kept = tensors["branch", row]
-        branch = torch.as_tensor(kept.value) if kept.dropped is None else kept.dropped
-        return branch * number(mapping.sublayers[row].multiplier)
-
-    for row in range(len(rows.kind)):
-        entering, leaving = tensors["stream_in", row], tensors.get(("stream_out", row))
-        if leaving is None:  # the attention row of a parallel layer
-            assert rows.parallel[row + 1]
-            continue
-        expected = torch.as_tensor(entering.value) + added(row)
-        if rows.parallel[row] and tensors["branch", row].dropped is None:  # Falcon drops out the sum of both
-            expected = expected + added(row - 1)
-        if PLACEMENTS[rows.placement[row]] == "post":
-            expected = find(model, mapping.sublayers[row].norm)(expected)
-        torch.testing.assert_close(torch.as_tensor(leaving.value), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
