@@ -33,7 +33,8 @@ def measure(part: str, out: Path, pack: Path, rehearse: bool) -> int:
     Raises:
         InputError: the file holds rows of another device, revision or version.
     """
-    module, device = importlib.import_module(f"benchmarks.gpu.{part}"), device_here()
+    module = importlib.import_module(f"benchmarks.gpu.{part}")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     make_folder(out)
     path = out / f"{part}.json"
     store = begun(path, {"part": part, "rehearsed": rehearse, "environment": here(pack), "rows": []})
@@ -100,11 +101,6 @@ def write_records(folder: Path, records: Path = page.RECORDS) -> list[str]:
     if records == page.RECORDS:
         page.write_page()
     return [f"{records}/gpu.{part}.json" for part in found]
-
-
-def device_here() -> torch.device:
-    """The accelerator, or the processor."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def free() -> None:

@@ -174,13 +174,18 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
     place[last] = value
 
 
-def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str:
-    """The first key in which two mappings differ, in words."""
-    for key in sorted({*before, *now}):
-        old, new = before.get(key), now.get(key)
-        if old != new:
-            if isinstance(old, Mapping) and isinstance(new, Mapping):
-                return difference(old, new, f"{prefix}{key}.")
-            words = ["its default" if value is None else f"{value!r:.40}" for value in (old, new)]
-            return f"{prefix}{key} was {words[0]}, is {words[1]}"
-    return "the same settings"
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first three fields in which two mappings differ, in words."""
+    a, b = _flat(before), _flat(now)
+    names = [name for name in {**a, **b} if a.get(name) != b.get(name)][:3]
+
+    def shown(value: Any) -> str:
+        return "its default" if value is None else f"{value!r:.40}"
+
+    return "; ".join(f"{name} was {shown(a.get(name))}, is {shown(b.get(name))}" for name in names)
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        return {prefix: data}
+    return {k: v for name, item in data.items() for k, v in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
