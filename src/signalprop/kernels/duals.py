@@ -52,49 +52,44 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: Flo
         correlation: (T, T), 1 on the diagonal; what rounding has beyond +-1 counts as that.
         out: where the result may be put, `correlation` too.
     """
-    if (one := one_variance(variance)) is not None:
-        return _of_one(name, 0, one, correlation, out)
-    s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
-    act = activation(name)
-    degree = _degree(act)
-    if degree is not None:
-        root = s ** (degree / 2)
-        return _scaled(_of_one(name, 0, 1.0, correlation, out), root)
-    if (inside := _stretched(name, act)) is not None:
-        name_inside, scale, lift, gain = inside
-        found = dual_of_kernel(name_inside, scale**2 * s, correlation, out)
-        if lift:
-            mean = np.asarray(central_dual(name_inside, scale**2 * s, 0.0).mean)
-            found += lift * np.add.outer(mean, mean) + lift**2
-        found *= gain**2
-        return found
-    if act.closed_form is not None and act.name in _PAIRS:
-        return _by_rows(_PAIRS[act.name][0], s, correlation, out)
-    h = _hermite_at(act, s)
-    order = np.arange(1, len(h.slopes) + 1)
-    beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
-    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s, out)
+    return _of_kernel(name, 0, variance, correlation, out)
 
 
 def slope_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
     """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
+    return _of_kernel(name, 1, variance, correlation, out)
+
+
+def _of_kernel(
+    name: str, derivative: int, variance: Array, correlation: FloatArray, out: FloatArray | None
+) -> FloatArray:
     if (one := one_variance(variance)) is not None:
-        return _of_one(name, 1, one, correlation, out)
+        return _of_one(name, derivative, one, correlation, out)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
-    degree = _degree(act)
-    if degree is not None:
-        root = s ** ((degree - 1) / 2)
-        return _scaled(_of_one(name, 1, 1.0, correlation, out), root)
-    if (inside := _stretched(name, act)) is not None:
-        name_inside, scale, _, gain = inside
-        found = slope_of_kernel(name_inside, scale**2 * s, correlation, out)
-        found *= (gain * scale) ** 2
+    if (degree := _degree(act)) is not None:
+        root = s ** ((degree - derivative) / 2)
+        found = _of_one(name, derivative, 1.0, correlation, out)
+        found *= np.outer(root, root)
+        return found
+    inside, numbers = numbers_of(name)
+    if len(numbers) == 4 and act.closed_form is not None:  # d (f(a x) + c)
+        scale, _, lift, gain = numbers
+        found = _of_kernel(inside, derivative, scale**2 * s, correlation, out)
+        if lift and not derivative:
+            mean = np.asarray(central_dual(inside, scale**2 * s, 0.0).mean)
+            found += lift * np.add.outer(mean, mean) + lift**2
+        found *= (gain * scale**derivative) ** 2
         return found
     if act.closed_form is not None and act.name in _PAIRS:
-        return _by_rows(_PAIRS[act.name][1], s, correlation, out)
+        pair = _PAIRS[act.name][derivative]
+        return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s, out)
     h = _hermite_at(act, s)
-    return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s, out)
+    if derivative:
+        return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s, out)
+    order = np.arange(1, len(h.slopes) + 1)
+    beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
+    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s, out)
 
 
 def one_variance(variance: Array) -> float | None:
@@ -113,8 +108,8 @@ def _of_one(name: str, derivative: int, variance: float, correlation: FloatArray
     """E f f, or E f' f', entry by entry of a symmetric matrix."""
     act = activation(name)
     if act.closed_form is not None and act.name in _CLOSED and math.isfinite(variance):
-        closed = _CLOSED[act.name][derivative]
-        return _symmetric(lambda _, __, r: closed(variance, r), correlation, out=out)
+        closed, s = _CLOSED[act.name][derivative], np.asarray(variance)
+        return _symmetric(lambda _, __, r: closed(s, s, r), correlation, out=out)
     return _looked_up(_dual_table(name, variance)[derivative], correlation, out)
 
 
@@ -124,7 +119,7 @@ def _like(block: FloatArray) -> FloatArray:
     return empty(_AT_ONCE)[:m, :n] if max(m, n) <= _AT_ONCE else np.empty(block.shape)
 
 
-def _relu_value(s: float, r: FloatArray) -> FloatArray:
+def _relu_value(s: FloatArray, _: FloatArray, r: FloatArray) -> FloatArray:
     out, sine = np.arccos(r, out=_like(r)), np.subtract(1.0, r, out=_like(r))
     np.subtract(math.pi, out, out=out)
     out *= r
@@ -135,7 +130,7 @@ def _relu_value(s: float, r: FloatArray) -> FloatArray:
     return np.asarray(out)
 
 
-def _relu_slope(s: float, r: FloatArray) -> FloatArray:
+def _relu_slope(_: FloatArray, __: FloatArray, r: FloatArray) -> FloatArray:
     out = np.arccos(r, out=r)
     np.subtract(math.pi, out, out=out)
     out /= 2 * math.pi
@@ -223,11 +218,6 @@ def _is_twofold(correlation: FloatArray, half: int) -> bool:
 # --- a variance for every position ---------------------------------------------------------------------------------
 
 
-def _scaled(matrix: FloatArray, factor: FloatArray) -> FloatArray:
-    matrix *= np.outer(factor, factor)
-    return matrix
-
-
 _POINTS = np.array([-3.1, -1.2, -0.4, 0.3, 0.9, 2.7])
 
 
@@ -241,18 +231,6 @@ def _degree(act: Activation) -> int | None:
         ):
             return degree
     return None
-
-
-def _stretched(name: str, act: Activation) -> tuple[str, float, float, float] | None:
-    """(inside, a, c, d) of d (f(a x) + c) where f is known in closed form."""
-    inside, numbers = numbers_of(name)
-    if len(numbers) != 4 or act.closed_form is None:
-        return None
-    return inside, numbers[0], numbers[2], numbers[3]
-
-
-def _by_rows(pair: Pair, s: FloatArray, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
-    return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s, out)
 
 
 def _determinant(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
@@ -294,16 +272,8 @@ def _erf_slope(p: FloatArray, q: FloatArray, r: FloatArray) -> FloatArray:
 _PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf": (_erf_value, _erf_slope)}
 
 
-Closed = Callable[[float, FloatArray], FloatArray]  # (one variance, correlations, to be overwritten) -> moments
-
-
-def _alike(pair: Pair) -> Closed:
-    """A closed form where both have one variance."""
-    return lambda s, r: pair(np.asarray(s), np.asarray(s), r)
-
-
-_CLOSED: dict[str, tuple[Closed, Closed]] = {"relu": (_relu_value, _relu_slope)}
-_CLOSED |= {name: (_alike(value), _alike(slope)) for name, (value, slope) in _PAIRS.items()}
+# where all positions have one variance, ReLU too
+_CLOSED: dict[str, tuple[Pair, Pair]] = _PAIRS | {"relu": (_relu_value, _relu_slope)}
 
 
 def _series(
