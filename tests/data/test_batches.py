@@ -76,9 +76,8 @@ class TestText:
 
     @pytest.mark.parametrize(("length", "n", "seed"), [(51, 1, 0), (5, 0, 0), (5, -1, 0), (5, 1, -1)])
     def test_impossible_windows(self, length: int, n: int, seed: int) -> None:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError):
             windows(np.arange(50), length, n, seed)
-        assert "\n" not in str(caught.value)
 
 
 class TestMasking:
@@ -150,9 +149,8 @@ class TestBatches:
         ],
     )
     def test_bad_requests(self, changes: dict[str, Any], ids: Any, size: int, seed: int) -> None:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError):
             text_batch(model(**changes), ids, size, seed)
-        assert "\n" not in str(caught.value)
 
 
 def speech(**changes: Any) -> Architecture:
@@ -215,6 +213,5 @@ class TestImages:
 
     @pytest.mark.parametrize("changes", [{"seq_len": 16}, {"patch_dim": 15}, {"seq_len": 3}])
     def test_what_is_not_a_grid(self, changes: dict[str, Any]) -> None:
-        with pytest.raises(InputError, match="square") as caught:
+        with pytest.raises(InputError, match="square"):
             image_batch(digits(**changes), 2, seed=0)
-        assert "\n" not in str(caught.value)

@@ -111,9 +111,8 @@ def test_bad_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b" \n\n ", "holds no text"),
     ]
     for content, message in cases:
-        with pytest.raises(InputError, match=message) as caught:
+        with pytest.raises(InputError, match=message):
             documents(written(tmp_path / "a.txt", content))
-        assert "\n" not in str(caught.value)
     packed = lzma.compress(load_text()[:8000].encode())
     for name, content in (("a.xz", packed[:-40]), ("b.xz", b"none"), ("c.gz", gzip.compress(b"a" * 99)[:-9])):
         with pytest.raises(InputError, match=f"cannot read .*{name}"):

@@ -114,9 +114,8 @@ class TestTokenIds:
         ],
     )
     def test_bad_ids(self, tokens: Any, more: dict[str, Any], part: str) -> None:
-        with pytest.raises(InputError, match=part) as caught:
+        with pytest.raises(InputError, match=part):
             from_tokens(tokens, **more)
-        assert "\n" not in str(caught.value)
 
 
 class TestTensors:
@@ -154,9 +153,8 @@ class TestTensors:
     ids=str,
 )
 def test_bad_statistics(fields: dict[str, Any]) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError):
         InputStatistics(**fields)
-    assert "\n" not in str(caught.value)
 
 
 def test_another_loss_and_a_description() -> None:

@@ -88,6 +88,5 @@ def sweep() -> Profile:
     ids=["depths", "sweeps", "sweep and profile"],
 )
 def test_what_cannot_be_compared(first: Any, second: Any) -> None:
-    with pytest.raises(InputError, match="cannot compare") as caught:
+    with pytest.raises(InputError, match="cannot compare"):
         compare(first, second)
-    assert "\n" not in str(caught.value)

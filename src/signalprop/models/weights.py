@@ -49,25 +49,23 @@ def draw(tensor: Tensor, std: float, distribution: Distribution, seed: int, plac
             tensor.copy_(values)
 
 
-class Linear(nn.Linear):
-    """A linear map whose memory is not yet filled: nn.Linear would draw weights only to see them overwritten."""
+class _Undrawn:
+    """Memory that is not yet filled: PyTorch would draw weights only to see them overwritten."""
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
 
 
-class Table(nn.Embedding):
-    """A look-up table whose memory is not yet filled."""
-
-    def reset_parameters(self) -> None:
-        """Leave the memory as it is."""
+class Linear(_Undrawn, nn.Linear):
+    """A linear map, not drawn yet."""
 
 
-class Convolution(nn.Conv1d):
-    """A convolution over time whose memory is not yet filled."""
+class Table(_Undrawn, nn.Embedding):
+    """A look-up table, not drawn yet."""
 
-    def reset_parameters(self) -> None:
-        """Leave the memory as it is."""
+
+class Convolution(_Undrawn, nn.Conv1d):
+    """A convolution over time, not drawn yet."""
 
 
 class WithMaps(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,19 +13,9 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 
-if TYPE_CHECKING:
-    pass
-
-
 _TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
-
-
 _NEEDED = ("mean", "variance", "token_correlation")
-
-
 _BANDS = ("variance_sd", "token_correlation_sd", "variance_excess")
-
-
 _OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation", *_BANDS)
 
 
@@ -103,9 +93,11 @@ class Series:
                 raise InputError(f"{name} holds NaN or infinite values; expected finite numbers")
             return column
 
-        def maybe(values: ArrayLike | None, name: str) -> FloatArray | None:
-            return None if values is None else full(values, name)
-
+        more = {
+            "variance_se": variance_se, "token_correlation_se": token_correlation_se,
+            "feature_correlation": feature_correlation, "variance_sd": variance_sd,
+            "token_correlation_sd": token_correlation_sd, "variance_excess": variance_excess,
+        }  # fmt: skip
         r = full(token_correlation, "token_correlation")
         if not (np.abs(r) <= 1 + 1e-9).all():
             raise InputError(f"a token correlation is {r.flat[int(np.argmax(np.abs(r)))]}; expected [-1, 1]")
@@ -114,12 +106,7 @@ class Series:
             variance=plain,
             token_correlation=np.minimum(np.maximum(r, -1.0), 1.0),
             log_variance=_logarithm(plain, given),
-            variance_se=maybe(variance_se, "variance_se"),
-            token_correlation_se=maybe(token_correlation_se, "token_correlation_se"),
-            feature_correlation=maybe(feature_correlation, "feature_correlation"),
-            variance_sd=maybe(variance_sd, "variance_sd"),
-            token_correlation_sd=maybe(token_correlation_sd, "token_correlation_sd"),
-            variance_excess=maybe(variance_excess, "variance_excess"),
+            **{name: full(values, name) for name, values in more.items() if values is not None},
         )
 
     @typed

@@ -7,14 +7,14 @@ its values passes: `docs/theory/components.md`. The heads that are drawn are alw
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.sublayers.gated_delta_net.roles import Settings
-from signalprop.sublayers.mamba2.scan import convolved, second_moment, silu, symmetric_root, taken
+from signalprop.sublayers.mamba2.scan import convolved, drawn_taps, second_moment, silu, symmetric_root, taken
 
 _NUMBERS = 2**20  # values of all drawn heads and tokens, about
 _LEAST, _MOST = 16, 4096  # heads
@@ -68,11 +68,7 @@ def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
             drawn = drawn @ (vectors / np.sqrt(values)) @ vectors.T
         return np.asarray(drawn.reshape(*shape, length))
 
-    def taps(*shape: int) -> FloatArray:
-        size = (*shape, s.width)
-        drawn = rng.uniform(-(3**0.5), 3**0.5, size) if uniform else rng.standard_normal(size)
-        return np.concatenate([drawn, rng.standard_normal((*shape, 1))], -1)
-
+    taps = partial(drawn_taps, rng, s.width, uniform)
     values, keys = (n, of_group, s.d_value), (n, 1, s.d_key)
     return Noise(
         rate=rng.permutation(s.rate(n * of_group)).reshape(n, of_group, 1),

@@ -7,7 +7,7 @@ independent. So heads are drawn, always the same for a shape, and features are a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -68,10 +68,7 @@ def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
     n = max(4, wanted // len(some))
     groups = np.arange(n) * s.n_groups // n if s.n_groups > 1 else np.zeros(n, int)
 
-    def taps(*shape: int) -> FloatArray:
-        drawn = rng.uniform(-(3**0.5), 3**0.5, (*shape, s.width)) if uniform else rng.standard_normal((*shape, s.width))
-        return np.concatenate([drawn, rng.standard_normal((*shape, 1))], -1)
-
+    taps = partial(drawn_taps, rng, s.width, uniform)
     half = int(max(length, min(12288, _FEATURES * _AT / length)))
     value, gate = np.linalg.qr(rng.standard_normal((2, half, length)))[0] * half**0.5
     value_taps = taps(half)
@@ -233,6 +230,13 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
         (second_moment(key), second_moment(key_slope)), (second_moment(query), second_moment(query_slope)),
         decayed, mixing, read, value_slope[z.feature], output, opened, gate_slope[np.roll(z.feature, 1, -1)], root,
     )  # fmt: skip
+
+
+def drawn_taps(rng: np.random.Generator, width: int, uniform: bool, *shape: int) -> FloatArray:
+    """Taps of filters of variance 1, (*shape, width + 1), the last for the filter's bias."""
+    size = (*shape, width)
+    drawn = rng.uniform(-(3**0.5), 3**0.5, size) if uniform else rng.standard_normal(size)
+    return np.concatenate([drawn, rng.standard_normal((*shape, 1))], -1)
 
 
 def taken(kernel: FloatArray, width: int, *, ahead: bool) -> FloatArray:
