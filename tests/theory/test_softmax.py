@@ -117,12 +117,13 @@ def test_a_logit_of_larger_variance_gets_more_of_the_squared_weights(length: int
     s, step = float(node_variances()[node]), 0.1
     z = np.random.default_rng(3).standard_normal((200_000 // length, length))
     change = step * (1 - 1 / length) / (1 - 2 / length)  # of a variance, so that the one about the mean changes by step
-    squares = []
+    squares, firsts = [], []
     for sign in (-1, 1):
         x = z * np.sqrt(s * np.append(1 + sign * change, np.full(length - 1, 1 - sign * change / (length - 1))))
         weights = np.exp(x - x.max(1, keepdims=True))
-        squares.append((weights[:, 0] / weights.sum(1)) ** 2)
-    low, high = (square.mean() for square in squares)
-    found = np.log(high / low) / (2 * step)
-    error = (squares[1] - squares[0]).std() / np.sqrt(len(z)) / (2 * step * (low + high) / 2)
-    assert own_variance_response(length)[node] == pytest.approx(found, abs=4 * error + 0.02)
+        firsts.append(weights[:, 0] / weights.sum(1))
+        squares.append(firsts[-1] ** 2)
+    for drawn, response in zip((firsts, squares), own_variance_response(length)[node], strict=True):
+        low, high = (one.mean() for one in drawn)
+        error = (drawn[1] - drawn[0]).std() / np.sqrt(len(z)) / (2 * step * (low + high) / 2)
+        assert response == pytest.approx(np.log(high / low) / (2 * step), abs=4 * error + 0.02)

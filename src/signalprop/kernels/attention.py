@@ -84,7 +84,7 @@ class TokenAttention:
 
     def uneven(self, own: FloatArray, heads: int) -> FloatArray:
         """Relative variance of the size of what so many heads give, own being its mean: rows are more or less sharp."""
-        share = self.gain**2 * self._of_values.spread / np.maximum(own, 1e-300)
+        share = np.minimum(self.gain**2 * self._of_values.spread / np.maximum(own, 1e-300), 1 / self._rows.second)
         return np.asarray(self._rows.scatter * share**2 / heads)
 
     def _averages(self) -> FloatArray:
@@ -104,14 +104,11 @@ class TokenAttention:
         second = self._rows.second
         out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
         out *= self._met
-        out += double_mean
+        left = self._left_of_crowds
+        out += double_mean * np.outer(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
         out += np.outer(linear, linear) * self._asks
-        # keys in a crowd get less than their share of a row: the second-order term of the softmax
-        crowd = np.sqrt(self.qk * self._crowding) * (1 - second)
-        term = np.outer(crowd * own_scale, crowd)
-        out -= term + term.T
-        own = own + (second - 1 / n) * spread + (linear**2 - 2 * crowd**2) * own_scale
+        own = own * left**2 + (second - 1 / n) * spread + linear**2 * own_scale
         return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
@@ -204,7 +201,9 @@ class TokenAttention:
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
-        return np.diagonal(self._over_queries((values / self._row_length)[:, None] * self._favoured, 0))
+        return np.diagonal(
+            self._over_queries((values / self._row_length)[:, None] * self._shared_out(self._rows.favour[1]), 0)
+        )
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""
@@ -384,16 +383,17 @@ class TokenAttention:
         mean, total = self._turned_means
         return np.maximum(self._own - 2 * mean + total[:, None], 0.0)
 
-    @cached_property
-    def _favoured(self) -> FloatArray:
-        """Per row, E A_k^2 of every key over the mean of its keys: those that lie apart have larger scores."""
+    def _shared_out(self, favour: FloatArray) -> FloatArray:
+        """Per row, what every key gets over the mean of all: those that lie apart have larger scores."""
         apart, n = self._from_mean, self._row_length
-        share = favoured(apart, self._sum_of_seen(apart) / n, self._rows.favour)
+        share = favoured(apart, self._sum_of_seen(apart) / n, favour)
         return share * (n / self._sum_of_seen(share))[:, None]
 
     @cached_property
-    def _crowding(self) -> FloatArray:
-        """Per row, the variance over its keys of how alike a key is to all of them (in scores times in values)."""
-        means = self._of_values.mean - np.diagonal(self._of_values.double_mean)[:, None]
-        turned = self._turned_means[0] - self._turned_means[1][:, None]
-        return np.asarray(np.maximum(self._sum_of_seen(means * turned) / self._row_length, 0.0))
+    def _left_of_crowds(self) -> FloatArray:
+        """Per row, what is left of its mean value: keys in a crowd get less than their share."""
+        mean, n = self._of_values.mean, self._row_length
+        moved = self._sum_of_seen((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
+        size = np.diagonal(self._of_values.double_mean)
+        found = np.divide(moved, size, out=np.zeros_like(moved), where=size > 1e-9 * self._of_values.mean_square)
+        return self._per_row(1 + np.clip(found, -1.0, 0.0))

@@ -259,7 +259,7 @@ class GridAttention(TokenAttention):
         return self._of_longer(self.grid.by_pairs @ values)
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
-        return np.asarray((self.grid.by_power[0] * self._favoured.T) @ values)
+        return np.asarray((self.grid.by_power[0] * self._shared_out(self._rows.favour[1]).T) @ values)
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)

@@ -34,8 +34,8 @@ class Rows(NamedTuple):
         second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
         with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
             that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
-        favour: d ln E A_k^2 / d ln of the variance of key k's score about the row's mean. scatter: variance over heads
-            and queries of sum_j A_ij^2. Both (T,).
+        favour: d ln E A_k and d ln E A_k^2, by d ln of the variance of key k's score about the row's mean, (2, T).
+        scatter: variance over heads and queries of sum_j A_ij^2, (T,).
     """
 
     second: FloatArray
@@ -62,13 +62,13 @@ def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
 
 def _alone(length: int, spread: float) -> Spline:
     """`favour` and `scatter` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
-    response = own_variance_response(length) if length > 2 else 0 * node_variances()
+    response = own_variance_response(length) if length > 2 else np.zeros((len(node_variances()), 2))
     moments = node_moments(length)
     log_spread = math.log1p(spread)
     size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
     squares = Spline(np.stack([moments.second, moments.second_squared], axis=1))
     second, square = (y @ HERMITE_W for y in map(np.asarray, squares(node_variances()[:, None] * size)))
-    return Spline(np.stack([response, np.maximum(square - second**2, 0.0)], axis=1)[::STRIDE])
+    return Spline(np.column_stack([response, np.maximum(square - second**2, 0.0)])[::STRIDE])
 
 
 def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -> Rows:
@@ -84,13 +84,13 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -
     index, offset = fluctuating(lengths[0], spread).value.place(within)
     cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
     columns = np.asarray(horner(cubic, offset))
-    found, alone = columns[:-2].reshape(3, DEGREE + 1, -1), np.maximum(columns[-2:], 0.0)
+    found, alone = columns[:-3].reshape(3, DEGREE + 1, -1), np.maximum(columns[-3:], 0.0)
     alone[:, row_length < 2] = 0.0
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, *alone)
+    return Rows(second, many, many * weighted, found, alone[:2], alone[2])
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:

@@ -274,17 +274,21 @@ def linear_response(m: SoftmaxMoments) -> FloatArray:
 
 
 def own_variance_response(length: int) -> FloatArray:
-    """d ln E A_k² / d ln of the variance of logit k about the others' mean, at `node_variances()`.
+    """d ln E A_k and d ln E A_k², by d ln of the variance of logit k about the others' mean; (nodes, 2).
 
-    The mean of those variances is kept, so this says how many squared weights a key gets that lies farther from the
-    other keys than they do: docs/theory/kernels.md, "Keys that lie apart". At least 3 logits.
+    The mean of those variances is kept, so this says how much more of a row a key gets that lies farther from the
+    other keys than they do, at `node_variances()`: docs/theory/kernels.md, "Keys that lie apart". At least 3 logits.
     """
     m, s, others = node_moments(length), node_variances(), length - 1.0
     fourth = (5.0 * m.third - 2.0 * m.second * (1.0 - m.squared_tilt)) / 3.0
-    own = 4.0 * m.second * m.squared_tilt  # sum over k of E of the second derivative of A_k² by its own logit
-    other = 6.0 * (m.second_squared - fourth) - 2.0 * (m.second - m.third)  # and by all the others
+    # sums over k of E of second derivatives of A_k, A_k²: by its own logit, and by all the others
+    own = np.stack([1.0 - 3.0 * m.second + 2.0 * m.third, 4.0 * m.second * m.squared_tilt])
+    other = np.stack(
+        [3.0 * m.second - 2.0 * m.third - 1.0, 6.0 * (m.second_squared - fourth) - 2.0 * (m.second - m.third)]
+    )
     curved = own + (2.0 * own - other) / others + 2.0 * (own - other) / (others * (others - 1.0))
-    return np.asarray(s * (1.0 - 1.0 / length) / (2.0 * m.second) * curved, dtype=np.float64)
+    mean = np.stack([np.ones_like(s), m.second])
+    return np.asarray((s * (1.0 - 1.0 / length) / (2.0 * mean) * curved).T, dtype=np.float64)
 
 
 @lru_cache(maxsize=256)

@@ -127,7 +127,7 @@ def of(p: Parametrization, stack: int, name: str = NAME) -> SharedMoments:
     rows = Row(
         a.d_head * p.score_scale**2, zero, zero + 1.0, zero, output, zero, output, zero, zero + 1.0, zero, added,
     )  # fmt: skip
-    fields = settings(a, stack) | {"d_model": 1 / (1 / a.d_model + 1 / a.d_head), "qk_norm": False}
+    fields = settings(a, stack) | {"d_model": 1 / (1 / a.d_model + 1 / a.d_head), "qk_norm": False, "causal": True}
     length = fields["n_queries"]
     near = np.minimum(np.arange(length) + 1, s.window)
     more = compressed(a, name)
