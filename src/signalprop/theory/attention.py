@@ -81,10 +81,13 @@ def _attention(*values: Array, causal: Mask = False) -> Attention:
     if xp is np:
         values = tuple(plain(x) for x in values)
         xp = namespace(*values)
-    x = Attention._make((xp, *values, causal))
-    r_query, r_g = (_possible(r, x.n_queries, xp) for r in (x.r_query, x.r_g))
-    r_key, r_value = (_possible(r, x.n_keys, xp) for r in (x.r_key, x.r_value))
-    return x._replace(r_query=r_query, r_key=r_key, r_value=r_value, r_g=r_g)
+    r_query, r_key, r_value, r_g, s0, n_queries, n_keys, *rest = values
+    # n tokens that all have the same correlation cannot have one below -1/(n-1)
+    low, low_key = (-1.0 / xp.maximum(n - 1.0, 1.0) for n in (n_queries, n_keys))
+    r_query, r_g = xp.minimum(xp.maximum(r_query, low), 1.0), xp.minimum(xp.maximum(r_g, low), 1.0)
+    r_keys = xp.minimum(xp.maximum(r_key, low_key), 1.0)
+    r_value = r_keys if r_value is r_key else xp.minimum(xp.maximum(r_value, low_key), 1.0)
+    return Attention._make((xp, r_query, r_keys, r_value, r_g, s0, n_queries, n_keys, *rest, causal))
 
 
 class _Scores(NamedTuple):
@@ -105,12 +108,6 @@ class _Slopes(NamedTuple):
     rows: RowSlopes
     overlap: Array  # Λ_J
     weighted_overlap: Array  # E c_ij Λ_J(c_ij)
-
-
-def _possible(r: Array, n: Array, xp: Any) -> Array:
-    """n tokens that all have the same correlation cannot have one below -1/(n-1)."""
-    found: Array = xp.minimum(xp.maximum(r, -1.0 / xp.maximum(n - 1.0, 1.0)), 1.0)
-    return found
 
 
 def _within(covariance: Array, variance: Array, xp: Any) -> Array:
