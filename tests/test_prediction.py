@@ -102,3 +102,14 @@ def test_a_batch_without_segments_is_one_segment_as_models_read_it() -> None:
 def test_qk_norm_on_tokens_of_different_sizes_is_pointed_at(eps: float, fidelity: str, expected: bool) -> None:
     small = Architecture.preset("olmo2-7b", n_layers=2, d_model=64, n_heads=4, seq_len=16, norm_eps=eps)
     assert said(predict(scheme("huggingface")(small), fidelity=fidelity), "QK-norm divides") is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions", "qk_gain", "said"),
+    [("encoder", "none", 1.5, True), ("encoder", "none", 0.3, False), ("encoder", "learned", 1.0, False),
+     ("decoder", "none", 1.5, False)],
+)  # fmt: skip
+def test_equal_tokens_meet_large_scores(kind: str, positions: str, qk_gain: float, said: bool) -> None:
+    a = SMALL.replace(kind=kind, positions=positions, n_segments=0, vocab_size=300, seq_len=48)
+    inputs = default_batch(a, batch_size=2).statistics(a)
+    assert any("equal ones" in note for note in predict(scheme("xavier", qk_gain=qk_gain)(a), inputs).notes) == said

@@ -69,6 +69,13 @@ EQUAL_TOKENS = (
     "the ids of real text token correlations were up to 4 times those predicted without (Qwen3.5, width 256), 3 "
     "times in LFM2; give a text, as measure and compare do"
 )
+# Share of pairs of tokens that enter as one, times the score variance, from which it was felt (docs/limits.md).
+_REPEATED = 0.1
+REPEATED = (
+    "{:.2g} of all pairs of tokens enter as equal ones, and scores have variance {:.3g}: what two rows give to equal "
+    "tokens is known to first order in scores only, and first gradients of encoders were 20 % (a product of 0.1) to 7 "
+    "times (0.7, post-norm) off; use fidelity simulate"
+)
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.
 SPREAD = 0.3
 UNSTABLE = (
@@ -143,6 +150,11 @@ def _of_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile) ->
             yield WINDOWS
     if inputs.kind == "patches" and inputs.second_moments is not None and (moments or inputs.second_moments.ndim != 3):
         yield IMAGES
+    if p.skip.ndim == 1 and a.kind != "decoder" and inputs.kind == "tokens":
+        enters = p.embedding.token**2, p.embedding.position**2, p.embedding.segment**2
+        equal, scores = inputs.token_correlation * enters[0] / max(sum(enters), 1e-300), scores_of(p).max(initial=0.0)
+        if equal * scores >= _REPEATED:
+            yield REPEATED.format(equal, scores)
     by_id = not moments and inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     if p.skip.ndim == 1 and a.kind != "encoder-decoder" and inputs.kind == "tokens" and not by_id:
         r = profile.forward["stream_in"].token_correlation
