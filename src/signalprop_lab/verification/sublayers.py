@@ -12,7 +12,7 @@ import numpy as np
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import KINDS, Kind, kind_named
+from signalprop.network.kinds import KINDS, Kind, kind_named, never
 from signalprop.network.moments import Moments
 from signalprop.network.parametrization import Parametrization, blank
 from signalprop.results.profile import Profile
@@ -86,7 +86,9 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     if asks:
         p = p.with_columns(score_scale=a.d_head**-0.5)
     weights = {f"weight__{role}": value for role, value in std.items()}
-    biases = {f"bias__{role}": case["bias"] for role in std if role.removeprefix("global_") not in ("query", "key")}
+    asked = ("query", "key", "global_query", "global_key")
+    can_have = [role.name for role in kind.roles if role.biased is not never and role.name not in asked]
+    biases = {f"bias__{role}": case["bias"] for role in can_have}
     return p.with_columns(**weights, **biases, **columns), int(across)
 
 
