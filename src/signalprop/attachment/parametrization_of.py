@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -138,19 +139,19 @@ def equal_layers(attached: Attached) -> str:
     Four layers of nn.TransformerEncoder, which copies its first one: attention branches of the last were predicted a
     quarter too small, and first gradients 30 % too small (pre-norm) or 11 % too large (8 networks of width 128).
     """
-    for i, row in enumerate(attached.rows):
-        other = next((one for one in attached.rows[i + 1 :] if one.kind is row.kind and one.stack == row.stack), None)
-        if other is None or not row.weights.keys() & other.weights.keys():
-            continue
-        role = next(iter(row.weights.keys() & other.weights.keys()))
-        one, two = (tensors_of(place.weights[role], place.label)[0] for place in (row, other))
-        if one.shape == two.shape and torch.equal(one, two) and bool(one.detach().std() > 0):
-            return (
-                f"{row.label} and {other.label} hold equal weights (nn.TransformerEncoder begins with copies of one "
-                "layer); the prediction takes layers as drawn apart, and copies add up to more"
-            )
+    for one, other in combinations(attached.rows, 2):
+        shared = [role for role in one.weights if role in other.weights]
+        if one.kind is other.kind and one.stack == other.stack and shared:
+            break
+    else:
         return ""
-    return ""
+    first, second = (tensors_of(row.weights[shared[0]], row.label)[0] for row in (one, other))
+    if first.shape != second.shape or not torch.equal(first, second) or not bool(first.detach().std() > 0):
+        return ""
+    return (
+        f"{one.label} and {other.label} hold equal weights (nn.TransformerEncoder begins with copies of one layer); "
+        "the prediction takes layers as drawn apart, and copies add up to more"
+    )
 
 
 def slope(norm: nn.Module | None) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -14,19 +12,18 @@ _ROLES = ("query", "key", "value")
 
 def multi_head_attention(
     home: str, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor, limit: float
-) -> Replayed | float:
-    """The roles of its parameters, where the attention made of them outputs what the module did.
+) -> Replayed | None:
+    """The roles of its parameters, where the attention made of them outputs what the module did; else nothing.
+
+    Of one with keys of another width, or with keys that no token has, nothing either.
 
     Args:
         entry: what queries are made of, (tokens, features), float64. memory: what keys and values are made of; default:
             the same. given: what it output.
-
-    Returns:
-        The error where that is not so: infinite of one with keys of another width, or keys that no token has.
     """
     packed, bias, d = module.in_proj_weight, module.in_proj_bias, module.embed_dim
     if packed is None or module.bias_k is not None or module.add_zero_attn:
-        return math.inf
+        return None
     rows = fused_rows(module.num_heads, module.num_heads, d // module.num_heads, "blocks")
     across = memory is not None
 
@@ -42,7 +39,6 @@ def multi_head_attention(
         made = made if last.bias is None else made + last.bias.double().cpu()
         return float((made - given).abs().max()) / (float(given.abs().max()) or 1.0)
 
-    best = math.inf
     with torch.no_grad():
         q, k, v = map(heads, _ROLES)
         for causal in (False,) if across else (False, True):
@@ -50,11 +46,10 @@ def multi_head_attention(
                 module.num_heads, module.num_heads, (d // module.num_heads) ** -0.5, causal, "blocks"
             )
             off = error(attended(q, k, v, shape))
-            best = min(best, off)
             if off <= limit and error(attended(0 * q, k, v, shape)) > 64 * off:  # else any queries and keys would do
                 own = {role: (f"{home}.in_proj_weight", rows[role]) for role in _ROLES}
                 return Replayed({**own, "output": (f"{home}.out_proj", None)}, off, shape, across=across)
-    return best
+    return None
 
 
 def bias_beside(owner: object, name: str) -> Tensor | None:

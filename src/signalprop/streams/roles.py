@@ -186,11 +186,9 @@ class _Replay:
         self, branch: Branch, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor
     ) -> Replayed | str:
         """The roles of PyTorch's own attention; of a decoder's, whichever of the two streams its keys are made of."""
-        found = [
-            multi_head_attention(branch.module, module, entry, keys, given, LIMIT)
-            for keys in ((None,) if memory is None else (None, memory))
-        ]
-        proved = next((one for one in found if isinstance(one, Replayed)), None)
+        streams = (None,) if memory is None else (None, memory)
+        found = (multi_head_attention(branch.module, module, entry, keys, given, LIMIT) for keys in streams)
+        proved = next((one for one in found if one is not None), None)
         return proved or f"what in_proj_weight and out_proj are to {branch.module} is not proved"
 
     def _checked(self, found: Replayed) -> Replayed | str:
