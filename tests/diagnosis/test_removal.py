@@ -18,7 +18,7 @@ import own_model
 import signalprop as sp
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.removal import difference, prune, removal, save_pruned, without
+from signalprop.diagnosis.removal import prune, removal, save_pruned, without
 from signalprop.diagnosis.result import Estimate
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
@@ -116,7 +116,7 @@ class TestWorth:
         (first, *_) = removal(model, batches, mapping_of(model)).single
         with without(model, mapping_of(model), [0]):
             left = loss(model, batches)
-        assert first.loss.value == left.mean and first.loss.standard_error == left.standard_error
+        assert first.loss == left.estimate and first.loss.value == left.mean
         gaps = (left.sums - whole.sums) / LENGTH  # all sequences are of one length: a plain mean of their losses
         assert first.increase.value == pytest.approx(gaps.mean(), rel=1e-12)
         assert first.increase.standard_error == pytest.approx(gaps.std(ddof=1) / math.sqrt(6), rel=1e-9)
@@ -128,7 +128,7 @@ class TestWorth:
         for _ in range(400):
             counts = generator.integers(5, 30, 40).astype(float)
             gaps = generator.normal(0.3, 0.2, 40)  # per token, of a sequence
-            found = difference(LossResult(gaps * counts + 1.0, counts), LossResult(np.ones(40), counts))
+            found = LossResult(gaps * counts + 1.0, counts).above(LossResult(np.ones(40), counts))
             assert found.value is not None and found.standard_error is not None
             inside += abs(found.value - 0.3) < 1.96 * found.standard_error
         assert 0.91 < inside / 400 < 0.98

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, AttachedRow, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
-from signalprop.diagnosis.layers import Positions, Progress, has_modules, layer_modules, run, sequences, stacks_of
+from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
-from signalprop.diagnosis.removal import difference, estimate
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
@@ -149,7 +148,7 @@ def casts(
             raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
     model, mapping = attached.model, attached.mapping
     whole = whole or loss(model, batches, mapping=mapping)
-    first = next(sequences(batches[0]))
+    (first,) = first_sequences(batches, 1)
     layered = has_modules(mapping)
     clean = _streams(attached, first, skip_first) if layered else []
     maps = maps_of(require_roles(attached))
@@ -166,8 +165,8 @@ def casts(
             format=form.name,
             of=part,
             scaled=form.scaled,
-            loss=estimate(found),
-            increase=difference(found, whole),
+            loss=found.estimate,
+            increase=found.above(whole),
             signal_to_noise=tuple(ratio(x, y) for x, y in zip(clean, noisy, strict=True)),
         )
 
@@ -182,21 +181,10 @@ def casts(
 
 def _streams(attached: Attached, one: Batch, skip_first: int) -> list[Tensor]:
     """The stream after every layer at the positions that count, (positions, features)."""
-    seen: list[Tensor] = []
-    model, mapping = attached.model, attached.mapping
-    arguments = arguments_of(model, mapping, one)
-    positions = Positions(mapping, arguments, skip_first)
-
-    def leaves(stack: int, x: Tensor | None) -> None:
-        if x is not None:
-            seen.append(x.detach()[positions.keep(stack, x)].float())
-
-    hooks = Hooks(model)
-    for layer, stack in zip(layer_modules(attached), stacks_of(mapping), strict=True):
-        hooks.outputs(layer, partial(leaves, stack))
-    with hooks, torch.no_grad():
-        run(model, arguments)
-    return seen
+    arguments = arguments_of(attached.model, attached.mapping, one)
+    with torch.no_grad(), layer_calls(attached, arguments, skip_first) as calls:
+        run(attached.model, arguments)
+    return [calls[k].kept(calls[k].output) for k in range(len(calls))]
 
 
 def ratio(clean: Tensor, noisy: Tensor) -> Number:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from signalprop.diagnosis.bounds import DEAD_HEAD, LARGE_WEIGHT, NEIGHBOURS, NORM_OFF, SMALL_WEIGHT
-from signalprop.diagnosis.result import Diagnosis, LayerSignal, Verdict, Weights
+from signalprop.diagnosis.result import Diagnosis, Verdict, known, paired
 from signalprop.network.moments import FloatArray
 from signalprop.results.text import named, ranges
 
@@ -28,12 +28,11 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
     bad = [item.layer for item in d.signal if not item.finite]
     if bad:
         first = bad[0]
-        weights = next((w for w in d.weights if w.layer == first), None)
+        signal, weights = next(pair for pair in paired(d) if pair[0].layer == first)
         broken = [role for role, std in weights.std.items() if std is None] if weights else []
-        reads = next(item.variance_in for item in d.signal if item.layer == first)
         if broken:
             cause = f"its {', '.join(broken)} weights hold NaN or infinite values"
-        elif reads is None:
+        elif signal.variance_in is None:
             cause = "what it reads is not finite already: look at the embeddings and the input"
         else:
             cause = "its matrices are finite: a bias or a gain that is not, an overflow (float16?), or a division by 0"
@@ -51,8 +50,8 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
 def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
     """What a branch reads is what its norm makes of the stream, times the scale that the model is known to have."""
     off: dict[int, tuple[float, float]] = {}
-    for signal, weights in pairs(d):
-        for measured, scale in zip(signal.norm_factor, weights.norm_scale, strict=False):
+    for signal, weights in paired(d):
+        for measured, scale in zip(signal.norm_factor, weights.norm_scale if weights else (), strict=False):
             if measured is not None and scale and abs(measured / scale - 1) > NORM_OFF:
                 off[signal.layer] = (measured, scale)
     if off:
@@ -95,18 +94,14 @@ def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
     """LayerNorm Scaling divides what norms output by sqrt(layer number), by a factor or folded into their gains."""
     if expected != "lns":
         return
-    known = [
-        (s.layer, factor, gain)
-        for s, w in pairs(d)
-        if (factor := without_none(s.norm_factor[:1])) and (gain := without_none(w.norm_gain[:1]) or [1.0])
-    ]
-    factors = {layer: factor[0] for layer, factor, _ in known}
+    gains = {s.layer: (known(w.norm_gain[:1]) or [1.0])[0] for s, w in paired(d) if w and known(s.norm_factor[:1])}
+    factors = {s.layer: s.norm_factor[0] or 0.0 for s in d.signal if s.layer in gains}
     off = tuple(layer for layer, value in factors.items() if abs(value * math.sqrt(layer + 1) - 1) > NORM_OFF)
     if len(off) <= len(factors) / 2:
         return
-    if len(known) > 2:
-        gains = np.log([max(gain[0], 1e-30) for _, _, gain in known])
-        if np.polyfit(np.log([layer + 1.0 for layer, _, _ in known]), gains, 1)[0] < -0.25:
+    if len(gains) > 2:
+        logs = np.log([max(gain, 1e-30) for gain in gains.values()])
+        if np.polyfit(np.log([layer + 1.0 for layer in gains]), logs, 1)[0] < -0.25:
             return  # half of the slope of a fresh model whose factors were folded into its gains
     layer = max(off)
     yield Verdict(
@@ -203,14 +198,3 @@ def _neighbours(values: Sequence[float]) -> FloatArray:
         around = [x for x in (*values[max(0, i - NEIGHBOURS) : i], *values[i + 1 : i + 1 + NEIGHBOURS]) if x > 0]
         out.append(math.exp(float(np.median(np.log(around)))) if around else 0.0)
     return np.array(out)
-
-
-def pairs(d: Diagnosis) -> Iterable[tuple[LayerSignal, Weights]]:
-    """Layers whose signal and weights are both known."""
-    weights = {(w.stack, w.layer): w for w in d.weights}
-    return [(s, weights[s.stack, s.layer]) for s in d.signal if (s.stack, s.layer) in weights]
-
-
-def without_none(values: Sequence[float | None]) -> list[float]:
-    """Without those that were not measured."""
-    return [value for value in values if value is not None]

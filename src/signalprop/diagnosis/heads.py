@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.attachment.attached import AttachedRow
+from signalprop.attachment.attached import Attached, AttachedRow
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.hooks import Hooks
 from signalprop.network.moments import FloatArray
 from signalprop.streams.placement import weights_here
+from signalprop.watching.first_positions import Streams
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time
 _HIDDEN = -1e4  # below every score and every bias; what masks add to hide a key lies far below it
@@ -97,22 +98,26 @@ class HeadSums:
 
 
 class Watch(TorchFunctionMode):
-    """Sees the attention function of the sublayer that is running.
+    """Sees the attention functions of a model, in a block within that of the streams.
 
     Args:
-        keep: the rows of a sublayer's stream that count, (batch, tokens).
-        outputs: also what the heads output.
+        streams: which say the positions that count. outputs: also what the heads output.
+
+    Attributes:
+        seen: by sublayer; none of those whose maps are not modules.
     """
 
-    def __init__(self, keep: Callable[[int], Tensor | None], *, outputs: bool = True) -> None:
+    def __init__(self, attached: Attached, streams: Streams, *, outputs: bool = True) -> None:
         super().__init__()
         self._outputs = outputs
         self.seen: dict[int, HeadSums] = {}
-        self._keep = keep
-        self._row: int | None = None
+        self._keep: Callable[[int], Tensor | None] = lambda row: streams.keep.get(int(attached.layout.stack[row]))
+        self._row: int | None = None  # that runs
+        for i, row in enumerate(attached.rows):
+            if row.kind.attends_itself:
+                self._follow(streams.hooks, i, row, attached.mapping.architecture.n_heads)
 
-    def follow(self, hooks: Hooks, index: int, row: AttachedRow, n_heads: int) -> None:
-        """See when an attention runs, and what its output map reads; not where its maps are not modules."""
+    def _follow(self, hooks: Hooks, index: int, row: AttachedRow, n_heads: int) -> None:
         query, output = (row.weights[role].holder if role in row.weights else None for role in ("query", "output"))
         if not (isinstance(query, nn.Module) and isinstance(output, nn.Module)):
             return

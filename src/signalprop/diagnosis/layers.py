@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from inspect import signature
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import Mapping, masks_of
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
+from signalprop.hooks import Hooks, first_tensor, read_by, replaced
 from signalprop.network.layout import Layout, layer_starts, layout
-from signalprop.watching.first_positions import later
+from signalprop.watching.first_positions import Positions
 
 Progress = Callable[[int, int], None]
 
@@ -58,37 +61,73 @@ def sequences(batch: Batch) -> Iterator[Batch]:
         yield replace(batch, **parts)
 
 
-def run(model: nn.Module, arguments: dict[str, Any]) -> None:
-    """A pass whose streams alone are wanted: without a cache, and without logits where the model can leave them out."""
+def first_sequences(batches: Iterable[Batch], n: int) -> list[Batch]:
+    """The first n sequences of all batches, or as many as there are.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = list(islice((one for batch in batches for one in sequences(batch)), n))
+    if not found:
+        raise InputError("there is no data to run the model on: not one sequence of the asked length")
+    return found
+
+
+def lean(model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
+    """What a model outputs without a cache, and with those of the options that its forward knows."""
     known = signature(model.forward).parameters
-    lean = {"use_cache": False, "logits_to_keep": 1}
-    model(**{**arguments, **{name: value for name, value in lean.items() if name in known}})
+    options = {"use_cache": False, **options}
+    return model(**{**arguments, **{name: value for name, value in options.items() if name in known}})
 
 
-class Positions:
-    """Which positions of a pass count, by stack: real tokens after the first `skip_first` of their sequence.
+def run(model: nn.Module, arguments: dict[str, Any]) -> None:
+    """A pass whose streams alone are wanted: without logits where the model can leave them out."""
+    lean(model, arguments, logits_to_keep=1)
 
-    Args:
-        arguments: the model's, with the masks that the mapping names.
+
+class Call(NamedTuple):
+    """How a layer was called: what it read and output of the stream, (batch, tokens, features), which positions count.
+
+    Attributes:
+        args, kwargs: all that it was given.
     """
 
-    def __init__(self, mapping: Mapping, arguments: dict[str, Any], skip_first: int) -> None:
-        self._masks, _ = masks_of(arguments, mapping)
-        self._skip_first = skip_first
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+    layer: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    stream: Tensor
+    output: Tensor
+    keep: Tensor
 
-    def of(self, stack: int, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """(those that count, the first ones, which are left out), each (batch, tokens); padding is in neither."""
-        if (stack, shape) not in self._known:
-            mask = self._masks.get(stack)
-            real = torch.ones(shape, dtype=torch.bool, device=device)
-            if mask is not None and mask.shape == shape:
-                real = mask.to(device) != 0
-            keep = later(real, self._skip_first)
-            self._known[stack, shape] = (keep, real & ~keep)
-        keep, first = self._known[stack, shape]
-        return keep.to(device), first.to(device)
+    def again(self, stream: Tensor | None = None) -> Tensor:
+        """What the layer outputs now, of the same stream or another one."""
+        args, kwargs = replaced(self.args, self.kwargs, stream) or (self.args, self.kwargs)
+        output = first_tensor(self.layer(*args, **kwargs))
+        assert output is not None
+        return output
 
-    def keep(self, stack: int, x: Tensor) -> Tensor:
-        """Those that count in a stream (batch, tokens, features)."""
-        return self.of(stack, (x.shape[0], x.shape[1]), x.device)[0]
+    def kept(self, x: Tensor) -> Tensor:
+        """Its positions that count, (positions, features)."""
+        return x.detach()[self.keep].float()
+
+
+@contextmanager
+def layer_calls(attached: Attached, arguments: dict[str, Any], skip_first: int) -> Iterator[dict[int, Call]]:
+    """What every layer reads and outputs in the pass in the block, by number.
+
+    Raises:
+        InputError: the mapping does not name the layers, or (from the pass) a layer that makes no stream of a stream.
+    """
+    positions, hooks = Positions(attached.mapping, arguments, skip_first), Hooks(attached.model)
+    found: dict[int, Call] = {}
+
+    def ran(k: int, stack: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        x, y = read_by(args, kwargs), first_tensor(output)
+        if x is None or y is None or x.shape != y.shape:
+            raise InputError(f"layer {k}: its module does not make a stream of a stream; fix Mapping.layers")
+        found[k] = Call(layer, args, kwargs, x, y, positions.of(stack, (x.shape[0], x.shape[1]), x.device)[0])
+
+    for k, (layer, stack) in enumerate(zip(layer_modules(attached), stacks_of(attached.mapping), strict=True)):
+        hooks.after(layer, partial(ran, k, stack))
+    with hooks:
+        yield found

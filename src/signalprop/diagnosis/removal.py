@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Progress
-from signalprop.diagnosis.result import Estimate, Removal, Removed, number
+from signalprop.diagnosis.result import Estimate, Removal, Removed
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 from signalprop.files.storage import written_whole
@@ -157,7 +156,7 @@ def removal(
         with without(model, mapping, layers):
             found = loss(model, batches, mapping=mapping)
             right = accuracy(model) if accuracy is not None else None
-        return Removed(layers=layers, loss=estimate(found), increase=difference(found, whole), accuracy=right)
+        return Removed(layers=layers, loss=found.estimate, increase=found.above(whole), accuracy=right)
 
     def tried(layers: tuple[int, ...]) -> Removed:
         nonlocal done
@@ -195,23 +194,6 @@ def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
     except InputError:
         return False
     return True
-
-
-def estimate(found: LossResult) -> Estimate:
-    """A loss with its standard error."""
-    error = found.standard_error
-    return Estimate(value=number(found.mean), standard_error=None if error is None else number(error))
-
-
-def difference(found: LossResult, whole: LossResult) -> Estimate:
-    """What one loss lies above another on the same sequences; its standard error is over them."""
-    gaps, tokens = found.sums - whole.sums, float(whole.counts.sum())
-    mean = float(gaps.sum()) / tokens
-    n = len(gaps)
-    if n < 2 or not math.isfinite(mean):
-        return Estimate(value=number(mean))
-    spread = gaps - mean * whole.counts
-    return Estimate(value=mean, standard_error=number(math.sqrt(n / (n - 1)) * float(np.linalg.norm(spread)) / tokens))
 
 
 def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Module:

@@ -8,7 +8,7 @@ A number that could not be formed (a NaN in the model, a single token) is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
@@ -305,6 +305,23 @@ class Diagnosis(Value, Document):
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:
         """The signal at some layers."""
         return [item for item in self.signal if item.layer in layers]
+
+
+def known(values: Iterable[Number]) -> list[float]:
+    """Without those that were not measured."""
+    return [value for value in values if value is not None]
+
+
+def mean_of(values: Iterable[Number]) -> Number:
+    """Of those that were measured."""
+    found = known(values)
+    return sum(found) / len(found) if found else None
+
+
+def paired(d: Diagnosis) -> list[tuple[LayerSignal, Weights | None]]:
+    """The signal of every layer with its weights, where they are known."""
+    weights = {(w.stack, w.layer): w for w in d.weights}
+    return [(s, weights.get((s.stack, s.layer))) for s in d.signal]
 
 
 def tuples(value: Any) -> Any:

@@ -14,9 +14,9 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import Of, casts
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.kept import Kept, digest, result_of
-from signalprop.diagnosis.layers import has_modules
+from signalprop.diagnosis.layers import first_sequences, has_modules
 from signalprop.diagnosis.number_formats import FORMATS
-from signalprop.diagnosis.removal import check_removal, estimate, removal
+from signalprop.diagnosis.removal import check_removal, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.signal import observe
@@ -85,8 +85,7 @@ def diagnose(
     with evaluating(model):
         signal = observe(
             attached, held, skip_first=skip_first,
-            gradient_sequences=0 if blocked else min(_BACKWARD_SEQUENCES, n),
-            progress=step("signal"), total=len(held),
+            gradient_sequences=0 if blocked else _BACKWARD_SEQUENCES, progress=step("signal"),
         )  # fmt: skip
         finite = all(item.finite for item in signal)
         whole = None
@@ -139,7 +138,7 @@ def diagnose(
             length=_length(held),
             skip_first=skip_first,
         ),
-        loss=None if whole is None else estimate(whole),
+        loss=None if whole is None else whole.estimate,
         perplexity=None if whole is None else number(whole.perplexity),
         accuracy=score,
         signal=signal,
@@ -163,8 +162,7 @@ def check(
         raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
     if remove is not None:
         check_removal(model, mapping, remove)
-    if not batches:
-        raise InputError("there is no data to run the model on: not one sequence of the asked length")
+    first_sequences(batches, 1)
 
 
 def _count(model: nn.Module) -> int:

@@ -11,8 +11,6 @@ hardly read them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from inspect import signature
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +19,10 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import LinearMap, cast, maps_of
-from signalprop.diagnosis.layers import Positions, Progress, groups, layer_modules, sequences, stacks_of
+from signalprop.diagnosis.layers import Call, Progress, first_sequences, groups, layer_calls, lean
 from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.result import LEAST_DAMAGE, Cast, LeftOut, MapNoise, number, tuples
-from signalprop.hooks import Hooks, first_tensor
+from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.repair.left_out import left_out
 
@@ -33,14 +31,11 @@ SEQUENCES = 4
 OUTLYING = 6.0  # times the root mean square, from where on a channel or token is told; a convention
 
 
-class _Pass(NamedTuple):
-    """How a layer was called, the stream that it output, the gradient of the mean loss there, positions that count."""
+class _Met(NamedTuple):
+    """What a layer met in a pass, and the gradient of the mean loss where its stream leaves it."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Tensor
+    call: Call
     gradient: Tensor
-    keep: Tensor
 
 
 def by_map(
@@ -63,17 +58,16 @@ def by_map(
     attached = require_roles(attached)
     model = attached.model
     maps = [maps_of(attached, [attached.rows[i] for i in group]) for group in groups(attached.layout)]
-    modules = layer_modules(attached)
-    read = list(islice((one for batch in batches for one in sequences(batch)), SEQUENCES))
+    read = first_sequences(batches, SEQUENCES)
     found: list[list[list[MapNoise]]] = [[] for _ in rows]  # by cast and sequence
     for done, one in enumerate(read):
-        passes = _passes(attached, one, modules, skip_first)
+        met = _met(attached, one, skip_first)
         targets = int((one.targets >= 0).sum())
-        outliers = [_outliers(layer, seen, of) for layer, seen, of in zip(modules, passes, maps, strict=True)]
+        outliers = [_outliers(seen.call, of) for seen, of in zip(met, maps, strict=True)]
         for number_of_row, row in enumerate(rows):
             found[number_of_row].append(
-                [item for k, layer in enumerate(modules) for item in _layer(
-                    model, layer, passes[k], maps[k], row, k, targets, {} if done else outliers[k])]
+                [item for k, seen in enumerate(met) for item in _layer(
+                    model, seen, maps[k], row, k, targets, {} if done else outliers[k])]
             )  # fmt: skip
             if progress is not None:
                 progress(done * len(rows) + number_of_row + 1, len(read) * len(rows))
@@ -84,18 +78,17 @@ def by_map(
 
 
 def _layer(
-    model: nn.Module, layer: nn.Module, seen: _Pass, maps: Sequence[LinearMap], row: Cast, k: int, targets: int,
+    model: nn.Module, seen: _Met, maps: Sequence[LinearMap], row: Cast, k: int, targets: int,
     outliers: dict[str, dict[str, Any]],
 ) -> Iterator[MapNoise]:  # fmt: skip
     """What a cast of every map of layer k does in one sequence, of so many targets."""
-    form = Format(row.format, row.scaled)
-    signal = float(seen.output[seen.keep].double().square().sum())
+    form, call = Format(row.format, row.scaled), seen.call
+    signal = float(call.output[call.keep].double().square().sum())
     for one in maps:
         with cast(model, form, row.of, [one]), torch.no_grad():
-            output = first_tensor(layer(*seen.args, **seen.kwargs))
-        assert output is not None
-        noise = (output - seen.output)[seen.keep].double()
-        changes = (noise * seen.gradient[seen.keep]).sum(-1)
+            output = call.again()
+        noise = (output - call.output)[call.keep].double()
+        changes = (noise * seen.gradient[call.keep]).sum(-1)
         yield MapNoise(
             name=one.path,
             layer=k,
@@ -115,18 +108,18 @@ def _mean(of: Sequence[MapNoise]) -> MapNoise:
     return of[0].model_copy(update=means)
 
 
-def _outliers(layer: nn.Module, seen: _Pass, maps: Sequence[LinearMap]) -> dict[str, dict[str, Any]]:
+def _outliers(call: Call, maps: Sequence[LinearMap]) -> dict[str, dict[str, Any]]:
     """Of each map of a layer, by its path: the outliers of what it reads, as `MapNoise` has them."""
     read: dict[str, Tensor] = {}
-    hooks = Hooks(layer)
+    hooks = Hooks(call.layer)
     for path, module in ((one.path, one.module) for one in maps if not one.inside):
         hooks.before(module, lambda _, args, kwargs, path=path: read.update({path: args[0].detach()} if args else {}))
     with hooks, torch.no_grad():
-        layer(*seen.args, **seen.kwargs)
+        call.again()
     found = {}
     for name, x in read.items():
         x = x.flatten(0, -2)  # experts read tokens without their sequence
-        squares = (x[seen.keep.flatten()] if len(x) == seen.keep.numel() else x).double().square()
+        squares = (x[call.keep.flatten()] if len(x) == call.keep.numel() else x).double().square()
         whole = squares.mean()
         if whole > 0:
             channels, tokens = squares.mean(0) / whole, squares.mean(-1) / whole
@@ -167,24 +160,17 @@ def _told(row: Cast, name: str) -> str:
     return f"; a token is {item.token:.0f} times the root mean square" if (item.token or 0.0) > OUTLYING else ""
 
 
-def _passes(attached: Attached, one: Batch, layers: Sequence[nn.Module], skip_first: int) -> list[_Pass]:
-    seen: list[Any] = []
-    model, mapping = attached.model, attached.mapping
-    hooks = Hooks(model)
-    for layer in layers:
-        hooks.after(layer, lambda _, args, kwargs, output: _keep(seen, args, kwargs, output))
-    arguments = arguments_of(model, mapping, one)
-    positions = Positions(mapping, arguments, skip_first)
-    if "use_cache" in signature(model.forward).parameters:
-        arguments["use_cache"] = False
-    with torch.inference_mode(False), torch.enable_grad(), lent_gradients(model), hooks:
-        outputs = loss_of(model(**arguments), one, None)
-        gradients = torch.autograd.grad(outputs, [output for _, _, output in seen])
+def _met(attached: Attached, one: Batch, skip_first: int) -> list[_Met]:
+    model = attached.model
+    arguments = arguments_of(model, attached.mapping, one)
+    with (
+        torch.inference_mode(False), torch.enable_grad(), lent_gradients(model),
+        layer_calls(attached, arguments, skip_first) as found,
+    ):  # fmt: skip
+        loss = loss_of(lean(model, arguments), one, None)
+        calls = [found[k] for k in range(len(found))]
+        gradients = torch.autograd.grad(loss, [call.output for call in calls])
     return [
-        _Pass(args, kwargs, x.detach(), gradient, positions.keep(stack, x))
-        for (args, kwargs, x), gradient, stack in zip(seen, gradients, stacks_of(mapping), strict=True)
+        _Met(call._replace(output=call.output.detach()), gradient)
+        for call, gradient in zip(calls, gradients, strict=True)
     ]
-
-
-def _keep(seen: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    seen.append((args, kwargs, first_tensor(output)))

@@ -7,7 +7,8 @@ a time. Nothing of the size (tokens x features) is kept beyond the layer that is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,15 +21,13 @@ from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
-from signalprop.diagnosis.layers import Positions, Progress, groups, run, sequences
+from signalprop.diagnosis.layers import Progress, first_sequences, groups, run
 from signalprop.diagnosis.result import LayerSignal, Number, number
-from signalprop.errors import InputError
-from signalprop.hooks import Hooks, in_tokens
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
 from signalprop.streams.placement import weights_here
-from signalprop.watching.first_positions import check_length
+from signalprop.watching.first_positions import Positions, Streams, check_length
 from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
 
@@ -75,23 +74,19 @@ class Point:
         return number(self.variance / self.tokens) if self.tokens and self.finite else None
 
 
-class _Observer:
+class _Observer(Streams):
     """Hooks on every stream, branch, norm and attention of a model."""
 
     def __init__(self, attached: Attached, skip_first: int) -> None:
+        super().__init__(attached, skip_first, self._look)
         self.attached, self.mapping, self.places = attached, attached.mapping, attached.plan
-        self.skip_first = skip_first
-        self.points: dict[int, Point] = {}
-        self.sums: dict[int, Point] = {}  # of post-norm rows: stream and branch together, before their norm
-        self.watch = Watch(lambda row: self._keeps.get(int(attached.layout.stack[row])))
-        self.factors: dict[int, list[float]] = {}
-        self.cosines: dict[int, tuple[float, float]] = {}  # sum over tokens, tokens
+        self.points: defaultdict[int, Point] = defaultdict(Point)
+        self.sums: defaultdict[int, Point] = defaultdict(Point)  # of post-norm rows: stream and branch together
+        self.watch = Watch(attached, self)
+        self.factors: defaultdict[int, list[float]] = defaultdict(list)
+        self.cosines: dict[int, tuple[float, int]] = {}  # sum over tokens, tokens
         self.ranks: dict[int, float] = {}
-        self.lengths: dict[int, int] = {}
         self.layers = groups(attached.layout)
-        self.hooks = Hooks(attached.outer)
-        self._positions: Positions | None = None
-        self._keeps: dict[int, Tensor] = {}
         self._norm_inputs: dict[int, Tensor] = {}
         self._entering: dict[int, Tensor] = {}
         places = self.places
@@ -100,35 +95,17 @@ class _Observer:
         self._stream: Tensor | None = None  # what entered the post-norm row that is running
         self._ends = {places.stream_out[layer[-1]]: k for k, layer in enumerate(self.layers)}
         self._starts = {places.stream_in[layer[0]]: k for k, layer in enumerate(self.layers)}
-        self.hooks.sites(places.sites, self._see, first=True)
         for i, row in enumerate(attached.rows):
             self._on_norm(i, row)
-            if row.kind.attends_itself:
-                self.watch.follow(self.hooks, i, row, self.mapping.architecture.n_heads)
 
-    def begin(self, positions: Positions) -> None:
-        """A new batch, with the positions that count in it."""
-        self._positions = positions
-        self._keeps.clear()
-        self.hooks.begin()
-
-    def _see(self, index: int, given: Tensor | None) -> None:
-        stack = self.places.sites[index].stack
-        known = self._keeps.get(stack)
-        shape = None if known is None else (known.shape[0], known.shape[1])
-        x = None if given is None else in_tokens(given.detach(), shape)
-        if x is None or x.ndim != 3:
-            return
-        assert self._positions is not None
-        keep, first = self._positions.of(stack, (x.shape[0], x.shape[1]), x.device)
-        self._keeps[stack], self.lengths[stack] = keep, x.shape[1]
-        self.points.setdefault(index, Point()).see(x, keep, first)
+    def _look(self, index: int, x: Tensor, keep: Tensor, first: Tensor) -> None:
+        self.points[index].see(x, keep, first)
         row = self._post.get(index)
         if row is not None and self._stream is not None:
             item = self.mapping.sublayers[row]
             made = multiplier_of(item.skip) * item.units[0] * self._stream.float()
             made += multiplier_of(item.multiplier) * item.units[1] * x
-            self.sums.setdefault(row, Point()).see(made, keep, first)
+            self.sums[row].see(made, keep, first)
         if index in self._enter:
             self._stream = x
         if index in self._ends:
@@ -144,7 +121,7 @@ class _Observer:
         entered = items[self.layers[k][0]].units[0] * before[keep].float()
         added = items[self.layers[k][-1]].units[2] * x[keep].float() - entered
         cosine = F.cosine_similarity(added, entered, -1)
-        total, tokens = self.cosines.get(k, (0.0, 0.0))
+        total, tokens = self.cosines.get(k, (0.0, 0))
         self.cosines[k] = (total + float(cosine.sum(dtype=torch.float64)), tokens + len(cosine))
         if k not in self.ranks:
             self.ranks[k] = effective_rank(x[0][keep[0]][:_RANK_TOKENS])
@@ -167,7 +144,7 @@ class _Observer:
                 size = float(expected.square().sum())
                 if math.isfinite(size) and size > 0:
                     factor = float(y.detach().float().flatten() @ expected) / size
-                    self.factors.setdefault(index, []).append(factor)
+                    self.factors[index].append(factor)
 
         self.hooks.reads(norm, enters)
         self.hooks.reads(reader, read)
@@ -186,12 +163,11 @@ class _Observer:
 
 def observe(
     attached: Attached,
-    batches: Iterable[Batch],
+    batches: Sequence[Batch],
     *,
     skip_first: int = 4,
     gradient_sequences: int = 4,
     progress: Progress | None = None,
-    total: int = 0,
 ) -> tuple[LayerSignal, ...]:
     """The signal at every layer, mean over all batches.
 
@@ -200,44 +176,41 @@ def observe(
         skip_first: positions of every sequence that averages leave out.
         gradient_sequences: how many of the first sequences are also run backward, one at a time (0, or a model without
             a loss: none).
-        progress: called with (batches and sequences run backward, all of them), given `total`, the number of batches.
+        progress: called with (batches and sequences run backward, all of them).
 
     Raises:
         InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
     """
     model, mapping = attached.model, attached.mapping
-    if mapping.architecture.head == "none":
-        gradient_sequences = 0
-    held: list[Batch] = []
-    done = 0
+    held = first_sequences(batches, max(gradient_sequences, 1))
+    if not gradient_sequences or mapping.architecture.head == "none":
+        held = []
+
+    def tell(done: int) -> None:
+        if progress is not None:
+            progress(done, len(batches) + len(held))
+
     seen = _Observer(attached, skip_first)
-    with seen.hooks, torch.no_grad():
-        for batch in batches:
+    with seen, torch.no_grad():
+        for k, batch in enumerate(batches):
             arguments = arguments_of(model, mapping, batch)
-            seen.begin(Positions(mapping, arguments, skip_first))
+            seen.begin(arguments)
             with seen.watch:
                 run(model, arguments)
-            wanted = gradient_sequences - len(held)
-            held += [one for one, _ in zip(sequences(batch), range(wanted), strict=False)]
-            if not done:
-                check_length(min(seen.lengths.values(), default=0), skip_first)
-            done += 1
-            if progress is not None:
-                progress(done, max(total, done) + gradient_sequences)
-    if not done:
-        raise InputError("there is no data to run the model on: not one sequence of the asked length")
-    finite = all(point.finite for point in seen.points.values())
+            if not k:
+                check_length(min((n for _, n in seen.shape.values()), default=0), skip_first)
+            tell(k + 1)
     gradients = None
-    if finite and held:
-        later = None if progress is None else lambda k: progress(done + k, done + len(held))
-        gradients = _gradients(attached, held, skip_first, seen.lengths, later)
+    if held and all(point.finite for point in seen.points.values()):
+        lengths = {stack: n for stack, (_, n) in seen.shape.items()}
+        gradients = _gradients(attached, held, skip_first, lengths, lambda k: tell(len(batches) + k))
     return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
 
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:
     rows, mapping, places = seen.layers[k], seen.mapping, seen.places
     kinds = [row.kind for row in seen.attached.rows]
-    enter, leave = (seen.points.get(i, Point()) for i in (places.stream_in[rows[0]], places.stream_out[rows[-1]]))
+    enter, leave = seen.points[places.stream_in[rows[0]]], seen.points[places.stream_out[rows[-1]]]
     unit_in, unit_out = mapping.sublayers[rows[0]].units[0] ** 2, mapping.sublayers[rows[-1]].units[2] ** 2
     tokens, first = leave.tokens, leave.first_tokens
     attention = next((i for i in rows if kinds[i].attends_itself), -1)
@@ -280,9 +253,9 @@ def _share(seen: _Observer, rows: Sequence[int]) -> Number:
         if i in seen.sums:
             made = seen.sums[i].mean()
         else:
-            leave = seen.points.get(places.stream_out[i + parallel], Point()).mean()
+            leave = seen.points[places.stream_out[i + parallel]].mean()
             made = _times(leave, seen.mapping.sublayers[i + parallel].units[2] ** 2)
-        branch = seen.points.get(places.branch[i], Point()).mean()
+        branch = seen.points[places.branch[i]].mean()
         if branch is None or not made:
             return None
         total += branch * (item.units[1] * multiplier_of(item.multiplier)) ** 2 / made
@@ -303,7 +276,7 @@ def _gradients(
     held: Sequence[Batch],
     skip_first: int,
     lengths: dict[int, int],
-    progress: Callable[[int], None] | None,
+    progress: Callable[[int], None],
 ) -> FloatArray | None:
     """Gradient variance at stream_out of every sublayer, relative to the last one's; None where that is 0 or NaN."""
     model, mapping, places = attached.model, attached.mapping, attached.plan
@@ -329,8 +302,7 @@ def _gradients(
             factor = factor_of(recorder, "stream_out", i, gradient=True)
             row.append(gradient[site][1] * factor * factor if site in gradient else math.nan)
         found.append(row)
-        if progress is not None:
-            progress(len(found))
+        progress(len(found))
     mean = np.mean(np.array(found), axis=0)
     last = mean[-1]
     return np.asarray(mean / last) if math.isfinite(last) and last > 0 else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from inspect import signature
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ from signalprop.attachment.live_model import evaluating, placed, unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, SYNTHETIC, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
-from signalprop.diagnosis.result import number
+from signalprop.diagnosis.layers import lean
+from signalprop.diagnosis.result import Estimate, number
 from signalprop.errors import InputError, refusing
 from signalprop.files.validation import typed
 from signalprop.hooks import loss_and_logits
@@ -281,13 +281,13 @@ class LossResult:
         return float(self.sums.sum() / self.counts.sum())
 
     @property
-    def standard_error(self) -> float | None:
-        """Of the mean, over sequences as independent samples (a ratio of two sums); None for a single one."""
-        n = self.sums.size
-        if n < 2:
-            return None
-        residuals = self.sums - self.mean * self.counts
-        return float(math.sqrt(n / (n - 1)) * np.linalg.norm(residuals) / self.counts.sum())
+    def estimate(self) -> Estimate:
+        """The mean with its standard error, over sequences as independent samples."""
+        return _ratio(self.sums, self.counts)
+
+    def above(self, whole: LossResult) -> Estimate:
+        """What the mean lies above another one on the same sequences; its standard error is over them."""
+        return _ratio(self.sums - whole.sums, whole.counts)
 
     @property
     def perplexity(self) -> float:
@@ -295,25 +295,14 @@ class LossResult:
         with np.errstate(over="ignore"):
             return float(np.exp(self.mean))
 
-    @property
-    def sequences(self) -> int:
-        """How many sequences."""
-        return int(self.sums.size)
 
-    @property
-    def tokens(self) -> int:
-        """How many positions carry loss."""
-        return int(self.counts.sum())
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain numbers."""
-        return {
-            "mean": number(self.mean),
-            "perplexity": number(self.perplexity),
-            "standard_error": None if self.standard_error is None else number(self.standard_error),
-            "sequences": self.sequences,
-            "tokens": self.tokens,
-        }
+def _ratio(sums: FloatArray, counts: FloatArray) -> Estimate:
+    """A ratio of two sums, with its standard error to first order; None for a single sequence."""
+    mean, n = float(sums.sum() / counts.sum()), len(sums)
+    if n < 2 or not math.isfinite(mean):
+        return Estimate(value=number(mean))
+    spread = float(np.linalg.norm(sums - mean * counts) / counts.sum())
+    return Estimate(value=mean, standard_error=number(math.sqrt(n / (n - 1)) * spread))
 
 
 def loss(
@@ -322,13 +311,11 @@ def loss(
     progress: Callable[[int], None] | None = None,
     *,
     mapping: Mapping | None = None,
-    skip_first: int = 0,
 ) -> LossResult:
     """Cross-entropy of a model's logits on batches, in evaluation mode and without gradients.
 
     Args:
         progress: called with the number of sequences so far.
-        skip_first: positions at the start of every sequence whose predictions do not count.
 
     Raises:
         InputError: a model without logits for tokens, or batches that ask for nothing.
@@ -341,16 +328,12 @@ def loss(
     sums: list[float] = []
     counts: list[int] = []
     for batch in batches:
-        arguments = dict(make(batch))
-        if "use_cache" in signature(model.forward).parameters:
-            arguments["use_cache"] = False  # keys and values of a whole batch, for nothing
         with evaluating(model), torch.inference_mode():
-            output = model(**placed(model, arguments))
+            output = lean(model, placed(model, dict(make(batch))))
             logits = loss_and_logits(output)[1]
             targets = torch.as_tensor(np.ascontiguousarray(batch.targets))
             if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape or targets.ndim < 2:
                 raise InputError(f"{type(model).__name__} gives no logits for tokens, so there is no loss")
-            targets[:, :skip_first] = -1
             for row, asked in zip(logits, targets.to(logits.device), strict=True):
                 sums.append(_summed(row, asked))
                 counts.append(int((asked >= 0).sum()))
@@ -359,7 +342,7 @@ def loss(
             progress(len(sums))
     result = LossResult(np.array(sums, np.float64), np.array(counts, np.float64))
     if not result.counts.sum():
-        raise InputError("the batches ask for no token; expected longer sequences, or a smaller skip_first")
+        raise InputError("the batches ask for no token; expected longer sequences")
     return result
 
 

@@ -25,8 +25,8 @@ from signalprop.diagnosis.bounds import (
     ONE_DIRECTION,
     ONE_HOT,
 )
-from signalprop.diagnosis.faults import faults, without_none
-from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict
+from signalprop.diagnosis.faults import faults
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict, known
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
@@ -57,10 +57,10 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
 
 
 def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
-    entropies = {s.layer: float(np.mean(without_none(s.entropy))) for s in d.signal if without_none(s.entropy)}
+    entropies = {s.layer: float(np.mean(known(s.entropy))) for s in d.signal if known(s.entropy)}
     sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
-        stds = [max(without_none(s.score_std), default=0.0) for s in d.of_layers(sharp)]
+        stds = [max(known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
         yield Verdict(
             severity="warning",
             kind="one-hot attention",
@@ -108,20 +108,20 @@ def _collapse(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _gradients(d: Diagnosis) -> Iterable[Verdict]:
-    known = [(s.layer, s.gradient) for s in d.signal if s.gradient]
-    if len(known) < 3:
+    found = {s.layer: s.gradient for s in d.signal if s.gradient}
+    if len(found) < 3:
         return
-    values = [g for _, g in known]
-    spread = max(values) / min(values)
+    spread = max(found.values()) / min(found.values())
     if spread > GRADIENT_RANGE:
-        first, last = known[0], known[-1]
-        grows = first[1] > last[1]
+        layers = tuple(found)
+        first, last = layers[0], layers[-1]
+        grows = found[first] > found[last]
         yield Verdict(
             severity="warning",
             kind="exploding gradients" if grows else "vanishing gradients",
-            layers=tuple(layer for layer, _ in known),
-            text=f"gradient variance spans a factor {spread:.3g} over the layers ({first[1]:.3g} after layer "
-            f"{first[0]}, {last[1]:.3g} after layer {last[0]})",
+            layers=layers,
+            text=f"gradient variance spans a factor {spread:.3g} over the layers ({found[first]:.3g} after layer "
+            f"{first}, {found[last]:.3g} after layer {last})",
             cause="each layer multiplies the gradient on its way down",
             advice="an initialisation that conserves it: deepscalelm; signalprop predict shows which",
         )
@@ -145,23 +145,20 @@ def _idle(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
-    known = [
-        (item.layers[0], item.increase.value, item.increase.standard_error or 0.0)
-        for item in removal.single
-        if item.increase.value is not None
-    ]
-    costs = {layer: cost for layer, cost, _ in known}
-    unsure = {layer: error for layer, cost, error in known if error >= IDLE_LOSS and cost < IDLE_LOSS + 2 * error}
+    increases = {item.layers[0]: item.increase for item in removal.single}
+    costs = {layer: e.value for layer, e in increases.items() if e.value is not None}
+    errors = {layer: increases[layer].standard_error or 0.0 for layer in costs}
+    unsure = [k for k, cost in costs.items() if errors[k] >= IDLE_LOSS and cost < IDLE_LOSS + 2 * errors[k]]
     if unsure:
         yield Verdict(
             severity="note",
             kind="few tokens",
             layers=tuple(unsure),
             text=f"{named(tuple(unsure))}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without "
-            f"one of them cannot be told (errors up to {max(unsure.values()):.3g})",
+            f"one of them cannot be told (errors up to {max(errors[k] for k in unsure):.3g})",
             advice="more --tokens",
         )
-    idle = tuple(layer for layer, cost, error in known if max(cost, error) < IDLE_LOSS)
+    idle = tuple(layer for layer, cost in costs.items() if max(cost, errors[layer]) < IDLE_LOSS)
     if len(costs) > 1 and max(costs.values()) < COUNTING_LOSS:  # idle layers are none where nothing else is at work
         if not unsure:
             yield Verdict(
@@ -213,7 +210,7 @@ def _growth(d: Diagnosis) -> Iterable[Verdict]:
             layers=layers,
             text=f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
             f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'faster than like branches can, aligned (2)'}",
-            advice="" if p <= 1 else "low-precision formats see the largest layer: diagnose --cast",
+            advice="" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast",
         )
 
 

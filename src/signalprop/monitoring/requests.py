@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
@@ -17,14 +17,14 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import casts
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.identity import identity
-from signalprop.diagnosis.layers import Positions, groups, run
+from signalprop.diagnosis.layers import groups, run
 from signalprop.diagnosis.removal import removal
 from signalprop.diagnosis.result import LayerSignal, Number, Numbers
 from signalprop.diagnosis.signal import observe
-from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 from signalprop.monitoring.roll_call import gathered
 from signalprop.network.moments import FloatArray
+from signalprop.watching.first_positions import Streams
 
 Layers = dict[str, list[Number]]
 _OF_SIGNAL = ("rank", "alignment", "outliers")
@@ -68,21 +68,10 @@ def _attention(attached: Attached, batch: Batch, skip_first: int, mesh: Any) -> 
     """Scores and entropy of every self-attention, of one pass that looks at nothing else."""
     model, mapping = attached.model, attached.mapping
     arguments = arguments_of(model, mapping, batch)
-    positions = Positions(mapping, arguments, skip_first)
-    sites = attached.plan.sites
-    keeps: dict[int, Tensor] = {}
-    watch = Watch(lambda row: keeps.get(int(attached.layout.stack[row])), outputs=False)
-    hooks = Hooks(attached.outer)
-
-    def passes(index: int, x: Tensor | None) -> None:
-        if x is not None and x.ndim == 3:  # the stream, of which masks say what counts
-            keeps.setdefault(sites[index].stack, positions.keep(sites[index].stack, x))
-
-    hooks.sites(sites, passes, first=True)
-    for i, row in enumerate(attached.rows):
-        if row.kind.attends_itself:
-            watch.follow(hooks, i, row, mapping.architecture.n_heads)
-    with hooks, torch.no_grad(), watch:
+    streams = Streams(attached, skip_first, lambda *_: None)
+    streams.begin(arguments)
+    watch = Watch(attached, streams, outputs=False)
+    with streams, torch.no_grad(), watch:
         run(model, arguments)
     for module in model.modules() if mesh is not None else ():
         kept: Any = getattr(module, "reshard", None)  # FSDP2 keeps the root's parameters for a backward pass

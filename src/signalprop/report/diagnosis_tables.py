@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Number
+from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Removal, mean_of, paired
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
@@ -14,18 +13,18 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
 TRUST = (
-    "damage: how much the predicted words change, by gradients on the first sequence; where that was measured,\n"
+    "damage: how much the predicted words change, by gradients on the first four sequences; where that was measured,\n"
     "within a factor of 3 for nearly all layers (docs/diagnosing.md); the loss on one text may rise by less, or fall"
 )
 
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
     """All sections that there are; in a terminal of so many columns (`room`) wide tables are folded."""
-    parts = [header(d), verdict_text(d), layer_table(d, room)]
+    parts = [header(d), verdict_text(d), text_table(*layer_rows(d), room=room)]
     if d.identity is not None:
         parts.append(span_line(d))
-    if d.removal is not None:
-        parts.append(removal_table(d))
+    if d.removal is not None and d.removal.single:
+        parts.append(text_table(*removal_rows(d.removal)))
     if d.casts:
         parts.append(cast_table(d))
     if d.left_out:
@@ -66,17 +65,10 @@ def verdict_text(d: Diagnosis) -> str:
     return "\n".join(out)
 
 
-def layer_table(d: Diagnosis, room: int | None = None) -> str:
-    """One row per layer."""
-    return text_table(*layer_rows(d), room=room)
-
-
 def layer_rows(d: Diagnosis) -> Rows:
-    """Header and cells of `layer_table`."""
-    weights = {(w.stack, w.layer): w for w in d.weights}
+    """Header and cells of a table with a row per layer."""
     rows = []
-    for k, s in enumerate(d.signal):
-        w = weights.get((s.stack, s.layer))
+    for k, (s, w) in enumerate(paired(d)):
         near = d.identity.jacobian[k] if d.identity is not None and d.identity.jacobian else None
         rows.append(
             [
@@ -89,8 +81,8 @@ def layer_rows(d: Diagnosis) -> Rows:
                 number(s.attention_share),
                 number(s.feed_forward_share),
                 number(s.gradient),
-                number(_mean(s.score_std)),
-                number(_mean(s.entropy)),
+                number(mean_of(s.score_std)),
+                number(mean_of(s.entropy)),
                 number(s.outlier),
                 number(None if d.identity is None else d.identity.cosine[k]),
                 "" if near is None else _with_error(near),
@@ -116,17 +108,13 @@ def span_line(d: Diagnosis) -> str:
     return "flattest stretches:\n" + "\n".join(lines)
 
 
-def removal_table(d: Diagnosis) -> str:
-    """What the loss becomes without layers."""
-    header, rows = removal_rows(d)
-    return text_table(header, rows) if rows else ""
-
-
-def removal_rows(d: Diagnosis) -> Rows:
-    """Header and cells of `removal_table`."""
-    assert d.removal is not None
-    rows = [["without layer " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.single]
-    rows += [["without layers " + _layers(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in d.removal.greedy]
+def removal_rows(removal: Removal) -> Rows:
+    """Header and cells of what the loss becomes without layers."""
+    rows = [
+        [f"without {words} {', '.join(map(str, r.layers))}", *_costs(r.loss, r.increase, r.accuracy)]
+        for words, of in (("layer", removal.single), ("layers", removal.greedy))
+        for r in of
+    ]
     return ["removed", "loss", "increase", "accuracy"][: len(rows[0]) if rows else None], rows
 
 
@@ -137,7 +125,7 @@ def cast_table(d: Diagnosis) -> str:
 
 
 def cast_rows(d: Diagnosis) -> Rows:
-    """Header and cells of `cast_table`."""
+    """Header and cells of what casts cost."""
     rows = []
     for cast in d.casts:
         known = [(value, k) for k, value in enumerate(cast.signal_to_noise) if value is not None]
@@ -205,12 +193,3 @@ def _with_error(estimate: Estimate, *, sign: bool = False) -> str:
         return "not finite"
     text = f"{estimate.value:+.3f}" if sign else f"{estimate.value:.3f}"
     return text if estimate.standard_error is None else f"{text} ± {estimate.standard_error:.3f}"
-
-
-def _layers(layers: Sequence[int]) -> str:
-    return ", ".join(map(str, layers))
-
-
-def _mean(values: Sequence[Number]) -> Number:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -5,17 +5,18 @@ Sun et al. 2024 (Massive Activations in Large Language Models), section 2; Xiao 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import masks_of
+from signalprop.attachment.mapping import Mapping, masks_of
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, in_tokens
-from signalprop.network.layout import STACKS, layer_starts
+from signalprop.network.layout import STACKS, layer_ends
 
 FIRST = 4  # positions that statistics leave out where these are unlike the others
 # Times the variance of the others, from which on they are. SmolLM2 7,210, Qwen2.5 4,220; Gemma 3 67, Whisper 8.
@@ -37,7 +38,77 @@ def check_length(length: int, skip_first: int) -> None:
         )
 
 
-class FirstPositions:
+class Positions:
+    """Which positions of a pass count, by stack: real tokens after the first `skip_first` of their sequence.
+
+    Args:
+        arguments: the model's, with the masks that the mapping names.
+    """
+
+    def __init__(self, mapping: Mapping, arguments: Dictionary[str, Any], skip_first: int) -> None:
+        self._masks, _ = masks_of(arguments, mapping)
+        self._skip_first = skip_first
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+
+    def of(self, stack: int, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """(those that count, the first ones, which are left out), each (batch, tokens); padding is in neither."""
+        if (stack, shape) not in self._known:
+            mask = self._masks.get(stack)
+            real = torch.ones(shape, dtype=torch.bool, device=device)
+            if mask is not None and mask.shape == shape:
+                real = mask.to(device) != 0
+            keep = later(real, self._skip_first)
+            self._known[stack, shape] = (keep, real & ~keep)
+        keep, first = self._known[stack, shape]
+        return keep.to(device), first.to(device)
+
+
+class Streams:
+    """The stream at every probe point of the passes that follow, in a `with` block; `begin` before each of them.
+
+    Args:
+        see: called with the site's index, what passes there (batch, tokens, features), which of its positions count,
+            and which are the first ones, as `Positions` has them.
+
+    Attributes:
+        hooks: which are on in the block; others may join. keep, shape: by stack, as seen last in this pass.
+    """
+
+    def __init__(self, attached: Attached, skip_first: int, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
+        self._mapping, self._sites, self._see = attached.mapping, attached.plan.sites, see
+        self._skip_first = skip_first
+        self._positions: Positions | None = None
+        self.keep: dict[int, Tensor] = {}
+        self.shape: dict[int, tuple[int, int]] = {}
+        self.hooks = Hooks(attached.outer)
+        self.hooks.sites(self._sites, self._meets, first=True)
+
+    def begin(self, arguments: Dictionary[str, Any]) -> None:
+        """A pass with these arguments is about to begin."""
+        self._positions = Positions(self._mapping, arguments, self._skip_first)
+        self.keep.clear()
+        self.shape.clear()
+        self.hooks.begin()
+
+    def __enter__(self) -> Self:
+        self.hooks.attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hooks.detach()
+
+    def _meets(self, index: int, given: Tensor | None) -> None:
+        stack = self._sites[index].stack
+        x = None if given is None else in_tokens(given.detach(), self.shape.get(stack))
+        if x is None or x.ndim != 3 or self._positions is None:
+            return
+        self.shape[stack] = x.shape[0], x.shape[1]
+        keep, first = self._positions.of(stack, self.shape[stack], x.device)
+        self.keep[stack] = keep
+        self._see(index, x, keep, first)
+
+
+class FirstPositions(Streams):
     """How a decoder's first positions stand out in a pass, as `with FirstPositions(attached, arguments) as seen`.
 
     Attributes:
@@ -46,34 +117,14 @@ class FirstPositions:
     """
 
     def __init__(self, attached: Attached, arguments: Dictionary[str, Any]) -> None:
-        self._mask = masks_of(arguments, attached.mapping)[0].get(DECODER)
-        self._shape: tuple[int, int] | None = None
+        super().__init__(attached, FIRST, self._compare)
         rows, plan = attached.layout, attached.plan
-        starts = layer_starts(rows).tolist()
-        ends = [i - 1 for i in [*starts[1:], len(rows.kind)] if rows.stack[i - 1] == DECODER]
-        self._ends = {plan.stream_out[i] for i in ends}
-        self._stacks = [site.stack for site in plan.sites]
-        self._hooks = Hooks(attached.outer)
-        self._hooks.sites(plan.sites, self._see)
+        self._ends = {plan.stream_out[i] for i in layer_ends(rows) if rows.stack[i] == DECODER}
         self.ratio = 0.0
+        self.begin(arguments)
 
-    def __enter__(self) -> FirstPositions:
-        self._hooks.attach()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hooks.detach()
-
-    def _see(self, index: int, given: Tensor | None) -> None:
-        x = None if given is None else in_tokens(given.detach(), self._shape)
-        if x is None or x.ndim != 3 or x.shape[1] <= 2 * FIRST or self._stacks[index] != DECODER:
-            return
-        self._shape = x.shape[0], x.shape[1]
-        if index in self._ends:
-            real = x.new_ones(self._shape, dtype=torch.bool)
-            if self._mask is not None and self._mask.shape == real.shape:
-                real = self._mask.to(x.device) != 0
-            others = later(real, FIRST)
+    def _compare(self, index: int, x: Tensor, others: Tensor, first: Tensor) -> None:
+        if index in self._ends and x.shape[1] > 2 * FIRST:
             variance = x.float().var(-1, correction=0)
-            first, rest = (float(variance[keep].mean()) for keep in (real & ~others, others))
-            self.ratio = max(self.ratio, first / rest if rest > 0 else 0.0)
+            massive, rest = (float(variance[where].mean()) for where in (first, others))
+            self.ratio = max(self.ratio, massive / rest if rest > 0 else 0.0)

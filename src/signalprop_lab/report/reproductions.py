@@ -19,7 +19,7 @@ SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/
 _STYLES: dict[str, tuple[str, Style]] = {
     "theory": ("theory", "line"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
 }  # fmt: skip
-_SEVERITIES = {"confirmed": "good", "contradicted": "warning"}
+_SEVERITIES: dict[str, blocks.Severity] = {"confirmed": "good", "contradicted": "warning"}
 
 
 class _Stored(Value):
@@ -134,10 +134,10 @@ def _ours(check: _Check) -> str:
 def reproduction_findings(items: Mapping[str, Reproduced]) -> list[Block]:
     """A card per reproduction: its verdict and what it rests on."""
     return [
-        {
-            "severity": _SEVERITIES.get(item.verdict, "note"), "subject": f"{item.id} ({item.source})",
-            "title": f"{item.title}: {item.verdict}", "texts": [item.reason], "cure": "",
-        }
+        blocks.card(
+            _SEVERITIES.get(item.verdict, "note"), f"{item.id} ({item.source})", f"{item.title}: {item.verdict}",
+            [item.reason],
+        )
         for item in items.values()
     ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 RESULTS = "results.json"
 _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
-_SEVERITIES = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
+_SEVERITIES: dict[str, blocks.Severity] = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
 _LARGEST = 1e150  # score of a run, whose square is still a number
@@ -316,12 +316,8 @@ def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
         texts = [f"{verdicts.claim_of(check).rstrip('.')}: {kind}" for check, kind, _ in found]
         n, failed = len(swept.store["rows"]), len(swept.store["failed"])
         texts.append(f"{n} runs" + (f", {failed} more failed with an error" if failed else ""))
-        out.append(
-            {
-                "severity": "warning" if failed else _SEVERITIES.get(overall, "note"), "subject": swept.sweep.name,
-                "title": f"claim: {overall}" if found else f"{n} runs", "texts": texts, "cure": "",
-            }
-        )  # fmt: skip
+        severity = "warning" if failed else _SEVERITIES.get(overall, "note")
+        out.append(blocks.card(severity, swept.sweep.name, f"claim: {overall}" if found else f"{n} runs", texts))
     return out
 
 

@@ -156,7 +156,7 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
         last = run.signal[-1] if run.signal else None
         stands_out = [] if last is None else findings.warnings(last[1], step=last[0])
         found = [] if last is None else [f"{line} (step {last[0]})" for line in stands_out]
-        severity = (
+        severity: blocks.Severity = (
             "fault" if status == "diverged" else "warning" if found or status not in ("finished", "running") else "good"
         )
         if not texts and not found:
@@ -166,11 +166,7 @@ def training_findings(runs: Mapping[str, Run]) -> list[Block]:
             cure = "a smaller learning rate, a longer warm-up, or a scheme that conserves the signal (deepscalelm)"
         else:
             cure = cure_of(last[1]) if found and last is not None else ""
-        out.append(
-            {
-                "severity": severity, "subject": name, "title": status, "texts": [*texts, *found], "cure": cure,
-            }
-        )  # fmt: skip
+        out.append(blocks.card(severity, name, status, [*texts, *found], cure))
     return out
 
 

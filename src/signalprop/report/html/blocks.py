@@ -22,6 +22,8 @@ Scale = Literal["linear", "log", "signed"]
 COLOURS = 7  # of groups, as in assets/charts.js
 Style = Literal["line", "dashed", "dotted", "mixed", "points"]
 
+Severity = Literal["fault", "warning", "note", "good"]
+
 _DIGITS = 8
 # Beyond these a browser's arithmetic on a logarithmic axis ends; such a series carries exponents of ten instead.
 _SMALLEST, _LARGEST = 1e-290, 1e290
@@ -173,6 +175,15 @@ def section(
     return {
         "id": key, "title": title, "lead": lead, "groups": list(groups), "places": list(places), "slider": slider,
         "sources": [{"name": name, "style": style} for name, style in sources], "blocks": list(blocks),
+    }  # fmt: skip
+
+
+def card(
+    severity: Severity, subject: str, title: str, texts: Sequence[str], cure: str = "", *, first: bool = False
+) -> Block:
+    """A finding on top of the page: of what, what, in sentences, and what would help. first: before all others."""
+    return {
+        "severity": severity, "subject": subject, "title": title, "texts": list(texts), "cure": cure, "first": first,
     }  # fmt: skip
 
 

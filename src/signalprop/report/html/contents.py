@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.report.html.blocks import Block
+from signalprop.report.html.blocks import Block, Severity
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.html.registry import parts
 
 Item = Any  # of one of the types of a Part
-_SEVERITIES = ("fault", "warning", "note", "good")
+_SEVERITIES = get_args(Severity)
 
 
 @typed
@@ -41,9 +41,7 @@ def document(
     return {
         "title": title or _title(names),
         "subtitle": next(filter(None, subtitles), ""),
-        "findings": folded(
-            sorted(cards, key=lambda card: (not card.get("first"), _SEVERITIES.index(card["severity"])))
-        ),
+        "findings": folded(sorted(cards, key=lambda card: (not card["first"], _SEVERITIES.index(card["severity"])))),
         "notes": list(dict.fromkeys(note for part, own in found for note in part.notes(own))),
         "sections": sections,
     }

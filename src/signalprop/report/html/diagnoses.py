@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from signalprop.diagnosis.result import SCHEMA, Diagnosis, LayerSignal, Number, Numbers, Weights
+from signalprop.diagnosis.result import (
+    SCHEMA,
+    Diagnosis,
+    Estimate,
+    LayerSignal,
+    Number,
+    Numbers,
+    Weights,
+    known,
+    paired,
+)
 from signalprop.report import diagnosis_tables
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Scale
@@ -30,7 +40,7 @@ def names_of(items: Mapping[str, Diagnosis]) -> list[str]:
 def diagnosis_section(items: Mapping[str, Diagnosis]) -> Block:
     """Charts per layer, the angular matrix, removals and casts."""
     found, names = list(items.values()), names_of(items)
-    drawn = [*_signal(found), *_identity(found), *_removals(found), *_greedy(found)]
+    drawn = _charts(found)
     for chart in drawn:
         if chart["x"] == "layer":
             chart["marks"] = [{"x": k, "label": label} for k, label in worst(items).values()]
@@ -63,118 +73,84 @@ def _place(d: Diagnosis) -> Block:
     return blocks.place(range(len(d.signal)), [f"{s.stack} " * both + f"layer {s.layer}" for s in d.signal])
 
 
-def _signal(items: Sequence[Diagnosis]) -> list[Block]:
+def _charts(items: Sequence[Diagnosis]) -> list[Block]:
     def measured(value: Callable[[LayerSignal], Number], source: int = MEASURED) -> list[Block]:
-        return _known(
-            blocks.series(k, source, k, blocks.numbers([value(s) for s in d.signal])) for k, d in enumerate(items)
-        )
+        return _curves(items, lambda d: [value(s) for s in d.signal], source)
 
     def predicted(value: Callable[[Weights], Number]) -> list[Block]:
-        out = []
-        for k, d in enumerate(items):
-            weights = {(w.stack, w.layer): value(w) for w in d.weights}
-            column = [weights.get((s.stack, s.layer)) for s in d.signal]
-            out.append(blocks.series(k, PREDICTED, k, blocks.numbers(column)))
-        return _known(out)
+        return _curves(items, lambda d: [None if w is None else value(w) for _, w in paired(d)], PREDICTED)
 
     shares = measured(lambda s: s.attention_share) + measured(lambda s: s.feed_forward_share, FEED_FORWARD)
     variances = measured(lambda s: s.variance) + predicted(lambda w: w.predicted_variance)
-    return [
-        chart
-        for chart in (
-            _chart("layer-variance", "Variance of the stream", variances + measured(lambda s: s.first_variance, FIRST),
-                   "variance", "log", "The first positions are apart, where trained models park huge activations."),
-            _chart("layer-gradient", "Variance of the gradient",
-                   measured(lambda s: s.gradient) + predicted(lambda w: w.predicted_gradient), "variance, last = 1",
-                   "log"),
-            _chart("layer-correlation", "Token correlation", measured(lambda s: s.token_correlation), "correlation"),
-            _chart("layer-rank", "Effective rank", measured(lambda s: s.effective_rank), "tokens", "log"),
-            _chart("layer-shares", "Share of the stream's variance that a branch adds", shares, "share", "log",
-                   "Attention, and the feed-forward as a line of dashes and dots."),
-            _chart("layer-entropy", "Entropy of attention", _heads(items, lambda s: s.entropy),
-                   "of equal weights' entropy", caption="Mean over heads, and their range."),
-            _chart("layer-scores", "Standard deviation of attention scores", _heads(items, lambda s: s.score_std),
-                   "standard deviation", "log", "Mean over heads, and their range."),
-            _chart("layer-outliers", "Outliers: largest entry over root mean square",
-                   measured(lambda s: s.outlier) + measured(lambda s: s.first_outlier, FIRST), "ratio", "log"),
-        )
-        if chart["series"]
+    near = _curves(items, lambda d: d.identity.jacobian if d.identity else ())
+    greedy = _curves(items, lambda d: [r.increase for r in d.removal.greedy] if d.removal else (), at=len(items))
+    made = [
+        _chart("layer-variance", "Variance of the stream", variances + measured(lambda s: s.first_variance, FIRST),
+               "variance", "log", "The first positions are apart, where trained models park huge activations."),
+        _chart("layer-gradient", "Variance of the gradient",
+               measured(lambda s: s.gradient) + predicted(lambda w: w.predicted_gradient), "variance, last = 1", "log"),
+        _chart("layer-correlation", "Token correlation", measured(lambda s: s.token_correlation), "correlation"),
+        _chart("layer-rank", "Effective rank", measured(lambda s: s.effective_rank), "tokens", "log"),
+        _chart("layer-shares", "Share of the stream's variance that a branch adds", shares, "share", "log",
+               "Attention, and the feed-forward as a line of dashes and dots."),
+        _chart("layer-entropy", "Entropy of attention", _heads(items, lambda s: s.entropy),
+               "of equal weights' entropy", caption="Mean over heads, and their range."),
+        _chart("layer-scores", "Standard deviation of attention scores", _heads(items, lambda s: s.score_std),
+               "standard deviation", "log", "Mean over heads, and their range."),
+        _chart("layer-outliers", "Outliers: largest entry over root mean square",
+               measured(lambda s: s.outlier) + measured(lambda s: s.first_outlier, FIRST), "ratio", "log"),
+        _chart("layer-cosine", "Cosine of the stream before and after a layer",
+               _curves(items, lambda d: d.identity.cosine if d.identity else ()), "cosine"),
+        _chart("layer-jacobian", "How far a layer is from the identity: |J - I|",
+               near and near + predicted(lambda w: w.identity), "root mean square", "log",
+               "0: a change of its input passes unchanged."),
+        _chart("layer-removal", "What the loss rises by without a layer", _curves(items, _without), "nats per token",
+               "signed", "0: the layer could go. Near zero this axis is linear."),
+        _chart("layer-greedy", "What the loss rises by without several layers", greedy, "nats per token", "signed",
+               "The cheapest first, chosen greedily.", "layers left out"),
     ]  # fmt: skip
+    return [chart for chart in made if chart["series"]]
 
 
-def _chart(key: str, title: str, curves: list[Block], y: str, scale: Scale = "linear", caption: str = "") -> Block:
-    return blocks.chart(key, title, curves, x="layer", y=y, scale=scale, caption=caption)
+def _chart(
+    key: str, title: str, curves: list[Block], y: str, scale: Scale = "linear", caption: str = "", x: str = "layer"
+) -> Block:
+    return blocks.chart(key, title, curves, x=x, y=y, scale=scale, caption=caption)
 
 
-def _known(curves: Iterable[Block]) -> list[Block]:
-    return [item for item in curves if any(value is not None for value in item["y"])]
+def _curves(
+    items: Sequence[Diagnosis],
+    column: Callable[[Diagnosis], Sequence[Number | Estimate]],
+    source: int = MEASURED,
+    at: int = 0,
+) -> list[Block]:
+    """A curve of every diagnosis that has such numbers, at the places from `at` on; estimates bring their errors."""
+    out = []
+    for k, d in enumerate(items):
+        rows = column(d)
+        values = [e.value if isinstance(e, Estimate) else e for e in rows]
+        errors = [e.standard_error or 0.0 if isinstance(e, Estimate) else 0.0 for e in rows]
+        with_errors = any(isinstance(e, Estimate) for e in rows)
+        if known(values):
+            y = blocks.numbers(values)
+            out.append(blocks.series(k, source, at + k, y, error=errors if with_errors else None))
+    return out
 
 
 def _heads(items: Sequence[Diagnosis], value: Callable[[LayerSignal], Numbers]) -> list[Block]:
     out = []
     for k, d in enumerate(items):
-        columns = [[v for v in value(s) if v is not None] or [np.nan] for s in d.signal]
+        columns = [known(value(s)) or [np.nan] for s in d.signal]
         mean, low, high = ([float(f(column)) for column in columns] for f in (np.mean, np.min, np.max))
-        out.append(blocks.series(k, MEASURED, k, mean, low=low, high=high))
-    return _known(out)
+        if np.isfinite(mean).any():
+            out.append(blocks.series(k, MEASURED, k, mean, low=low, high=high))
+    return out
 
 
-def _identity(items: Sequence[Diagnosis]) -> list[Block]:
-    cosines, jacobians = [], []
-    for k, d in enumerate(items):
-        if d.identity is None:
-            continue
-        cosines.append(blocks.series(k, MEASURED, k, blocks.numbers(d.identity.cosine)))
-        near = d.identity.jacobian
-        if near:
-            values, errors = (
-                blocks.numbers(column) for column in zip(*((e.value, e.standard_error) for e in near), strict=True)
-            )
-            jacobians.append(blocks.series(k, MEASURED, k, values, error=np.nan_to_num(errors)))
-            weights = {(w.stack, w.layer): w.identity for w in d.weights}
-            predicted = [weights.get((s.stack, s.layer)) for s in d.signal]
-            jacobians.append(blocks.series(k, PREDICTED, k, blocks.numbers(predicted)))
-    made = [
-        _chart("layer-cosine", "Cosine of the stream before and after a layer", _known(cosines), "cosine"),
-        _chart("layer-jacobian", "How far a layer is from the identity: |J - I|", _known(jacobians), "root mean square",
-               "log", "0: a change of its input passes unchanged."),
-    ]  # fmt: skip
-    return [chart for chart in made if chart["series"]]
-
-
-def _removals(items: Sequence[Diagnosis]) -> list[Block]:
-    out = []
-    for k, d in enumerate(items):
-        if d.removal is None:
-            continue
-        values: list[Number] = [None] * len(d.signal)
-        errors = [0.0] * len(d.signal)
-        for removed in d.removal.single:
-            values[removed.layers[0]] = removed.increase.value
-            errors[removed.layers[0]] = removed.increase.standard_error or 0.0
-        out.append(blocks.series(k, MEASURED, k, blocks.numbers(values), error=errors))
-    chart = blocks.chart(
-        "layer-removal", "What the loss rises by without a layer", _known(out), x="layer", y="nats per token",
-        scale="signed", caption="0: the layer could go. Near zero this axis is linear.",
-    )  # fmt: skip
-    return [chart] if chart["series"] else []
-
-
-def _greedy(items: Sequence[Diagnosis]) -> list[Block]:
-    out = []
-    for k, d in enumerate(items):
-        steps = () if d.removal is None else d.removal.greedy
-        if steps:
-            values, errors = (
-                blocks.numbers(column)
-                for column in zip(*((r.increase.value, r.increase.standard_error) for r in steps), strict=True)
-            )
-            out.append(blocks.series(k, MEASURED, len(items) + k, values, error=np.nan_to_num(errors)))
-    chart = blocks.chart(
-        "layer-greedy", "What the loss rises by without several layers", _known(out), x="layers left out",
-        y="nats per token", scale="signed", caption="The cheapest first, chosen greedily.",
-    )  # fmt: skip
-    return [chart] if chart["series"] else []
+def _without(d: Diagnosis) -> list[Number | Estimate]:
+    """What the loss rises by without every layer."""
+    found = {} if d.removal is None else {r.layers[0]: r.increase for r in d.removal.single}
+    return [found.get(k) for k in range(len(d.signal))]
 
 
 def _counts(d: Diagnosis) -> Block:
@@ -188,8 +164,11 @@ def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
     if not d.casts:
         return None
     names = [f"{cast.format} {cast.of}" + ", scaled" * cast.scaled for cast in d.casts]
-    curves = [blocks.series(k, 0, 0, blocks.numbers(cast.signal_to_noise)) for k, cast in enumerate(d.casts)]
-    chart = blocks.chart(f"{key}-noise", "Signal over noise after a layer", _known(curves), x="layer", y="dB")
+    curves = [
+        blocks.series(k, 0, 0, blocks.numbers(cast.signal_to_noise))
+        for k, cast in enumerate(d.casts) if known(cast.signal_to_noise)
+    ]  # fmt: skip
+    chart = blocks.chart(f"{key}-noise", "Signal over noise after a layer", curves, x="layer", y="dB")
     header, rows = diagnosis_tables.cast_rows(d)
     return blocks.section(
         key,
@@ -229,7 +208,7 @@ def _tables(items: Sequence[Diagnosis], names: Sequence[str]) -> list[Block]:
         header, rows = diagnosis_tables.layer_rows(d)
         out.append(blocks.table(f"Layers{of}", header, rows, search=True))
         if d.removal is not None:
-            header, rows = diagnosis_tables.removal_rows(d)
+            header, rows = diagnosis_tables.removal_rows(d.removal)
             out.append(blocks.table(f"Without layers{of}", header, rows, search=True, caption="Nats per token."))
     return out
 
@@ -257,19 +236,9 @@ def diagnosis_findings(items: Mapping[str, Diagnosis]) -> list[Block]:
     for name, d in zip(names_of(items), items.values(), strict=True):
         for verdict in d.verdicts:
             texts = [verdict.text] + ([f"likely cause: {verdict.cause}"] if verdict.cause else [])
-            out.append(
-                {
-                    "severity": verdict.severity,
-                    "subject": name,
-                    "title": verdict.kind,
-                    "texts": texts,
-                    "cure": verdict.advice,
-                }
-            )
+            out.append(blocks.card(verdict.severity, name, verdict.kind, texts, verdict.advice))
         if not d.verdicts:
-            out.append(
-                {"severity": "good", "subject": name, "title": "healthy", "texts": ["nothing stands out"], "cure": ""}
-            )
+            out.append(blocks.card("good", name, "healthy", ["nothing stands out"]))
     return out
 
 

@@ -23,6 +23,7 @@ from signalprop.results.text import number
 
 SCHEMA = "signalprop/kernel/1"
 Number = float | None
+_CURE = "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
 _LOWEST = 1e-16  # of 1 - cosine on a logarithmic axis: below is rounding
 
 
@@ -127,30 +128,24 @@ def _depths(item: Kernels) -> Block:
 
 
 def _charts(items: Mapping[str, Kernels]) -> list[Block]:
-    def curves(name: str, *, directions: Sequence[str] = ("forward",), floor: float = 0.0) -> list[Block]:
-        out = []
-        for k, item in enumerate(items.values()):
-            for source, direction in enumerate(directions):
-                columns = None if item.curves is None else getattr(item.curves, direction)
-                if columns and any(value is not None for value in columns.get(name, ())):
-                    out.append(blocks.series(k, source, k, np.maximum(blocks.numbers(columns[name]), floor)))
-        return out
+    shown = [(k, item.curves) for k, item in enumerate(items.values()) if item.curves is not None]
 
-    def diagonals() -> list[Block]:
-        out = []
-        for k, item in enumerate(items.values()):
-            for source, direction in enumerate(("forward", "gradient")):
-                columns = None if item.curves is None else getattr(item.curves, direction)
-                if columns and "log_diagonal" in columns:
-                    out.append(blocks.log_series(k, source, k, blocks.numbers(columns["log_diagonal"])))
-        return out
+    def curves(name: str, floor: float = 0.0) -> list[Block]:
+        columns = [(k, blocks.numbers(c.forward.get(name, ()))) for k, c in shown]
+        return [blocks.series(k, 0, k, np.maximum(y, floor)) for k, y in columns if np.isfinite(y).any()]
 
+    diagonals = [
+        blocks.log_series(k, source, k, blocks.numbers(columns["log_diagonal"]))
+        for k, c in shown
+        for source, columns in enumerate((c.forward, c.gradient or {}))
+        if "log_diagonal" in columns
+    ]
     made = [
-        blocks.chart("kernel-distance", "How far apart tokens are", curves("distance", floor=_LOWEST), x="depth",
+        blocks.chart("kernel-distance", "How far apart tokens are", curves("distance", _LOWEST), x="depth",
                      y="1 - mean cosine", scale="log"),
         blocks.chart("kernel-cosine", "Mean cosine of two tokens", curves("mean_cosine"), x="depth", y="cosine"),
         blocks.chart("kernel-rank", "Effective rank", curves("effective_rank"), x="depth", y="tokens", scale="log"),
-        blocks.chart("kernel-diagonal", "Mean diagonal of the raw kernel", diagonals(), x="depth", y="mean diagonal",
+        blocks.chart("kernel-diagonal", "Mean diagonal of the raw kernel", diagonals, x="depth", y="mean diagonal",
                      scale="log", caption="The gradient's is relative to that at the top."),
     ]  # fmt: skip
     return [item for item in made if item["series"]]
@@ -206,13 +201,8 @@ def kernel_findings(items: Mapping[str, Kernels]) -> list[Block]:
         c = item.curves
         depth = None if c is None else c.collapse_depth if c.rank_collapse_depth is None else c.rank_collapse_depth
         if c is not None and depth is not None:
-            out.append(
-                {
-                    "severity": "warning", "subject": name, "title": "rank collapse",
-                    "texts": [f"from depth {depth} of {c.n_layers} on all tokens are one to the kernel"],
-                    "cure": "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)",
-                }
-            )  # fmt: skip
+            said = f"from depth {depth} of {c.n_layers} on all tokens are one to the kernel"
+            out.append(blocks.card("warning", name, "rank collapse", [said], _CURE))
     return out
 
 

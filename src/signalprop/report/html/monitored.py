@@ -234,8 +234,7 @@ def _cards(items: Items) -> list[Block]:
         title = f"{len(texts)} warning{'s' * (len(texts) != 1)}" if texts else "no warning"
         shown = [*texts[:8], *([f"and {len(texts) - 8} more"] if len(texts) > 8 else [])]
         said = shown or [f"{len(run.steps)} sampled steps, {run.steps[0]} to {run.steps[-1]}"]
-        severity = "warning" if texts else "good"
-        out.append({"severity": severity, "subject": name, "title": title, "texts": said, "cure": ""})
+        out.append(blocks.card("warning" if texts else "good", name, title, said))
     return out
 
 

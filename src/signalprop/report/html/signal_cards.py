@@ -11,7 +11,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import PLACEMENTS
 from signalprop.prediction import predict
 from signalprop.report import findings
-from signalprop.report.html.blocks import Block
+from signalprop.report.html.blocks import Block, card
 from signalprop.report.html.curves import Curve
 from signalprop.report.tables import variance
 from signalprop.results.comparison import Comparison
@@ -34,16 +34,10 @@ def signal_findings(curves: Sequence[Curve]) -> list[Block]:
         best = next((curve for curve in members if curve.profile.source == "measured"), members[0])
         found = findings.warnings(best.profile)
         if not found:
-            out.append(
-                {"severity": "good", "subject": group, "title": "healthy signal", "texts": [_healthy(best)], "cure": ""}
-            )
+            out.append(card("good", group, "healthy signal", [_healthy(best)]))
             continue
-        out.append(
-            {
-                "severity": "warning", "subject": group, "title": ", ".join(dict.fromkeys(map(name_of_warning, found))),
-                "texts": [f"{line} ({best.source})" for line in found], "cure": cure_of(best.profile),
-            }
-        )  # fmt: skip
+        title = ", ".join(dict.fromkeys(map(name_of_warning, found)))
+        out.append(card("warning", group, title, [f"{line} ({best.source})" for line in found], cure_of(best.profile)))
     return out
 
 
@@ -58,13 +52,8 @@ def agreement_findings(items: Mapping[str, Comparison], curves: Sequence[Curve])
         text = f"median error over layers: {', '.join(said)}; {seeds} network{'s' * (seeds > 1)} measured"
         worst = max((value for quantity, value in median.items() if quantity in _TOLD), default=math.nan)
         agree = worst < _AGREE
-        out.append(
-            {
-                "severity": "good" if agree else "note",
-                "title": "prediction and measurement agree" if agree else "prediction and measurement differ",
-                "subject": labels[id(item.predicted)], "texts": [text], "cure": "", "first": True,
-            }
-        )  # fmt: skip
+        title = f"prediction and measurement {'agree' if agree else 'differ'}"
+        out.append(card("good" if agree else "note", labels[id(item.predicted)], title, [text], first=True))
     return out
 
 
