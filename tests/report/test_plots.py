@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError, MissingExtra
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
+from signalprop.report.html.diagnoses import diagnosis_sections
 from signalprop.report.plots import COLOURS, figure, save_plot
+from signalprop.report.section_plots import sections_figure
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -114,3 +117,26 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"signalprop\[report\]"):
         figure(predicted(n_layers=1))
+
+
+def test_a_diagnosis_is_drawn_with_the_charts_and_numbers_of_its_page() -> None:
+    variances, angular = (1.0, 30.0, None), ((0.1, 0.25, 0.3), (0.2, 0.4, None))
+    cast = {"format": "int8", "of": "both", "scaled": True, "signal_to_noise": (30.0, None, 20.0)}
+    none = {"loss": {"value": 1.0}, "increase": {"value": 0.0, "standard_error": 0.01}}
+    d = Diagnosis(
+        schema="signalprop/diagnosis/1", model="m", family="f", n_parameters=1,
+        data={"source": "s", "sequences": 1, "tokens": 2, "length": 2, "skip_first": 0},
+        signal=tuple({"layer": k, "stack": "decoder", "variance": v} for k, v in enumerate(variances)),
+        identity={"cosine": (0.9, 0.8, 0.7), "angular": angular}, casts=(cast | none,),
+        removal={"single": tuple({"layers": (k,), **none} for k in range(3))},
+    )  # fmt: skip
+    canvas = sections_figure(diagnosis_sections({"m": d}), "title")
+    variance, cosine, removal, angles, _, casts = (axis for part in canvas.subfigs for axis in part.axes)
+    np.testing.assert_array_equal(variance.lines[0].get_ydata(), [1.0, 30.0, np.nan])
+    assert (variance.get_yscale(), cosine.get_ylim()[0], removal.get_yscale()) == ("log", 0, "linear")
+    (bars,) = removal.containers
+    assert [y[1, 1] - y[0, 1] for y in bars[2][0].get_segments()] == pytest.approx([0.02] * 3)
+    shown = np.ma.filled(angles.images[0].get_array(), np.nan)
+    np.testing.assert_allclose(shown, np.array(angular, np.float64), atol=1e-5)
+    assert angles.images[0].get_extent() == [-0.5, 2.5, 0.5, 2.5]
+    np.testing.assert_array_equal(casts.lines[0].get_ydata(), [30.0, np.nan, 20.0])

@@ -225,22 +225,18 @@ def _weights(model: str, against: str | None, json_file: str | None, resume: boo
 def _series(models: list[str], json_file: str | None, plot: Path | None, page: output.ReportFile | None) -> None:
     """`--weights-only` of several checkpoints."""
     from signalprop.diagnosis.weight_series import read_series
-    from signalprop.report.plots import save_figure
-    from signalprop.report.weight_series import series_figure, series_text
+    from signalprop.report.html.weight_series import series_section
+    from signalprop.report.weight_series import series_text
 
     output.check_outputs(json_file, plot)
     with output.sections() as step:
         found = read_series(models, step)
-
-    def draw() -> None:
-        assert plot is not None
-        save_figure(plot, lambda: series_figure(found))
-
+    section = series_section(found, "checkpoints", "series")
     output.deliver(
         json_file,
         found.to_json,
         lambda: output.echo(series_text(found)),
-        output.File("plot", plot, draw),
+        output.File("plot", plot, lambda: _picture(plot, [section], section["title"])),
         page=page,
         items=lambda: [("checkpoints", found)],
     )
@@ -301,11 +297,20 @@ def _told_where(kept: Kept | None) -> Iterator[None]:
 
 
 def _draw(path: Path | None, results: list[Diagnosis]) -> None:
-    from signalprop.report.diagnosis_plots import diagnosis_figure
+    from signalprop.report.html.diagnoses import diagnosis_sections, names_of
+    from signalprop.report.html.parts import numbered
+
+    named = numbered([(item.model, item) for item in results])
+    _picture(path, diagnosis_sections(named), " against ".join(names_of(named)))
+
+
+def _picture(path: Path | None, sections: list[dict[str, Any]], title: str) -> None:
+    """Sections of the page in a file."""
     from signalprop.report.plots import save_figure
+    from signalprop.report.section_plots import sections_figure
 
     assert path is not None
-    save_figure(path, lambda: diagnosis_figure(results))
+    save_figure(path, lambda: sections_figure(sections, title))
 
 
 def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:

@@ -69,6 +69,8 @@ def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code:
         if type(model).__name__ != wanted and not hasattr(model, "signalprop_record"):
             notes = (f"the checkpoint has no weights for the head of a {wanted}; without it there is no loss",)
     tokenizer = read_tokenizer(source, trust_remote_code=trust_remote_code)
+    if tokenizer is None:
+        notes += ("no tokenizer: words are numbered by their frequency, so a loss on text says nothing of training",)
     return Loaded(model.eval(), tokenizer, path.resolve().name, notes)
 
 

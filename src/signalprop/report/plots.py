@@ -247,12 +247,12 @@ def _curves(
     if as_exponents:
         return
     if high - low > np.log(LOG_RANGE):
-        _logarithmic(panel, (high - low) / _DECADE)
+        logarithmic(panel, (high - low) / _DECADE)
     else:
         panel.set_ylim(0, 1.05 * top)
 
 
-def _logarithmic(panel: Any, decades: float) -> None:
+def logarithmic(panel: Any, decades: float) -> None:
     """A logarithmic axis with few, plain labels: 1, 2, 5, 10 where it is short, powers of ten where it is long."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

@@ -1,13 +1,10 @@
-"""Checkpoints of one training as text and as a picture."""
+"""Checkpoints of one training as text."""
 
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any
 
 from signalprop.diagnosis.weight_series import GROWN, SeriesRow, WeightSeries
-from signalprop.errors import require
-from signalprop.report.plots import COLOURS
 from signalprop.results.text import number, text_table
 
 _ROWS = 12
@@ -37,24 +34,3 @@ def cells(row: SeriesRow, names: list[str]) -> list[str]:
     most = f"{number(max(changes)[0])} at {max(changes)[1]}" if changes else ""
     since = "" if row.since is None else names[row.since]
     return [row.name, number(row.rms[0]), number(row.rms[-1]), number(row.growth[-1]), since, most]
-
-
-def series_figure(s: WeightSeries) -> Any:
-    """A matplotlib Figure: a panel per role, growth over checkpoints, a shade per layer."""
-    require("matplotlib", "report")
-    from matplotlib.figure import Figure
-
-    names, roles = short_names(s), list(dict.fromkeys((row.stack, row.role) for row in s.rows))[:_ROWS]
-    columns = min(4, len(roles)) or 1
-    lines = -(-len(roles) // columns) or 1
-    figure = Figure(figsize=(3.5 * columns, 3.0 * lines + 0.5), layout="constrained")
-    figure.suptitle("root mean square of weights over that at the first checkpoint; darker: later layers")
-    for place, role in enumerate(roles):
-        axis = figure.add_subplot(lines, columns, place + 1)
-        rows = [row for row in s.rows if (row.stack, row.role) == role]
-        for k, row in enumerate(rows):
-            values = [float("nan") if x is None else x for x in row.growth]
-            axis.plot(range(len(names)), values, color=COLOURS[0], alpha=0.25 + 0.75 * (k + 1) / len(rows))
-        axis.set_title(role[1], fontsize=9)
-        axis.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0, fontsize=7)
-    return figure

@@ -210,6 +210,13 @@ def _short(value: float) -> float | int | None:
     return int(value) if value == int(value) and abs(value) < 1e15 else value
 
 
+def unpacked(block: Block, frame: str) -> FloatArray:
+    """The matrix of a frame of a heat map, (rows, columns), as the page shows it."""
+    levels = np.frombuffer(base64.b64decode(block["frames"][frame]), "<i2").reshape(block["rows"], block["columns"])
+    low, high = block["limits"]
+    return np.where(levels < -_LEVELS, np.nan, low + (levels + float(_LEVELS)) / (2 * _LEVELS) * (high - low))
+
+
 def _packed(matrix: FloatArray, limits: tuple[float, float]) -> str:
     """16-bit levels between the limits, little-endian, base64; -32,768 for what is not finite."""
     low, high = limits

@@ -245,7 +245,8 @@ def diagnosis_findings(items: Mapping[str, Diagnosis]) -> list[Block]:
 _PAIR = "signalprop/diagnoses/1"
 
 
-def _sections(items: Items, _: Path | None) -> list[Block]:
+def diagnosis_sections(items: Items) -> list[Block]:
+    """What the page shows of diagnoses by name."""
     pairs = zip(items.values(), names_of(items), strict=True)
     casts = [cast_section(d, name, f"casts-{k}") for k, (d, name) in enumerate(pairs)]
     return [diagnosis_section(items), *(section for section in casts if section is not None)]
@@ -258,7 +259,7 @@ def _pair(source: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 PART = Part(
     types=(Diagnosis,),
-    sections=_sections,
+    sections=lambda items, _: diagnosis_sections(items),
     cards=diagnosis_findings,
     names=names_of,
     subtitle=_subtitle,
