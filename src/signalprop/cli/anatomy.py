@@ -71,7 +71,7 @@ def anatomy(
         json_file,
         lambda: {**found.to_json(), "weights": weights},
         lambda: output.echo("\n".join([str(found), *lines])),
-        output.File("mapping", write, lambda: _write(live, found, write)),
+        output.File("mapping", write, lambda path: _write(live, found, path)),
     )
 
 
@@ -114,7 +114,7 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['is']}: " + ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("branch", "is", "error"))
 
 
-def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
+def _write(live: nn.Module, found: Anatomy, path: Path) -> None:
     """The mapping that the model's family has, else what was found of one, with weights where they are proved."""
     from signalprop.attachment.families import mapping_of
     from signalprop.attachment.found import mapping_of_anatomy
@@ -122,21 +122,20 @@ def _write(live: nn.Module, found: Anatomy, path: Path | None) -> None:
     from signalprop.attachment.mapping_file import write_mapping
     from signalprop.families import find
 
-    assert path is not None
-    if find(getattr(getattr(live, "config", None), "model_type", None)) is not None:
-        write_mapping(mapping_of(live), live, path)
-        return
+    known = find(getattr(getattr(live, "config", None), "model_type", None)) is not None
     try:
-        write_mapping(mapping_with_roles(live), live, path)
-    except InputError:  # a role that is not proved: what the stream tells
-        write_mapping(mapping_of_anatomy(live, found, begun=True), live, path)
+        mapping = mapping_of(live) if known else mapping_with_roles(live)
+    except InputError:
+        if known:
+            raise
+        mapping = mapping_of_anatomy(live, found, begun=True)  # a role is not proved: what the stream tells
+    write_mapping(mapping, live, path)
 
 
 def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
-    from signalprop.errors import InputError
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
     file = sources.is_gguf(str(directory))

@@ -86,10 +86,10 @@ def apply(
         "eps_error": record.eps_error,
         "fold_error": error,
     }
-    output.deliver(json_file, lambda: result, lambda: output.echo("\n".join(_lines(result))))
+    output.deliver(json_file, lambda: result, lambda: output.facts(*_lines(result)))
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
+def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     drawn = f"drawn with seed {result['seed']}" if result["weights"] == "drawn" else "kept"
     lines = [
         ("scheme", f"{result['scheme']}, mode {result['mode']}"),
@@ -103,5 +103,4 @@ def _lines(result: dict[str, Any]) -> list[str]:
     if result["folded"]:
         lines.append(("folded", f"outputs differ by {result['fold_error']:.1e} of the largest, on a tiny batch"))
     reader = "transformers" if result["folded"] else "signalprop.load"
-    lines.append(("written", f"{result['out']}, for {reader}"))
-    return [f"{name:<20}{text}" for name, text in lines]
+    return [*lines, ("written", f"{result['out']}, for {reader}")]

@@ -38,15 +38,13 @@ def check(
       signalprop check ./my-checkpoint --scheme gpt2
     """
     from signalprop.cli.loading import load_model, mapping_of_file
-    from signalprop.errors import require
 
     output.check_outputs(json_file)
     wanted = sources.scheme_or_table(scheme, option)
-    require("torch", "models")
+    place = opt.usable(device)
     from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
-    place = opt.usable(device)
     live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint).to(place)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 

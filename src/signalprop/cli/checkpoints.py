@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from signalprop.cli.output import check_parent
 from signalprop.errors import InputError
-from signalprop.files.storage import real_path
 from signalprop.files.storage import written_whole as written_whole
 
 if TYPE_CHECKING:
@@ -40,11 +39,7 @@ def check_out(out: Path) -> None:
             raise InputError(f"--out {out} holds files already; choose a new directory")
     elif out.exists():
         raise InputError(f"--out {out} is a file; choose a new directory")
-    parent = real_path(out).parent
-    if not parent.is_dir():
-        raise InputError(f"cannot write {out}: there is no directory {parent}")
-    if not os.access(parent, os.W_OK):
-        raise InputError(f"cannot write {out}: the directory {parent} is not writable")
+    check_parent(out)
 
 
 def copy_companions(source: Path, target: Path) -> None:
@@ -85,28 +80,22 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
 
 
 def fold_into(model: nn.Module, dtype: torch.dtype, folder: Path) -> float:
-    """Fold a model, save it in a folder in the given type, and read it back: see `folded_error`."""
-    from signalprop.repair import fold
+    """Fold a model, save it in a folder in the given type, and read it back by transformers alone.
 
-    arguments = tiny_arguments(model)
-    before = first_output(model, arguments)
-    fold(model).to(dtype).save_pretrained(folder)  # type: ignore[operator]
-    return folded_error(before, arguments, folder)
-
-
-def folded_error(before: Tensor, arguments: dict[str, Any], folder: Path) -> float:
-    """How far the outputs of a folded checkpoint, read by transformers alone, are from those before: largest difference
-    over largest value, in float32.
+    Returns how far its outputs are from those before: largest difference over largest value, in float32.
 
     Raises:
         typer.Exit: further than rounding explains (status 1, one line on stderr).
     """
     from signalprop.cli.loading import load_model
+    from signalprop.repair import fold
 
-    model = load_model(folder, random_init=False, seed=0).to(before.device)
-    error = difference(before, first_output(model, arguments))
-    error = math.inf if error is None else error
-    return refused_beyond(error, stored_type(model), "folded", "keep it unfolded")
+    arguments = tiny_arguments(model)
+    before = first_output(model, arguments)
+    fold(model).to(dtype).save_pretrained(folder)  # type: ignore[operator]
+    again = load_model(folder).to(before.device)
+    error = difference(before, first_output(again, arguments))
+    return refused_beyond(error, stored_type(again), "folded", "keep it unfolded")
 
 
 def difference(before: Tensor, after: Tensor) -> float | None:
@@ -116,7 +105,7 @@ def difference(before: Tensor, after: Tensor) -> float | None:
     return float((after.to(before.dtype) - before).abs().max() / before.abs().max().clamp_min(1e-30))
 
 
-def refused_beyond(error: float, stored: torch.dtype, how: str, instead: str) -> float:
+def refused_beyond(error: float | None, stored: torch.dtype, how: str, instead: str) -> float:
     """The error of a checkpoint's outputs, if rounding to the type of its weights explains it.
 
     Args:
@@ -125,6 +114,7 @@ def refused_beyond(error: float, stored: torch.dtype, how: str, instead: str) ->
     Raises:
         typer.Exit: it does not (status 1, one line on stderr).
     """
+    error = math.inf if error is None else error
     limit = _LARGEST_ERROR.get(str(stored).removeprefix("torch."), _LARGEST_HALF)
     if not error <= limit:
         print(

@@ -76,11 +76,11 @@ def compare(
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     given: Mapping | None = None
-    if (sources.is_directory(arch) or sources.is_gguf(arch)) and scheme in (None, "as-is"):
+    if sources.is_model(arch) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
-        subject = load_model(Path(arch), random_init=False, seed=seed).to(place).eval()
+        subject = load_model(Path(arch)).to(place).eval()
         given = mapping_of_file(subject, mapping)
         a = architecture_of(subject, changed, LONGEST, given)
         found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
@@ -101,16 +101,14 @@ def compare(
     def show() -> None:
         table, agreed = partial(tables.comparison_table, result), tables.agreement_table(result)
         output.echo_profile(result.predicted, table, agreed, all_rows=all_rows, judged=result.measured)
-        for note in result.measured.notes:
-            if note not in result.predicted.notes:
-                output.echo(f"{'note':<20}{note}")
-        output.echo(f"{'measured':<20}{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}")
+        notes = [("note", note) for note in result.measured.notes if note not in result.predicted.notes]
+        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}"))
 
     output.deliver(
         json_file,
         result.to_json,
         show,
-        output.picture(plot, result),
+        output.picture(plot, result.plot),
         page=page,
         items=lambda: [(result.predicted.scheme, result), *built],
     )

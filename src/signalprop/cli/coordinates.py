@@ -43,7 +43,7 @@ def coordinates(
     Example:
       signalprop coordinates gpt2 --layers 2 --widths 64,128,256 --scheme mup --option base_width=64
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError
 
     output.check_outputs(json_file, plot)
     chosen = opt.several_numbers(widths, "--widths", "a width", "64,128,256") or []
@@ -51,10 +51,10 @@ def coordinates(
         raise InputError(f"--optimizer {optimizer!r:.40} is not known; choose adamw, muon or sgd")
     known: Any = optimizer
     tables = [sources.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
-    require("torch", "models")
     place = opt.usable(device)
     from signalprop.data.batches import default_batch
     from signalprop.monitoring.coordinates import coordinates as checked
+    from signalprop.report.coordinate_plots import figure
 
     batch = default_batch(tables[0].architecture, text=text, batch_size=batch_size, seed=seed)
     with output.progress("training") as step:
@@ -63,16 +63,10 @@ def coordinates(
             tolerance=tolerance, device=place, progress=step,
         )  # fmt: skip
 
-    def draw() -> None:
-        from signalprop.report.coordinate_plots import save_coordinates
-
-        assert plot is not None
-        save_coordinates(plot, found)
-
     def show() -> None:
         output.echo(found.table())
         if found.ok:
             output.echo(found.summary())
 
-    file = output.File("plot", plot, draw)
-    output.deliver(json_file, found.to_json, show, file, failure=None if found.ok else found.summary())
+    picture = output.picture(plot, lambda: figure(found))
+    output.deliver(json_file, found.to_json, show, picture, failure=None if found.ok else found.summary())

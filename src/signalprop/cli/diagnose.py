@@ -199,8 +199,8 @@ def diagnose(
         json_file,
         lambda: found.to_json() if other is None else _pair(found, other),
         show,
-        output.File("saved", save, lambda: None if finish is None else finish(found)),
-        output.File("plot", plot, lambda: _draw(plot, results)),
+        output.File("saved", save, lambda _: None if finish is None else finish(found)),
+        output.picture(plot, lambda: _figure(results)),
         page=page,
         items=lambda: [(item.model, item) for item in results],
     )
@@ -226,6 +226,7 @@ def _series(models: list[str], json_file: str | None, plot: Path | None, page: o
     """`--weights-only` of several checkpoints."""
     from signalprop.diagnosis.weight_series import read_series
     from signalprop.report.html.weight_series import series_section
+    from signalprop.report.section_plots import sections_figure
     from signalprop.report.weight_series import series_text
 
     output.check_outputs(json_file, plot)
@@ -236,7 +237,7 @@ def _series(models: list[str], json_file: str | None, plot: Path | None, page: o
         json_file,
         found.to_json,
         lambda: output.echo(series_text(found)),
-        output.File("plot", plot, lambda: _picture(plot, [section], section["title"])),
+        output.picture(plot, lambda: sections_figure([section], section["title"])),
         page=page,
         items=lambda: [("checkpoints", found)],
     )
@@ -296,21 +297,14 @@ def _told_where(kept: Kept | None) -> Iterator[None]:
         raise
 
 
-def _draw(path: Path | None, results: list[Diagnosis]) -> None:
+def _figure(results: list[Diagnosis]) -> Any:
+    """The sections of the page as a picture."""
     from signalprop.report.html.diagnoses import diagnosis_sections, names_of
     from signalprop.report.html.parts import numbered
-
-    named = numbered([(item.model, item) for item in results])
-    _picture(path, diagnosis_sections(named), " against ".join(names_of(named)))
-
-
-def _picture(path: Path | None, sections: list[dict[str, Any]], title: str) -> None:
-    """Sections of the page in a file."""
-    from signalprop.report.plots import save_figure
     from signalprop.report.section_plots import sections_figure
 
-    assert path is not None
-    save_figure(path, lambda: sections_figure(sections, title))
+    named = numbered([(item.model, item) for item in results])
+    return sections_figure(diagnosis_sections(named), " against ".join(names_of(named)))
 
 
 def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:

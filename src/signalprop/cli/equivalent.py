@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,7 +44,7 @@ def equivalent(
     from signalprop.schemes.equivalence import equivalent as compared
 
     output.check_outputs(json_file)
-    schemes: Sequence[str | None] = opt.several(scheme, "--scheme") or [None]
+    schemes = opt.several_schemes(scheme)
     if len(schemes) > 2 or (other is None and len(schemes) < 2):
         raise InputError(
             "equivalent takes two networks: give OTHER, or two schemes as in --scheme running-mean,peri-ln"

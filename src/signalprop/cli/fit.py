@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from signalprop.repair.fitting import Activation, Fit
 
 SCHEMA = "signalprop/fit/1"
-# The CPU runs these; of 8 bits it has no arithmetic.
-_RUN = {"fp16": "float16", "bf16": "bfloat16"}
+_RUN = ("fp16", "bf16")  # formats that the CPU has; of 8 bits it has no arithmetic
 _FAR = 0.3  # of the largest output: more than rounding makes of a deep model
 
 
@@ -37,7 +35,7 @@ def fit(
         typer.Option("--margin", min=0, max=8, help="Powers of two to keep free below the largest number."),
     ] = 2,
     text: opt.Text = None,
-    seq_len: opt.SeqLen = None,
+    seq_len: opt.SHORTENED = None,
     batch_size: opt.BatchSize = 4,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice of text.")] = 0,
     device: opt.Device = "cpu",
@@ -60,7 +58,7 @@ def fit(
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
-    require("torch", "models")
+    place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
@@ -72,9 +70,8 @@ def fit(
     form = opt.short_format(form)
     if form not in FORMATS:
         raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
-    place = opt.usable(device)
     quiet()
-    model = load_model(directory, random_init=False, seed=0)
+    model = load_model(directory)
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
@@ -99,16 +96,15 @@ def fit(
             checkpoints.copy_companions(directory, folder)
             del model
             gc.collect()
-            again = _exact(load_model(folder, random_init=False, seed=0)).to(place)
+            again = _exact(load_model(folder)).to(place)
             error = checkpoints.difference(before, exact_logits(again, arguments))
             result["stored_error"] = checkpoints.refused_beyond(
-                math.inf if error is None else error, stored, "fitted",
-                "try a smaller --margin, or a checkpoint in float32",
-            )  # fmt: skip
+                error, stored, "fitted", "try a smaller --margin, or a checkpoint in float32"
+            )
             if form in _RUN:
                 del again
                 result["format_error"] = {
-                    when: _in_format(source, _RUN[form], arguments, before)
+                    when: _in_format(source, opt.long_format(form), arguments, before)
                     for when, source in (("before", directory), ("after", folder))
                 }
     output.deliver(
@@ -145,7 +141,7 @@ def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor
     from signalprop.cli.loading import load_model
 
     dtype = getattr(torch, name)
-    model = load_model(source, random_init=False, seed=0).to(dtype).to(exact.device)
+    model = load_model(source).to(dtype).to(exact.device)
     given = {key: x.to(dtype) if torch.is_floating_point(x) else x for key, x in arguments.items()}
     return checkpoints.difference(exact, checkpoints.first_output(model, given))
 
@@ -184,7 +180,8 @@ def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
     facts.append(("read", result["read"]))
     if result["out"]:
         facts.append(("written", f"{result['out']}, for transformers"))
-    output.echo("\n" + "\n".join(f"{name:<20}{words}" for name, words in facts))
+    output.echo()
+    output.facts(*facts)
 
 
 def _relative(error: float | None) -> str:

@@ -45,10 +45,9 @@ def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: 
         "mode": record.mode,
         "fold_error": error,
     }
-
-    def show() -> None:
-        output.echo(f"{'scheme':<20}{result['scheme']}")
-        output.echo(f"{'folded':<20}outputs differ by {error:.1e} of the largest, on a tiny batch")
-        output.echo(f"{'written':<20}{out}, for transformers")
-
-    output.deliver(json_file, lambda: result, show)
+    facts = [
+        ("scheme", result["scheme"]),
+        ("folded", f"outputs differ by {error:.1e} of the largest, on a tiny batch"),
+        ("written", f"{out}, for transformers"),
+    ]
+    output.deliver(json_file, lambda: result, lambda: output.facts(*facts))

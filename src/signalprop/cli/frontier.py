@@ -45,13 +45,11 @@ def frontier(
       signalprop frontier gpt2 --scheme xavier,mup --layers 12 --widths 256,768,2048
     """
     from signalprop.data.batches import default_batch
-    from signalprop.errors import InputError
     from signalprop.frontier import frontier as predicted
+    from signalprop.report.frontier_plots import figure
 
     output.check_outputs(json_file, plot)
-    schemes: Sequence[str | None] = opt.several(scheme, "--scheme") or [None]
-    if len(schemes) > 1 and option:
-        raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, schemes))}")
+    schemes = opt.several_schemes(scheme, option)
     depths = opt.several_numbers(layers, "--layers", "a number of layers", "12, or 12,48") or []
     wide: Sequence[int | None] = opt.several_numbers(widths, "--widths", "a width", "256, or 256,1024") or [None]
     tables = [
@@ -66,16 +64,8 @@ def frontier(
     with output.progress("predicting") as step:
         found = predicted(tables, known, change, batch_size, inputs, step)
 
-    def draw() -> None:
-        from signalprop.report.frontier_plots import save_frontier
-
-        assert plot is not None
-        save_frontier(plot, found)
-
     def show() -> None:
-        output.echo(found.table())
-        output.echo()
-        for note in found.notes:
-            output.echo(f"{'note':<20}{note}")
+        output.echo(found.table() + "\n")
+        output.facts(*(("note", note) for note in found.notes))
 
-    output.deliver(json_file, found.to_json, show, output.File("plot", plot, draw))
+    output.deliver(json_file, found.to_json, show, output.picture(plot, lambda: figure(found)))

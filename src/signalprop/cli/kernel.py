@@ -104,7 +104,7 @@ def kernel(
     from signalprop.kernels.covered import check_covered
     from signalprop.kernels.inputs import load_kernel
     from signalprop.kernels.trace import depths_of, trace
-    from signalprop.report import kernel_tables
+    from signalprop.report import kernel_plots, kernel_tables
 
     for picture in (plot, plot_curves):
         output.check_outputs(json_file, picture)
@@ -146,9 +146,9 @@ def kernel(
         json_file,
         lambda: kernel_tables.to_json(traces, SCHEMA),
         show,
-        output.File("matrices", matrices, lambda: _write_matrices(matrices, traces)),
-        output.File("plot", plot, lambda: _draw(plot, "heat_maps", traces)),
-        output.File("curves", plot_curves, lambda: _draw(plot_curves, "curves", traces)),
+        output.File("matrices", matrices, lambda path: _write_matrices(path, traces)),
+        output.picture(plot, lambda: kernel_plots.heat_maps(traces)),
+        output.picture(plot_curves, lambda: kernel_plots.curves(traces), "curves"),
         page=page,
         items=lambda: list(traces.items()),
     )
@@ -267,16 +267,7 @@ def _depths(text: str) -> list[int]:
         raise InputError(f"--at is {text!r:.80}; expected depths with commas between, e.g. 1,10,100") from None
 
 
-def _draw(path: Path | None, kind: str, traces: dict[str, Trace]) -> None:
-    from signalprop.report import kernel_plots
-    from signalprop.report.plots import save_figure
-
-    assert path is not None
-    save_figure(path, lambda: getattr(kernel_plots, kind)(traces))
-
-
-def _write_matrices(path: Path | None, traces: dict[str, Trace]) -> None:
-    assert path is not None
+def _write_matrices(path: Path, traces: dict[str, Trace]) -> None:
     arrays = {f"{name}/forward/{depth}": k for name, found in traces.items() for depth, k in found.kernels.items()}
     arrays |= {f"{name}/gradient/{depth}": k for name, found in traces.items() for depth, k in found.gradients.items()}
     buffer = io.BytesIO()

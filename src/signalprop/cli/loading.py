@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.cli.sources import lengths
+from signalprop.cli.sources import is_gguf, lengths
 from signalprop.data.audio import check_reads_audio, with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
@@ -27,7 +27,7 @@ TOKENIZER = "tokenizer.json"
 _MASKS = ("[MASK]", "<mask>")
 
 
-def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "") -> nn.Module:
+def load_model(directory: Path, *, random_init: bool = False, seed: int = 0, hint: str = "") -> nn.Module:
     """The model in a directory or a .gguf file in float32, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
@@ -38,7 +38,7 @@ def load_model(directory: Path, *, random_init: bool, seed: int, hint: str = "")
     """
     from signalprop.diagnosis.loading import load, read_model
 
-    if directory.suffix.lower() == ".gguf":
+    if is_gguf(str(directory)):
         if random_init:
             raise InputError(f"{directory} is a file of weights; leave --random-init out, or give a directory")
         return load(directory).model
@@ -52,7 +52,7 @@ def inside(model: nn.Module, path: str | None) -> nn.Module:
     """The model at the path of --inside, which is run by itself; the whole one without.
 
     Raises:
-        InputError: there is no module at that path; or none is asked for, and the model reads several things at once.
+        InputError: there is no module at that path.
     """
     from signalprop.attachment.mapping import find
 

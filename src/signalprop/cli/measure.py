@@ -66,20 +66,19 @@ def measure(
     """
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
-    from signalprop.errors import InputError, require
+    from signalprop.errors import InputError
     from signalprop.report import tables
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
-    directory = Path(model) if sources.is_directory(model) or sources.is_gguf(model) else None
+    directory = Path(model) if sources.is_model(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
     if directory is None and (random_init or mapping or inside):
         name = "--random-init" if random_init else "--mapping" if mapping else "--inside"
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory else sources.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
-    require("torch", "models")
     place = opt.usable(device)
     import torch
 
@@ -114,4 +113,4 @@ def measure(
     def show() -> None:
         output.echo_profile(profile, partial(tables.profile_table, profile), all_rows=all_rows)
 
-    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile))
+    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile.plot))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -39,15 +39,6 @@ Arch = Annotated[
         "or a Hugging Face directory.",
     ),
 ]
-Layers = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]
-DModel = Annotated[int | None, typer.Option("--d-model", help="Width of the residual stream.")]
-Heads = Annotated[int | None, typer.Option("--heads", help="Attention heads.")]
-SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence.")]
-Dropout = Annotated[float | None, typer.Option("--dropout", help="Dropout probability, from 0 up to but not 1.")]
-Activation = Annotated[str | None, typer.Option("--activation", help="relu, gelu, silu, tanh, ...")]
-Norm = Annotated[str | None, typer.Option("--norm", help="Norm placement: pre, post, sandwich, res-post or none.")]
-NormKind = Annotated[str | None, typer.Option("--norm-kind", help="layernorm, rmsnorm, dyt or derf.")]
-VocabSize = Annotated[int | None, typer.Option("--vocab-size", help="Rows of the token table.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the architecture, e.g. gated=true (repeatable)."),
@@ -126,10 +117,18 @@ NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass on
 
 Changes = dict[str, Any]  # fields of an architecture, by name
 SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]
-_NETWORK: dict[str, Any] = {
-    "layers": Layers, "d_model": DModel, "heads": Heads, "seq_len": SeqLen, "dropout": Dropout,
-    "activation": Activation, "norm": Norm, "norm_kind": NormKind, "vocab_size": VocabSize, "assignments": Set,
-}  # fmt: skip
+# Options that describe a network: type, field of the architecture that they change, help.
+_NETWORK: dict[str, tuple[Any, str, str]] = {
+    "layers": (int, "n_layers", "Number of layers."),
+    "d_model": (int, "d_model", "Width of the residual stream."),
+    "heads": (int, "n_heads", "Attention heads."),
+    "seq_len": (int, "seq_len", "Tokens per sequence."),
+    "dropout": (float, "dropout", "Dropout probability, from 0 up to but not 1."),
+    "activation": (str, "activation", "relu, gelu, silu, tanh, ..."),
+    "norm": (str, "norm_placement", "Norm placement: pre, post, sandwich, res-post or none."),
+    "norm_kind": (str, "norm", "layernorm, rmsnorm, dyt or derf."),
+    "vocab_size": (int, "vocab_size", "Rows of the token table."),
+}
 
 
 def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
@@ -139,8 +138,12 @@ def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
         names: of the options, beside --set; default: all. other: options that are declared otherwise, by their names;
             None: the command has one of its own.
     """
-    chosen = {name: kind for name, kind in _NETWORK.items() if not names or name in (*names, "assignments")} | other
-    shared = {name: kind for name, kind in chosen.items() if kind is not None}
+    chosen: dict[str, Any] = {
+        name: Annotated[kind | None, typer.Option("--" + name.replace("_", "-"), help=words)]
+        for name, (kind, _, words) in _NETWORK.items()
+        if not names or name in names
+    }
+    shared = {name: kind for name, kind in (chosen | other).items() if kind is not None} | {"assignments": Set}
     options = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=k) for n, k in shared.items()]
 
     def decorated(command: Command) -> Command:
@@ -160,14 +163,11 @@ def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
 
 # Groups of options in --help; those of a command's own stand in front.
 PANELS = {
-    "Network": (
-        "layers", "d_model", "heads", "seq_len", "dropout", "activation", "norm", "norm_kind", "vocab_size",
-        "assignments",
-    ),
+    "Network": (*_NETWORK, "assignments"),
     "Initialisation": ("scheme", "option", "qk_scale", "random_init"),
     "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
     "Output": ("all_rows", "json_file", "plot", "report", "no_report", "out"),
-}  # fmt: skip
+}
 
 
 def usable(device: str) -> str:
@@ -187,26 +187,13 @@ def usable(device: str) -> str:
     return device
 
 
-_FIELDS = {
-    "layers": "n_layers",
-    "d_model": "d_model",
-    "heads": "n_heads",
-    "seq_len": "seq_len",
-    "dropout": "dropout",
-    "activation": "activation",
-    "norm": "norm_placement",
-    "norm_kind": "norm",
-    "vocab_size": "vocab_size",
-}
-
-
 def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
     """Fields of the architecture that the options change; an option that is None changes nothing.
 
     Raises:
         InputError: an assignment that is not FIELD=VALUE, or no field of an architecture.
     """
-    named = {_FIELDS[option]: value for option, value in options.items() if value is not None}
+    named = {_field(option): value for option, value in options.items() if value is not None}
     return _known(named | pairs(assignments, "--set"))
 
 
@@ -216,7 +203,11 @@ def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: no field of an architecture.
     """
-    return _known({_FIELDS.get(key.replace("-", "_"), key.replace("-", "_")): value for key, value in words.items()})
+    return _known({_field(key.replace("-", "_")): value for key, value in words.items()})
+
+
+def _field(name: str) -> str:
+    return _NETWORK[name][1] if name in _NETWORK else name
 
 
 def _known(changed: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +253,18 @@ def several(text: str | None, option: str) -> list[str] | None:
         if members.count(member) > 1:
             raise InputError(f"{option} {text!r:.80} has {member!r:.40} {members.count(member)} times; give it once")
     return members
+
+
+def several_schemes(text: str | None, option: list[str] | None = None) -> Sequence[str | None]:
+    """The names in --scheme, [None] where it is not given; with --option it may be one.
+
+    Raises:
+        InputError: several and --option, or as `several`.
+    """
+    names: Sequence[str | None] = several(text, "--scheme") or [None]
+    if len(names) > 1 and option:
+        raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, names))}")
+    return names
 
 
 FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp8-e5m2": "float8_e5m2"}

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,6 @@ from signalprop.files.storage import real_path, write_json
 
 if TYPE_CHECKING:
     from signalprop.report.html import Item
-    from signalprop.results.comparison import Comparison
     from signalprop.results.profile import Profile
 
 # Where `signalprop report` writes its page unless it is told.
@@ -59,33 +59,37 @@ def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
     for name in (json_file, plot):
         if name is None or str(name) == "-":
             continue
-        path = real_path(name)
-        if path.is_dir():
+        if real_path(name).is_dir():
             raise InputError(f"cannot write {name}: it is a directory")
-        if not path.parent.is_dir():
-            raise InputError(f"cannot write {name}: there is no directory {path.parent}")
-        if not os.access(path.parent, os.W_OK):
-            raise InputError(f"cannot write {name}: the directory {path.parent} is not writable")
+        check_parent(name)
+
+
+def check_parent(name: str | Path) -> None:
+    """Raise InputError where the directory that a file or directory is to be in is not there, or not writable."""
+    parent = real_path(name).parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write {name}: there is no directory {parent}")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"cannot write {name}: the directory {parent} is not writable")
 
 
 class File(NamedTuple):
     """A file or directory that a command was asked for: what it is called under the result, and what writes it."""
 
     label: str
-    path: str | Path | None
-    write: Callable[[], object]
+    path: Path | None
+    write: Callable[[Path], object]
 
 
-def picture(path: Path | None, result: Profile | Comparison | Sequence[Profile]) -> File:
-    """The picture of --plot."""
+def picture(path: Path | None, draw: Callable[[], Any], label: str = "plot") -> File:
+    """The picture of --plot; `draw` makes a matplotlib Figure."""
 
-    def draw() -> None:
-        from signalprop.report.plots import save_plot
+    def save(path: Path) -> None:
+        from signalprop.report.plots import save_figure
 
-        assert path is not None
-        save_plot(path, result)
+        save_figure(path, draw)
 
-    return File("plot", path, draw)
+    return File(label, path, save)
 
 
 class _Delivery:
@@ -153,9 +157,9 @@ def deliver(
         written.append(("json", json_file))
     if text:
         done.tried(show)
-    written += [(label, path) for label, path, write in files if path is not None and done.tried(write)]
+    written += [(f.label, p) for f in files if (p := f.path) is not None and done.tried(partial(f.write, p))]
     if text:
-        done.tried(lambda: _list(written))
+        done.tried(lambda: facts(*written))
     if page is not None:
         done.tried(lambda: _write_report(page, items()))
     for line in done.problems if failure is None else [*done.problems, failure]:
@@ -171,9 +175,10 @@ def note(line: str) -> None:
     print(f"signalprop: {as_line(line)}", file=sys.stderr)
 
 
-def _list(written: Sequence[tuple[str, str | Path]]) -> None:
-    for label, path in written:
-        echo(f"{label:<20}{path}")
+def facts(*lines: tuple[str, object]) -> None:
+    """Print what there is to say, a line each, under its name."""
+    for name, text in lines:
+        echo(f"{name:<20}{text}")
 
 
 def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:

@@ -40,4 +40,4 @@ def report(
 
     items = [item for source in sources for item in read(source).items()]
     write_report(out, items, title=title)
-    output.echo(f"{'report':<20}{out}")
+    output.facts(("report", out))

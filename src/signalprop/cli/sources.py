@@ -40,6 +40,11 @@ def is_gguf(source: str) -> bool:
     return source.lower().endswith(".gguf")
 
 
+def is_model(source: str) -> bool:
+    """Whether it names a model that is measured as it is, where it is not built with a scheme."""
+    return is_directory(source) or is_gguf(source)
+
+
 def parametrization(
     source: str,
     changed: dict[str, Any],

@@ -57,7 +57,7 @@ class Value(BaseModel):
         InputError: a bad or unknown field; one line that says what is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)
 
     def __init__(self, **data: Any) -> None:
         plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in data.items()}
@@ -87,11 +87,9 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
-    signature = inspect.signature(function)
-
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints = _hints(function, "torch.nn" in sys.modules)
+        signature, hints = _declared(function, "torch.nn" in sys.modules)
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -116,9 +114,10 @@ class _WithoutTorch:
 
 
 @functools.cache
-def _hints(function: Callable[..., Any], torch_is_there: bool) -> dict[str, Any]:
-    """Types by parameter. Of the names that a module imports for type checkers alone, `nn` is known."""
-    return get_type_hints(function, localns={"nn": sys.modules["torch.nn"] if torch_is_there else _WithoutTorch})
+def _declared(function: Callable[..., Any], torch_is_there: bool) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Signature, and types by parameter. Of the names that a module imports for type checkers alone, `nn` is known."""
+    nn = sys.modules["torch.nn"] if torch_is_there else _WithoutTorch
+    return inspect.signature(function), get_type_hints(function, localns={"nn": nn})
 
 
 _SEVERAL: dict[Any, Callable[[Any], Iterable[Any]]] = {

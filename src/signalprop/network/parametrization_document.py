@@ -44,7 +44,7 @@ UNSHAPED = Shaping()
 class SublayerRow(BaseModel):
     """A sublayer in the JSON form."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True, defer_build=True)
     index: int
     stack: Stack
     layer: int

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from signalprop.monitoring.coordinates import Coordinates
-from signalprop.report.plots import COLOURS, save_figure
-
-
-def save_coordinates(path: str | Path, found: Coordinates) -> None:
-    """Draw a coordinate check and write it, whole or not at all (png, svg, pdf).
-
-    Raises:
-        InputError: another format, or a file that cannot be written. MissingExtra: matplotlib is not installed.
-    """
-    save_figure(path, lambda: figure(found))
+from signalprop.report.plots import COLOURS
 
 
 def figure(found: Coordinates) -> Any:

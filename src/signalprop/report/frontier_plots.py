@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from signalprop.frontier import Cell, Frontier
-from signalprop.report.plots import COLOURS, save_figure
-
-
-def save_frontier(path: str | Path, found: Frontier) -> None:
-    """Draw a frontier and write it, whole or not at all (png, svg, pdf).
-
-    Raises:
-        InputError: another format, or a file that cannot be written. MissingExtra: matplotlib is not installed.
-    """
-    save_figure(path, lambda: figure(found))
+from signalprop.report.plots import COLOURS
 
 
 def figure(found: Frontier) -> Any:

@@ -87,9 +87,9 @@ def sweep(
                 see_only(opt.usable(device))
             run(grid, folder, jobs=jobs)
     except BaseException:  # what was done until an interruption
-        for write in writers(store_of(grid, runs.entries()), folder).values():
+        for path, write in writers(store_of(grid, runs.entries()), folder).items():
             with suppress(InputError, MissingExtra):
-                write()
+                write(path)
         raise
     store = store_of(grid, runs.entries())
     failed = store["failed"]
@@ -97,7 +97,7 @@ def sweep(
         None,
         lambda: store,
         lambda: output.echo(results_table(store)),
-        *(output.File(path.suffix.removeprefix("."), path, write) for path, write in writers(store, folder).items()),
+        *(output.File(path.suffix[1:], path, write) for path, write in writers(store, folder).items()),
         page=output.ReportFile(folder / "report.html", asked=False),
         items=lambda: [(grid.sweep.name, of_results(store, folder))],
         failure=f"{len(failed)} run{'s' * (len(failed) > 1)} failed; {failed[0]['cell']}: {failed[0]['error']}"

@@ -163,8 +163,7 @@ def _print(result: object, folder: Path) -> None:
         "folded": f"{folder / 'folded'}" if not result.folded else f"no: {result.folded}",
         "run": f"{folder}",
     }
-    for name, text in told.items():
-        output.echo(f"{name:<20}{text}")
+    output.facts(*told.items())
 
 
 def _nats(loss: float | None, status: str) -> str:

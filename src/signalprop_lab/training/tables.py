@@ -114,17 +114,17 @@ def as_parquet(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[], None]]:
+def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[Path], None]]:
     """What writes each file of a sweep's results into its directory; the stored value comes first.
 
     Raises (each of them):
         InputError: `out` cannot be written.
     """
     return {
-        out / "results.json": lambda: write_json(out / "results.json", store),
-        out / "results.csv": lambda: write_text(out / "results.csv", as_csv(store["rows"])),
-        out / "results.parquet": lambda: write_bytes(out / "results.parquet", as_parquet(store["rows"])),
-        out / "table.md": lambda: write_text(out / "table.md", page(store)),
+        out / "results.json": lambda path: write_json(path, store),
+        out / "results.csv": lambda path: write_text(path, as_csv(store["rows"])),
+        out / "results.parquet": lambda path: write_bytes(path, as_parquet(store["rows"])),
+        out / "table.md": lambda path: write_text(path, page(store)),
     }
 
 
