@@ -169,6 +169,25 @@ def test_tokenizers_larger_than_the_vocabulary(refused: Refused, copied: Path) -
     assert "vocabulary ends at 19" in refused("measure", str(copied), "--random-init")
 
 
+def test_advice_of_the_library_is_given_in_options(command: Command, refused: Refused, copied: Path) -> None:
+    """What the library calls `mapping=` is --mapping where a command has it; what none has is of Python."""
+
+    def becomes(**fields: object) -> None:
+        (copied / "config.json").write_text(json.dumps(fields))
+
+    becomes(model_type="time_series_transformer", architectures=["TimeSeriesTransformerModel"], prediction_length=4,
+            d_model=16, encoder_layers=1, decoder_layers=1)  # fmt: skip
+    for name, more in (("measure", "; here --inside PATH runs a part of the model by itself"), ("check", "")):
+        source = ["--random-init"] if name == "measure" else ["--fresh", "--scheme", "xavier"]
+        said = refused(name, str(copied), *source)
+        assert f"give arguments= (in Python{more}), the keyword arguments of the model's forward: what" in said
+    becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
+            num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
+    assert "give --mapping, which names the branches" in refused("measure", str(copied), "--random-init")
+    fast = ("--layers", "1", "--widths", "8,16", "--seeds", "2", "--steps", "2", "--optimizer", "sgd", "--lr", "1e30")
+    assert command("coordinates", "tgs", "--vocab-size", "50", *fast).err.endswith("; give a smaller --lr\n")
+
+
 def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # not by permissions, which a superuser has everywhere
     monkeypatch.setattr("os.access", lambda path, mode: False)

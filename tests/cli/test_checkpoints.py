@@ -141,7 +141,7 @@ class TestRefusals:
             (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
             (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),
             (["--scheme", "rezero", "--fold"], "layer 0 attention cannot be folded"),
-            (["--scheme", "rezero", "--mode", "absorbed"], "mode='gauge'"),
+            (["--scheme", "rezero", "--mode", "absorbed"], "use --mode gauge"),
             (["--scheme", "xavier", "--match-eps", "--mode", "absorbed"], "choose one of the two"),
             (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
         ],

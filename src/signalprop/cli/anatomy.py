@@ -79,29 +79,24 @@ def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
     """What every weight is, as far as that can be proved: as a JSON value, and in words."""
     from signalprop.attachment.found_roles import mapping_with_roles, roles_of
 
+    branches: list[dict[str, Any]] = []
+    lines: list[str] = []
     try:
         roles = roles_of(live)
-    except InputError as error:
-        why = str(error).partition(" only the stream is known: ")[2] or str(error)
-        return {"proved": False, "why": why}, [f"weights             not known: {why}"]
-    branches: list[dict[str, Any]] = [
-        {"branch": label, "why": one}
-        if isinstance(one, str)
-        else {"branch": label, "is": one.words, "error": one.error, **{r: path for r, (path, _) in one.weights.items()}}
-        for label, one in zip(roles.labels, roles.proof.branches, strict=True)
-    ]
-    known = [row for row in branches if "why" not in row]
-    largest = max((float(row["error"]) for row in known), default=0.0)
-    lines = [
-        f"weights proved      of {len(known)} of {len(branches)} branches, by replay in float64 (error {largest:.0e})"
-    ]
-    alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
-    lines += [f"  {n} x {what}" for what, n in alike.items()]
-    try:
+        for label, one in zip(roles.labels, roles.proof.branches, strict=True):
+            what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}
+            weights = {} if isinstance(one, str) else {role: path for role, (path, _) in one.weights.items()}
+            branches.append({"branch": label, **what, **weights})
+        known = [row for row in branches if "why" not in row]
+        largest = max((float(row["error"]) for row in known), default=0.0)
+        proved = f"of {len(known)} of {len(branches)} branches, by replay in float64 (error {largest:.0e})"
+        alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
+        lines = [f"weights proved      {proved}", *(f"  {n} x {what}" for what, n in alike.items())]
         a = mapping_with_roles(live, roles=roles).architecture
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
-        return {"proved": False, "why": why, "sublayers": branches}, [*lines, f"not predicted       {why}"]
+        found: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
+        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
     return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]

@@ -12,7 +12,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
-from signalprop.errors import as_line
+from signalprop.errors import InputError, as_line, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -134,8 +134,6 @@ def diagnose(
     Example:
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
-    from signalprop.errors import InputError
-
     if weights_only:
         read = {"--weights-only", "--json", *(_OF_SEVERAL if len(model) > 1 else ["--against", "--resume"])}
         if unread := [name for name in opt.given(context) if name not in read]:
@@ -155,22 +153,7 @@ def diagnose(
 
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
-    asked = Asked(
-        data=data,
-        field=field,
-        tokens=tokens,
-        seq_len=seq_len,
-        batch_size=batch_size,
-        seed=seed,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-        skip_first=skip_first,
-        expect=expect,
-        device=device,
-        audio=audio,
-        inside=inside,
-        mapping=mapping,
-    )
+    asked = Asked(**{name: context.params[name] for name in Asked._fields})
     removals = greedy if greedy or remove else None
     more = More(remove=removals, cast=formats_of(cast), task=task, prune=prune, save=save)
     check_options(source, asked, more, resume=resume)
@@ -255,25 +238,15 @@ def _diagnosed(
 
     with output.sections() as step:
         found = diagnosed(
-            subject.loaded.model,
-            subject.batches,
-            name=subject.loaded.name,
-            mapping=subject.mapping,
-            skip_first=asked.skip_first,
-            remove=remove,
-            cast=cast,
-            accuracy=accuracy,
-            expected=asked.expect or "",
-            kept=kept,
-            progress=step,
-        )
+            subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
+            skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy, expected=asked.expect or "",
+            kept=kept, progress=step,
+        )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
 
 
 def _kept(json_file: str | None, model: str, task: str | None, resume: bool) -> Kept:
     """Where removals and casts stay until the diagnosis is written."""
-    from signalprop.errors import require
-
     require("torch", "models")
     from signalprop.diagnosis.kept import Kept
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from signalprop.cli import options as opt
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """How models are read, and what they read."""
+    """How models are read, and what they read: options of `signalprop diagnose` by their names."""
 
     data: str | None
     field: str
@@ -68,8 +69,6 @@ def is_stored(source: str) -> bool:
 
 def check_options(source: str, asked: Asked, more: More, *, resume: bool) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
-    from signalprop.errors import InputError
-
     if more.save is not None and not (more.prune or more.remove):
         raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
     if more.prune and more.save is None:
@@ -144,7 +143,6 @@ def formats_of(names: list[str] | None) -> list[str]:
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
     from signalprop.diagnosis.tasks import harness, is_task_file, multiple_choice, read_task
-    from signalprop.errors import InputError
 
     if loaded.tokenizer is None:
         raise InputError("--task needs the model's tokenizer, and the checkpoint brings none")
@@ -162,8 +160,6 @@ def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) ->
     check_save(loaded.model, mapping, layers, target)
 
     def finish(found: Diagnosis) -> None:
-        from signalprop.errors import InputError
-
         chosen = layers
         if not chosen and found.removal is not None and found.removal.greedy:
             chosen = found.removal.greedy[-1].layers
@@ -180,8 +176,6 @@ def layers_of(text: str, n: int) -> tuple[int, ...]:
     Raises:
         InputError: not of that form, or no such layer.
     """
-    from signalprop.errors import InputError
-
     out: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

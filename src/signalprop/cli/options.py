@@ -43,14 +43,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the architecture, e.g. gated=true (repeatable)."),
 ]
+_INITIALISATION = (
+    "Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier for what "
+    "has none, as tgs)"
+)
 SchemeName = Annotated[
-    str | None,
-    typer.Option(
-        "--scheme",
-        autocompletion=schemes_that_begin,
-        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
-        "for what has none, as tgs).",
-    ),
+    str | None, typer.Option("--scheme", autocompletion=schemes_that_begin, help=f"{_INITIALISATION}.")
 ]
 SchemeNames = Annotated[
     str | None,
@@ -58,8 +56,7 @@ SchemeNames = Annotated[
         "--scheme",
         metavar="NAME[,NAME...]",
         autocompletion=schemes_that_begin,
-        help="Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier "
-        "for what has none, as tgs); several give one table.",
+        help=f"{_INITIALISATION}; several give one table.",
     ),
 ]
 WantedScheme = Annotated[

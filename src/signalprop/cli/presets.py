@@ -23,32 +23,21 @@ def presets(json_file: opt.Json = None) -> None:
     found = {name: Architecture.preset(name) for name in PRESETS}
     sizes = {name: count_parameters(architecture)["total"] for name, architecture in found.items()}
     active = {name: active_parameters(architecture) for name, architecture in found.items()}
+    listed = {
+        name: {
+            "parameters": sizes[name],
+            "active_parameters": active[name],
+            "architecture": a.model_dump(mode="json", exclude_defaults=True),
+        }
+        for name, a in found.items()
+    }
+
+    def millions(count: int) -> str:
+        return f"{count / 1e6:,.1f} M"
+
     rows = [
-        [
-            name,
-            network_in_words(a),
-            _millions(sizes[name]),
-            _millions(active[name]) if active[name] < sizes[name] else "",
-        ]
+        [name, network_in_words(a), millions(sizes[name]), millions(active[name]) * (active[name] < sizes[name])]
         for name, a in found.items()
     ]
-
-    def value() -> dict[str, object]:
-        listed = {
-            name: {
-                "parameters": sizes[name],
-                "active_parameters": active[name],
-                "architecture": a.model_dump(mode="json", exclude_defaults=True),
-            }
-            for name, a in found.items()
-        }
-        return {"schema": SCHEMA, "presets": listed}
-
-    def show() -> None:
-        output.echo(text_table(["preset", "network", "parameters", "active"], rows, left=2))
-
-    output.deliver(json_file, value, show)
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.1f} M"
+    table = text_table(["preset", "network", "parameters", "active"], rows, left=2)
+    output.deliver(json_file, lambda: {"schema": SCHEMA, "presets": listed}, lambda: output.echo(table))

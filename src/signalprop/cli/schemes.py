@@ -37,6 +37,7 @@ def schemes(
     Example:
       signalprop schemes deepscalelm --architecture bert-base --layers 48
     """
+    from signalprop.prediction import predict
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
@@ -54,26 +55,13 @@ def schemes(
         )
         return
     cls = type(scheme(name))
-    if architecture is not None:
-        _show_table(architecture, changed, name, option, json_file)
+    if architecture is not None:  # its table (as JSON a parametrization), and under the text what theory predicts
+        table = sources.parametrization(architecture, changed, name, option)
+        output.deliver(json_file, table.to_json, lambda: output.echo_profile(predict(table), lambda **_: str(table)))
         return
     item = _describe(cls)
     text = f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}"
     output.deliver(json_file, lambda: {"schema": SCHEMA, "schemes": {name: item}}, lambda: output.echo(text))
-
-
-def _show_table(
-    architecture: str, changed: dict[str, Any], name: str, option: list[str] | None, json_file: str | None
-) -> None:
-    """The scheme's table (as JSON a parametrization), and under the text what theory predicts."""
-    from signalprop.prediction import predict
-
-    table = sources.parametrization(architecture, changed, name, option)
-
-    def show() -> None:
-        output.echo_profile(predict(table), lambda **_: str(table))
-
-    output.deliver(json_file, table.to_json, show)
 
 
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:

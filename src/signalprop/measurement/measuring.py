@@ -337,11 +337,13 @@ def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None)
         return own
     if not isinstance(logits, Tensor):
         raise InputError(
-            "the model returns no logits and no loss; give loss=, a function of its output, or backward=False"
+            "the model returns no logits and no loss; give loss=, a function of its output, or backward=False "
+            "(--no-gradient)"
         )
     if not isinstance(batch, Batch):
         raise InputError(
-            "there are no labels for the loss; add `labels` to the arguments, or give loss= or backward=False"
+            "there are no labels for the loss; add `labels` to the arguments, or give loss= or backward=False "
+            "(--no-gradient)"
         )
     targets = torch.as_tensor(np.ascontiguousarray(batch.targets), device=logits.device)
     if logits.shape[:-1] != targets.shape:

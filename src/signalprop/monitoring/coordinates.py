@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -103,13 +103,7 @@ class Coordinates:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
-        return {
-            "schema": SCHEMA, "scheme": self.scheme, "optimizer": self.optimizer, "lr": self.lr, "steps": self.steps,
-            "seeds": self.seeds, "widths": list(self.widths), "tolerance": self.tolerance, "ok": self.ok,
-            "probes": [
-                {"name": c.name, "change": list(c.change), "slope": c.slope, "error": c.error} for c in self.probes
-            ],
-        }  # fmt: skip
+        return {"schema": SCHEMA, "ok": self.ok, **asdict(self)}
 
 
 @typed
