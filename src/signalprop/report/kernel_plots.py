@@ -14,10 +14,10 @@ import numpy as np
 from signalprop.errors import InputError, require
 from signalprop.kernels.trace import Trace
 from signalprop.network.moments import FloatArray
-from signalprop.report.plots import COLOURS
+from signalprop.report.html.kernels import Kernels, kernel_section, of_trace
+from signalprop.report.section_plots import sections_figure
 
 _PANEL = 1.55  # inches
-_DASHES = ("-", "--", ":")
 _MAP = "viridis"
 _LOWEST = 1e-16  # of 1 - cosine on a logarithmic axis: below is rounding
 
@@ -58,52 +58,10 @@ def heat_maps(traces: Mapping[str, Trace], *, at: Sequence[int] | None = None, t
     return canvas
 
 
-def curves(traces: Mapping[str, Trace], *, title: str | None = None) -> Any:
-    """A matplotlib Figure with four panels over depth: alikeness, effective rank, raw diagonal, gradient.
-
-    Alikeness is the mean of 1 - cosine; an axis is logarithmic where curves span more than a factor of 30. Bands, of up
-    to three traces, are the range over positions (diagonal, gradient), or one standard deviation over sequences.
-    """
-    require("matplotlib", "report")
-    from matplotlib.figure import Figure
-
-    if not traces:
-        raise InputError("there is nothing to draw; give at least one trace")
-    canvas = Figure(figsize=(11, 7.5), dpi=90, layout="constrained")
-    if title:
-        canvas.suptitle(title, fontsize=11)
-    panels = canvas.subplots(2, 2)
-    bands = len(traces) <= 3
-    for number, (name, item) in enumerate(traces.items()):
-        x = np.arange(len(item.forward.distance), dtype=np.float64)
-        style: dict[str, Any] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": _DASHES[number // len(COLOURS) % len(_DASHES)],
-            "linewidth": 1.7,
-            "label": name,
-        }
-        forward, sd = item.forward, item.forward_sd if bands else None
-        _line(panels[0, 0], x, np.maximum(forward.distance, _LOWEST), None if sd is None else sd["distance"], style)
-        known = np.isfinite(forward.effective_rank)
-        _line(
-            panels[0, 1], x[known], forward.effective_rank[known], None if sd is None else sd["effective_rank"][known],
-            style,
-        )  # fmt: skip
-        _range(panels[1, 0], x, forward.diagonal_mean, forward.diagonal_min, forward.diagonal_max, style, bands)
-        if item.gradient is not None:
-            gradient = item.gradient
-            _range(panels[1, 1], x, gradient.diagonal_mean, gradient.diagonal_min, gradient.diagonal_max, style, bands)
-    over = "mean and range over positions" if bands else "mean over positions"
-    names = ("Mean of 1 − cosine of two positions", "Effective rank of the normalised kernel")
-    more = (f"Raw diagonal: {over}", f"Diagonal of the gradient kernel (top = 1): {over}")
-    for panel, words in zip(panels.flat, (*names, *more), strict=True):
-        panel.set_title(words, fontsize=10.5)
-        panel.set_xlabel("depth", fontsize=9)
-        panel.grid(alpha=0.3, linewidth=0.6)
-        _scaled(panel)
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    canvas.legend(handles, labels, fontsize=9, ncols=min(4, len(labels)), loc="outside lower center")
-    return canvas
+def curves(traces: Mapping[str, Trace]) -> Any:
+    """A matplotlib Figure of the numbers over depth, as the page of kernels draws them."""
+    section = kernel_section({name: Kernels(of_trace(item).curves) for name, item in traces.items()})
+    return sections_figure([section], section["title"])
 
 
 def _common(traces: Mapping[str, Trace], at: Sequence[int] | None) -> list[int]:
@@ -152,31 +110,3 @@ def _wrapped(name: str) -> str:
         else:
             lines[-1] = f"{lines[-1]} {word}".strip()
     return "\n".join(lines)
-
-
-def _line(panel: Any, x: FloatArray, y: FloatArray, sd: FloatArray | None, style: dict[str, Any]) -> None:
-    panel.plot(x, y, **style)
-    if sd is not None:
-        low = np.maximum(y - sd, 0.1 * y)  # a band that reaches 0 has no place on a logarithmic axis
-        panel.fill_between(x, low, y + sd, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _range(
-    panel: Any, x: FloatArray, y: FloatArray, low: FloatArray, high: FloatArray, style: dict[str, Any], band: bool
-) -> None:
-    if not np.isfinite(y).all() or not (y > 0).all():
-        return
-    panel.plot(x, y, **style)
-    if band:
-        panel.fill_between(x, low, high, color=style["color"], alpha=0.12, linewidth=0)
-
-
-def _scaled(panel: Any) -> None:
-    """A logarithmic axis where the curves span more than a factor of 30."""
-    values = np.concatenate([line.get_ydata() for line in panel.get_lines()] or [np.ones(1)])
-    positive = values[np.isfinite(values) & (values > 0)]
-    if positive.size and positive.max() > 30 * positive.min():
-        panel.set_yscale("log")
-        panel.set_ylim(positive.min() / 1.5, positive.max() * 1.5)
-    else:
-        panel.set_ylim(bottom=0)

@@ -39,22 +39,31 @@ def sections_figure(sections: Sequence[Block], title: str) -> Any:
 
 
 def _chart(axis: Any, chart: Block, section: Block) -> None:
-    axis.set_ylabel(chart["y"], fontsize=8)
-    values = np.concatenate([numbers(series["y"]) for series in chart["series"]])
+    log = chart["scale"] == "log"
+    exponents = log and any("log10" in series for series in chart["series"])  # beyond the range of numbers
+    axis.set_ylabel(chart["y"] + ", power of ten" * exponents, fontsize=8)
+    drawn = []
     for series in chart["series"]:
         x, y = numbers(section["places"][series["place"]]["x"]), numbers(series["y"])
         style = _style(section, series["group"], series["source"])
-        axis.errorbar(x, y, yerr=numbers(series["error"]) if "error" in series else None, **style)
-        if "low" in series:
-            band = (numbers(series[side]) for side in ("low", "high"))
-            axis.fill_between(x, *band, color=style["color"], alpha=0.15, linewidth=0)
+        if exponents:
+            y = numbers(series["log10"]) if "log10" in series else np.log10(y)
+        axis.errorbar(x, y, yerr=numbers(series["error"]) if "error" in series and not exponents else None, **style)
+        if "low" in series and not exponents:
+            low, high = (numbers(series[side]) for side in ("low", "high"))
+            low = np.maximum(low, y * y / high) if log else low  # one that reaches 0 goes as far down as up
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        drawn.append(y)
+    values = np.concatenate(drawn)
     for mark in chart["marks"]:
         axis.axvline(mark["x"], color="#555555", linestyle=":", linewidth=0.8)
     if chart["ticks"]:
         at, names = zip(*chart["ticks"], strict=True)
         axis.set_xticks(at, names, rotation=90 if len(names) > 4 else 0)
     positive = values[values > 0]
-    if chart["scale"] == "log" and positive.size:
+    if exponents:
+        return
+    if log and positive.size:
         logarithmic(axis, float(np.log10(positive.max() / positive.min())))
     elif chart["scale"] == "signed":
         axis.axhline(0, color="grey", linewidth=0.6)

@@ -146,9 +146,12 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
 LARGE_Z, SMALL_ERROR = 2.0, 0.02
 
 
-def agreement_table(comparison: Comparison) -> str:
-    """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
-    rows = [
+AGREEMENT = ("R² (log)", "median error", "95th pct", "mean", "measured ± se", "rms z")
+
+
+def agreement_rows(comparison: Comparison) -> list[list[str]]:
+    """Of every quantity its name, and what stands under `AGREEMENT`."""
+    return [
         [
             item.quantity,
             "-" if item.r_squared is None else f"{item.r_squared:.4f}",
@@ -160,8 +163,12 @@ def agreement_table(comparison: Comparison) -> str:
         ]
         for item in comparison.agreements
     ]
-    header = ["agreement", "R² (log)", "median error", "95th pct", "mean", "measured ± se", "rms z"]
-    return f"{text_table(header, rows)}\n\n{agreement_in_words(comparison)}"
+
+
+def agreement_table(comparison: Comparison) -> str:
+    """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
+    table = text_table(["agreement", *AGREEMENT], agreement_rows(comparison))
+    return f"{table}\n\n{agreement_in_words(comparison)}"
 
 
 def agreement_in_words(comparison: Comparison) -> str:

@@ -62,15 +62,17 @@ def series(
     return out
 
 
-def log_series(group: int, source: int, at: int, logs: ArrayLike, *, relative: ArrayLike | None = None) -> Block:
-    """One curve of a positive quantity from its natural logarithm, with relative standard errors.
+def log_series(
+    group: int, source: int, at: int, logs: ArrayLike, *, relative: ArrayLike | None = None, **ends: ArrayLike
+) -> Block:
+    """One curve of a positive quantity from its natural logarithm, with relative standard errors, or `low` and `high`.
 
     Where the quantity leaves the range of numbers, `log10` says what it is; -inf is 0, NaN a gap.
     """
     logs = np.asarray(logs, np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         y = np.exp(logs)
-        out = series(group, source, at, y, error=None if relative is None else np.asarray(relative) * y)
+        out = series(group, source, at, y, error=None if relative is None else np.asarray(relative) * y, **ends)
     extreme = np.isfinite(logs) & ~((y > _SMALLEST) & (y < _LARGEST))
     if extreme.any():
         out["log10"] = rounded(logs / _DECADE)

@@ -23,6 +23,8 @@ from signalprop.results.text import number
 
 SCHEMA = "signalprop/kernel/1"
 Number = float | None
+_BANDS, _SAID = 3, " Bands: the range over positions."
+_ENDS = (("low", "diagonal_min"), ("high", "diagonal_max"))
 _CURE = "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
 _LOWEST = 1e-16  # of 1 - cosine on a logarithmic axis: below is rounding
 
@@ -128,25 +130,36 @@ def _depths(item: Kernels) -> Block:
 
 
 def _charts(items: Mapping[str, Kernels]) -> list[Block]:
+    """Bands, of few networks: one standard deviation over sequences, or the range over positions."""
     shown = [(k, item.curves) for k, item in enumerate(items.values()) if item.curves is not None]
+    bands = len(shown) <= _BANDS
 
     def curves(name: str, floor: float = 0.0) -> list[Block]:
-        columns = [(k, blocks.numbers(c.forward.get(name, ()))) for k, c in shown]
-        return [blocks.series(k, 0, k, np.maximum(y, floor)) for k, y in columns if np.isfinite(y).any()]
+        out = []
+        for k, c in shown:
+            y = np.maximum(blocks.numbers(c.forward.get(name, ())), floor)
+            sd = c.forward.get(f"{name}_sd") if bands else None
+            low, high = (None, None) if sd is None else (y - blocks.numbers(sd), y + blocks.numbers(sd))
+            if np.isfinite(y).any():
+                out.append(blocks.series(k, 0, k, y, low=low, high=high))
+        return out
 
     diagonals = [
-        blocks.log_series(k, source, k, blocks.numbers(columns["log_diagonal"]))
+        blocks.log_series(
+            k, source, k, blocks.numbers(columns["log_diagonal"]),
+            **{side: blocks.numbers(columns[name]) for side, name in _ENDS if bands and name in columns},
+        )
         for k, c in shown
         for source, columns in enumerate((c.forward, c.gradient or {}))
         if "log_diagonal" in columns
-    ]
+    ]  # fmt: skip
     made = [
         blocks.chart("kernel-distance", "How far apart tokens are", curves("distance", _LOWEST), x="depth",
                      y="1 - mean cosine", scale="log"),
         blocks.chart("kernel-cosine", "Mean cosine of two tokens", curves("mean_cosine"), x="depth", y="cosine"),
         blocks.chart("kernel-rank", "Effective rank", curves("effective_rank"), x="depth", y="tokens", scale="log"),
         blocks.chart("kernel-diagonal", "Mean diagonal of the raw kernel", diagonals, x="depth", y="mean diagonal",
-                     scale="log", caption="The gradient's is relative to that at the top."),
+                     scale="log", caption=f"The gradient's is relative to that at the top.{_SAID * bands}"),
     ]  # fmt: skip
     return [item for item in made if item["series"]]
 

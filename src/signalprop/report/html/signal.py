@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
+from signalprop.network.inputs import IntArray
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
@@ -21,11 +22,11 @@ from signalprop.report.html.curves import SOURCE_WORDS, Curve, curves_of, title_
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.html.signal_cards import agreement_findings, name_of_warning, signal_findings
 from signalprop.report.plots import depths
-from signalprop.report.tables import variance
+from signalprop.report.tables import AGREEMENT, agreement_rows, variance
 from signalprop.results import comparison, profile
 from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
-from signalprop.results.text import depth_in_words, number, percent
+from signalprop.results.text import depth_in_words, number
 
 # --- charts ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
     forward, gradient, correlation, sensitivity = [], [], [], []
     for curve, k in zip(curves, at, strict=True):
         p, ids = curve.profile, (groups.index(curve.group), sources.index(curve.source), k)
-        gap = _borders(p)
+        gap, starts = _borders(p), layer_starts(layout(p.architecture))
         stream = p.forward["stream_out"]
         forward.append(_log(ids, gap, stream.log_variance, _first(stream.variance_se, stream.variance_sd)))
         if p.gradient is not None:
@@ -110,7 +111,7 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
         )
         with np.errstate(divide="ignore"):
             logs = np.log(p.layer_sensitivities)
-        sensitivity.append(blocks.log_series(*ids[:2], k + 1, _split(logs, _layer_borders(p))))
+        sensitivity.append(blocks.log_series(*ids[:2], k + 1, _split(logs, _borders(p, starts))))
     lowest = min((float(c.profile.forward["stream_out"].token_correlation.min()) for c in curves), default=0.0)
     marks = _marks(curves)
     made = [
@@ -145,14 +146,9 @@ def _scale(logs: Sequence[FloatArray]) -> Any:
     return "log" if known.size and float(np.ptp(known)) > math.log(10) else "linear"
 
 
-def _borders(p: Profile) -> list[int]:
-    """Where a stack begins that is not the first: a line has a gap there."""
-    return [int(i) + 1 for i in np.flatnonzero(np.diff(layout(p.architecture).stack))]
-
-
-def _layer_borders(p: Profile) -> list[int]:
-    rows = layout(p.architecture)
-    return [int(i) + 1 for i in np.flatnonzero(np.diff(rows.stack[layer_starts(rows)]))]
+def _borders(p: Profile, rows: Any = slice(None)) -> list[int]:
+    """Where, of these sublayers, a stack begins that is not the first: a line has a gap there."""
+    return [int(i) + 1 for i in np.flatnonzero(np.diff(layout(p.architecture).stack[rows]))]
 
 
 def _split(values: ArrayLike, gap: list[int]) -> FloatArray:
@@ -168,34 +164,24 @@ def places_of(curves: Sequence[Curve]) -> tuple[list[Block], list[int]]:
         key = curve.profile.architecture.model_dump_json(include={"kind", "n_layers", "n_decoder_layers", "parallel"})
         if key not in known:
             known[key] = len(places)
-            places += [_sublayers(curve.profile), _layers(curve.profile)]
+            p, starts = curve.profile, layer_starts(layout(curve.profile.architecture))
+            every = range(p.n_sublayers)
+            places += [_place(p, every, depths(p), kinds=True), _place(p, starts, np.arange(1.0, len(starts) + 1))]
         at.append(known[key])
     return places, at
 
 
-def _sublayers(p: Profile) -> Block:
-    rows, gap = layout(p.architecture), _borders(p)
+def _place(p: Profile, sublayers: Sequence[int] | IntArray, x: FloatArray, *, kinds: bool = False) -> Block:
+    """Where these sublayers lie, by the names of their layers and, if asked, of their kinds."""
+    rows, gap = layout(p.architecture), _borders(p, sublayers)
     both = p.architecture.kind == "encoder-decoder"
     names = [
-        f"{STACKS[stack] + ' ' if both else ''}layer {layer}, {kind_of(rows, i).words}"
-        for i, (stack, layer) in enumerate(zip(rows.stack, rows.layer, strict=True))
+        f"{STACKS[rows.stack[i]]} " * both + f"layer {rows.layer[i]}" + f", {kind_of(rows, i).words}" * kinds
+        for i in sublayers
     ]
     for offset, i in enumerate(gap):
         names.insert(i + offset, "")
-    return blocks.place(_split(depths(p), gap), names)
-
-
-def _layers(p: Profile) -> Block:
-    rows, gap = layout(p.architecture), _layer_borders(p)
-    starts = layer_starts(rows)
-    both = p.architecture.kind == "encoder-decoder"
-    names = [
-        f"{STACKS[stack] + ' ' if both else ''}layer {layer}"
-        for stack, layer in zip(rows.stack[starts], rows.layer[starts], strict=True)
-    ]
-    for offset, i in enumerate(gap):
-        names.insert(i + offset, "")
-    return blocks.place(_split(np.arange(1.0, len(starts) + 1), gap), names)
+    return blocks.place(_split(x, gap), names)
 
 
 def _marks(curves: Sequence[Curve]) -> list[Block]:
@@ -209,16 +195,8 @@ def _marks(curves: Sequence[Curve]) -> list[Block]:
 def agreement_block(items: Mapping[str, Comparison], curves: Sequence[Curve]) -> Block | None:
     """How well predictions and measurements agree, one line per quantity."""
     labels = {id(curve.profile): curve.group for curve in curves}
-    rows = [
-        [
-            labels[id(item.predicted)], a.quantity, "-" if a.r_squared is None else f"{a.r_squared:.4f}",
-            percent(a.median), percent(a.percentile_95), f"{100 * a.signed:+.1f} %", percent(a.standard_error),
-            "-" if a.z is None else f"{a.z:.1f}",
-        ]
-        for item in items.values()
-        for a in item.agreements
-    ]  # fmt: skip
-    header = ["scheme", "quantity", "R² (log)", "median error", "95th percentile", "mean", "measured ± se", "rms z"]
+    rows = [[labels[id(item.predicted)], *row] for item in items.values() for row in agreement_rows(item)]
+    header = ["scheme", "quantity", *AGREEMENT]
     caption = (
         "Errors over sublayers: ln of the ratio; of a correlation the difference, over at least 0.1. z: over what "
         "networks of this width scatter by, about 1 where nothing else is left."
