@@ -6,7 +6,8 @@ are refused. Code that a checkpoint brings is run where that is asked for and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -113,17 +114,12 @@ def read_model(
         if random_init:
             initialize(applied, seed=seed)
         return applied
-    # Libraries raise errors of many kinds, some of their own, on files that are not what they should be.
-    try:
+    with _told(f"cannot read a configuration from {place}", place):
         config = checkpoint_loading.configuration(place, **trust)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(_why(f"cannot read a configuration from {place}", place, error)) from None
     cls = _class_of(config, place, trust_remote_code)
     if not random_init and isinstance(place, Path):
         _refuse_pickles(place, hint)
-    try:
+    with _told(f"cannot load the model in {place}", place, "" if random_init else hint):
         if random_init:
             torch.manual_seed(seed)
             fresh: nn.Module = checkpoint_loading.fresh(cls, config, **trust)
@@ -135,11 +131,6 @@ def read_model(
         if missing and _only_head(loaded, missing):
             loaded, found = checkpoint_loading.pretrained(transformers.AutoModel, place, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
-    except InputError as error:
-        raise InputError(f"{error}{f'; {hint}' if hint and not random_init else ''}") from None
-    except Exception as error:
-        hint = "" if random_init else f"; {hint}" if hint else ""
-        raise InputError(_why(f"cannot load the model in {place}", place, error) + hint) from None
     kept = getattr(config, _dtype_option(transformers.__version__), None)
     if kept is not None:  # what the checkpoint has; transformers writes what was asked for
         setattr(loaded.config, _dtype_option(transformers.__version__), kept)
@@ -159,13 +150,9 @@ def read_structure(source: str | Path) -> nn.Module:
     """
     _transformers()
     place = _place(source)
-    try:
+    with _told(f"cannot read a configuration from {place}", place):
         config = checkpoint_loading.configuration(place)
         model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place, False), config)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(_why(f"cannot read a configuration from {place}", place, error)) from None
     return model.eval()
 
 
@@ -229,12 +216,8 @@ def _gguf(path: Path, dtype: Precision) -> nn.Module:
     transformers = _transformers()
     require("gguf", "diagnose")
     options = {_dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
-    try:
+    with _told(f"cannot load the model in {path}", path):
         model = checkpoint_loading.gguf_model(path, **options)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"cannot load the model in {path}: {first_line(error)}") from None
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -311,6 +294,16 @@ def _refuse_pickles(folder: Path, hint: str) -> None:
             f"cannot load the model in {folder}: its weights are pickled ({pickled[0]}), which can run any code as "
             f"they load; {hint or 'save them as safetensors first, where you trust them'}"
         )
+
+
+@contextmanager
+def _told(what: str, place: str | Path, hint: str = "") -> Iterator[None]:
+    """One line for whatever libraries raise on files that are not what they should be; `hint`: what to do instead."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, InputError) else _why(what, place, error)
+        raise InputError(f"{said}; {hint}" if hint else said) from None
 
 
 def _why(what: str, place: str | Path, error: Exception) -> str:

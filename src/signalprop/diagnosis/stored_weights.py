@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.number_counts import CASTS, QUANTILES, Statistics, statistics, values_of
-from signalprop.diagnosis.result import Number, number
+from signalprop.diagnosis.result import Number, known, number
 from signalprop.diagnosis.weight_names import Place, Places, places_of
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
@@ -145,19 +145,19 @@ class StoredWeights(Value):
         return {"schema": SCHEMA, **finite(self.model_dump(mode="json"))}
 
 
-class _Difference(NamedTuple):
+class Difference(Value):
     """Of two tensors: sums of squares of the difference and of the other one; whether they are equal bit by bit."""
 
-    moved: float
-    size: float
+    moved: Number
+    size: Number
     equal: bool
 
 
 class _Part(Value):
-    """What is kept of some tensors: their rows, and the `_Difference` of those that are in both."""
+    """What is kept of some tensors: their rows, and the differences of those that are in both, by name."""
 
     rows: tuple[TensorWeights, ...]
-    differences: dict[str, tuple[Number, Number, bool]]
+    differences: dict[str, Difference]
 
 
 def read_weights(
@@ -196,13 +196,12 @@ def read_weights(
     if kept is not None:
         kept.begin(files={str(path): _age(path) for path in sorted({t.path for t in (*stored, *there.values())})})
     rows: list[TensorWeights] = []
-    differences: dict[str, _Difference] = {}
+    differences: dict[str, Difference] = {}
     for part in parts:
         read = partial(_read, part, places, there, both, seen)
         found = result_of(kept, ["tensors", part[0].name, len(part)], _Part, read)
         rows += found.rows
-        for name, (moved, size, equal) in found.differences.items():
-            differences[name] = _Difference(_float(moved), _float(size), equal)
+        differences |= found.differences
 
     return StoredWeights(
         model=str(source),
@@ -246,13 +245,9 @@ def _read(
         if tensor.name in both:
             moved = difference(tensor, there[tensor.name], seen)
             row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
-            differences[tensor.name] = (number(moved.moved), number(moved.size), moved.equal)
+            differences[tensor.name] = moved
         rows.append(row)
     return _Part(rows=tuple(rows), differences=differences)
-
-
-def _float(value: Number) -> float:
-    return math.nan if value is None else value
 
 
 def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
@@ -288,7 +283,7 @@ def _row(tensor: StoredTensor, place: Place, s: Statistics) -> TensorWeights:
     )
 
 
-def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], None] | None = None) -> _Difference:
+def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], None] | None = None) -> Difference:
     """What has changed from `other` to `tensor`, which are of one shape, in one pass over both."""
     moved = size = 0.0
     equal = tensor.dtype == other.dtype
@@ -302,16 +297,18 @@ def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], 
             if not equal:
                 before -= values_of(here, tensor.dtype)
                 moved += float(before @ before)
-    return _Difference(moved, size, equal)
+    return Difference(moved=number(moved), size=number(size), equal=equal)
 
 
-def _relative(found: Iterable[_Difference]) -> Number:
+def _relative(found: Sequence[Difference]) -> Number:
     """Norm of the difference over the norm of the other side."""
-    moved, size = (sum(part) for part in zip(*((d.moved, d.size) for d in found), strict=True))
-    return number(math.sqrt(moved / size)) if size > 0 else 0.0 if moved == 0 else None
+    moved, size = known(d.moved for d in found), known(d.size for d in found)
+    if len(moved) < len(found) or len(size) < len(found):
+        return None
+    return number(math.sqrt(sum(moved) / sum(size))) if sum(size) > 0 else 0.0 if sum(moved) == 0 else None
 
 
-def _by_role(rows: list[TensorWeights], differences: Mapping[str, _Difference]) -> tuple[RoleWeights, ...]:
+def _by_role(rows: list[TensorWeights], differences: Mapping[str, Difference]) -> tuple[RoleWeights, ...]:
     def key(row: TensorWeights) -> tuple[str, str]:
         return row.stack or "", row.role
 
