@@ -68,17 +68,18 @@ class HeadSums:
         moments = torch.einsum("thi,thj->hij", wide, wide).cpu()
         self.outputs = moments if self.outputs is None else self.outputs + moments
 
-    def score_std(self) -> Numbers:
-        """Root of the mean variance of scores along a row."""
-        return tuple(number(math.sqrt(max(v, 0.0) / self.rows)) for v in self.variance) if self.rows else ()
+    def told(self) -> dict[str, Numbers]:
+        """By field of a `LayerSignal`, per head.
 
-    def relative_entropy(self) -> Numbers:
-        """Mean entropy of a row of attention weights over that of equal weights."""
-        return tuple(number(float(v) / self.rows) for v in self.entropy) if self.rows else ()
-
-    def largest_score(self) -> Numbers:
-        """Largest score: what QK-clip holds below a threshold (Kimi K2, 2025, section 2.1)."""
-        return tuple(number(float(v)) for v in self.largest) if self.rows else ()
+        score_std: root of the mean variance of scores along a row. largest_score: what QK-clip holds below a threshold
+        (Kimi K2, 2025, section 2.1). entropy: mean entropy of a row of weights over that of equal weights.
+        """
+        columns = {
+            "score_std": np.sqrt(np.maximum(self.variance, 0.0) / max(self.rows, 1.0)),
+            "largest_score": self.largest,
+            "entropy": self.entropy / max(self.rows, 1.0),
+        }
+        return {name: tuple(number(v) for v in column) if self.rows else () for name, column in columns.items()}
 
     def shares(self, row: AttachedRow) -> Numbers:
         """What each head adds after the output map, squared, over the sum of that over heads."""

@@ -126,11 +126,11 @@ def read_model(
             return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
         options: dict[str, Any] = {"output_loading_info": True, _dtype_option(transformers.__version__): dtype}
         loaded: nn.Module
-        loaded, found = checkpoint_loading.pretrained(cls, place, **trust, **options)
-        missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
-        if missing and _only_head(loaded, missing):
-            loaded, found = checkpoint_loading.pretrained(transformers.AutoModel, place, **trust, **options)
+        for tried in (cls, transformers.AutoModel):
+            loaded, found = checkpoint_loading.pretrained(tried, place, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
+            if not missing or not _only_head(loaded, missing):
+                break
     kept = getattr(config, _dtype_option(transformers.__version__), None)
     if kept is not None:  # what the checkpoint has; transformers writes what was asked for
         setattr(loaded.config, _dtype_option(transformers.__version__), kept)

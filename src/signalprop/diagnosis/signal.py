@@ -232,9 +232,7 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
         gradient=None if gradients is None else number(float(gradients[rows[-1]])),
         outlier=number(leave.largest / scale) if scale else None,
         first_outlier=number(leave.first_largest / scale) if scale and first else None,
-        score_std=heads.score_std(),
-        largest_score=heads.largest_score(),
-        entropy=heads.relative_entropy(),
+        **heads.told(),
         head_share=heads.shares(seen.attached.rows[attention]) if attention >= 0 else (),
         norm_factor=tuple(number(float(np.mean(seen.factors[i]))) if i in seen.factors else None for i in rows),
     )

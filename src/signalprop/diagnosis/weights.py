@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,8 @@ from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import ROLES, STACKS, roles_of
-from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
+from signalprop.theory.bounds import nearness
 
 
 def live_weights(
@@ -42,23 +42,20 @@ def live_weights(
     if any(std is None for w in found for std in w.std.values()):
         return tuple(found), ("no prediction: some weights are not finite",)
     try:
-        variance, gradient, distance, notes = _predicted(parametrization_of(attached), inputs, length)
+        p = parametrization_of(attached)
+        if length is not None and p.architecture.kind != "encoder-decoder" and length != p.architecture.seq_len:
+            p = replace(p, architecture=p.architecture.replace(seq_len=length))
+        profile = predict(p, inputs)
     except InputError as error:
         return tuple(found), (f"no prediction: {error}",)
     ends = [group[-1] for group in layers]
-    return (
-        tuple(
-            w.model_copy(
-                update={
-                    "predicted_variance": number(variance[end]),
-                    "predicted_gradient": None if gradient is None else number(gradient[end]),
-                    "identity": None if distance is None else number(distance[k]),
-                }
-            )
-            for k, (w, end) in enumerate(zip(found, ends, strict=True))
-        ),
-        notes,
-    )
+    columns = {"predicted_variance": profile.forward["stream_out"].variance[ends]}
+    if profile.gradient is not None:
+        columns["predicted_gradient"] = profile.gradient["stream_out"].variance[ends]
+    with suppress(InputError):
+        columns["identity"] = nearness(p, profile).identity_distance
+    told = [{name: number(column[k]) for name, column in columns.items()} for k in range(len(found))]
+    return tuple(w.model_copy(update=update) for w, update in zip(found, told, strict=True)), profile.notes
 
 
 def _gain(row: AttachedRow, offset: float) -> Number:
@@ -84,20 +81,3 @@ def _stds(attached: Attached) -> list[dict[str, Any]]:
                 found[f"{prefix}{role}"] = number(float(weight.float().square().mean(dtype=torch.float64).sqrt()))
         out.append({f"{prefix}{role}": found[f"{prefix}{role}"] for role in ROLES if f"{prefix}{role}" in found})
     return out
-
-
-def _predicted(
-    p: Parametrization, inputs: InputStatistics | None, length: int | None
-) -> tuple[FloatArray, FloatArray | None, FloatArray | None, tuple[str, ...]]:
-    """(stream variance, relative gradient variance after every sublayer, |J - I| of every layer, notes)."""
-    from signalprop.theory.bounds import nearness
-
-    if length is not None and p.architecture.kind != "encoder-decoder" and length != p.architecture.seq_len:
-        p = replace(p, architecture=p.architecture.replace(seq_len=length))
-    profile = predict(p, inputs)
-    gradient = None if profile.gradient is None else profile.gradient["stream_out"].variance
-    try:
-        distance = nearness(p, profile).identity_distance
-    except InputError:
-        distance = None
-    return profile.forward["stream_out"].variance, gradient, distance, profile.notes

@@ -78,7 +78,7 @@ def _attention(attached: Attached, batch: Batch, skip_first: int, mesh: Any) -> 
         if kept is not None:
             kept()
     found = [_heads(watch, rows) for rows in groups(attached.layout)]
-    columns = [[heads.score_std(), heads.largest_score(), heads.relative_entropy()] for heads in found]
+    columns = [list(heads.told().values()) for heads in found]
     return _of_heads(columns, mesh, mapping.architecture.n_heads)
 
 

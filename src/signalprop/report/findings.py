@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,13 +119,18 @@ def factor(sd: float) -> str:
 
 
 class Warned(NamedTuple):
-    """One warning: what (and a short name of it), how sure, what to do, and the page that explains it."""
+    """One warning: what, how sure, what to do, and the page that explains it. name: what, in two words."""
 
     kind: str
     text: str
     sure: str
     advice: str
-    page: str
+    page: str = "what-would-cure-it"
+
+    @property
+    def name(self) -> str:
+        """Less the article."""
+        return self.kind.removeprefix("the ")
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}; {self.sure}; {self.advice} ({PAGE}{self.page})"
@@ -169,7 +174,7 @@ def known_good() -> dict[str, dict[str, Any]]:
 
 def as_known(profile: Profile) -> list[str]:
     """A line on a gradient that is far from even, but no farther than in models that are known to train."""
-    if profile.gradient is None or _gradient(profile):
+    if profile.gradient is None or any(_gradient(profile)):
         return []
     total, parts = float(profile.gradient["stream_in"].log_variance[0]), halves(profile)
     if total <= math.log(GRADIENT_RATIO):
@@ -197,10 +202,11 @@ def warnings(profile: Profile, step: int | None = None) -> list[str]:
     Args:
         step: of training, where it is not a network at its start.
     """
-    return [str(item) for item in _warned(profile, step)]
+    return [str(item) for item in warned(profile, step)]
 
 
-def _warned(profile: Profile, step: int | None = None) -> list[Warned]:
+def warned(profile: Profile, step: int | None = None) -> list[Warned]:
+    """The same with their parts."""
     return [*_gradient(profile), *_growth(profile), *_collapse(profile, step), *_overflow(profile)]
 
 
@@ -208,102 +214,89 @@ def overview(profiles: Sequence[Profile]) -> str:
     """One line per profile: the stream's variance from bottom to top, token correlation there, gradient, verdict."""
     rows = []
     for p in profiles:
-        stream, kinds = p.forward["stream_out"], dict.fromkeys(item.kind for item in _warned(p))
+        stream, names = p.forward["stream_out"], dict.fromkeys(item.name for item in warned(p))
         rows.append([
             p.scheme,
             depth_in_words([p.architecture]).removesuffix(" layers"),
             f"{number(p.input.get('variance'))} -> {variance(stream, -1)}",
             f"{stream.token_correlation[-1]:.4f}",
             "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
-            ", ".join(kind.removeprefix("the ") for kind in kinds) or "nothing to warn of",
+            ", ".join(names) or "nothing to warn of",
         ])  # fmt: skip
     header = ["scheme", "layers", "stream var", "token corr", "grad ratio", "verdict"]
     return text_table(header, rows)
 
 
-def _gradient(profile: Profile) -> list[Warned]:
+def _gradient(profile: Profile) -> Iterator[Warned]:
     if profile.gradient is None:
-        return []
+        return
     series, parts = profile.gradient["stream_in"], halves(profile)
     ratio, shown, bound = float(series.log_variance[0]), variance(series, 0), math.log(GRADIENT_RATIO)
-    if ratio < -bound:
-        return [
-            Warned(
-                "the gradient vanishes",
-                f"its variance at the first sublayer is {shown} of that at the last (below 1/{GRADIENT_RATIO:g})",
-                _sure(profile, -ratio - bound),
-                "try pre-norm, deepscalelm or deepnorm",
-                "what-would-cure-it",
-            )
-        ]
     excess = math.log(GRADIENT_EXCESS)
     beyond = max(parts.excess - excess, parts.upper - math.log(UPPER_RATIO))
-    if beyond <= 0:
-        return []
-    more = f"{number(math.exp(min(parts.upper, 700)))} over the upper half of the layers, in known models 6 at most"
-    if parts.excess > excess:
-        more = f"above {GRADIENT_EXCESS:g}, the stream's growth apart"
-    return [
-        Warned(
+    if ratio < -bound:
+        yield Warned(
+            "the gradient vanishes",
+            f"its variance at the first sublayer is {shown} of that at the last (below 1/{GRADIENT_RATIO:g})",
+            _sure(profile, -ratio - bound),
+            "try pre-norm, deepscalelm or deepnorm",
+        )
+    elif beyond > 0:
+        more = f"{_shown(parts.upper)} over the upper half of the layers, in known models 6 at most"
+        if parts.excess > excess:
+            more = f"above {GRADIENT_EXCESS:g}, the stream's growth apart"
+        yield Warned(
             "the gradient explodes",
             f"its variance at the first sublayer is {shown} times that at the last ({more})",
             _sure(profile, beyond),
             "try smaller queries and keys, a norm before every branch, or deepscalelm",
-            "what-would-cure-it",
         )
-    ]
 
 
-def _growth(profile: Profile) -> list[Warned]:
+def _growth(profile: Profile) -> Iterator[Warned]:
     stream = profile.forward["stream_out"]
     growth = float(stream.log_variance[-1] - profile.forward["stream_in"].log_variance[0])
     if not math.isfinite(growth) or growth <= math.log(STREAM_GROWTH):
-        return []
+        return
     upper, share = halves(profile).upper_growth, float(profile.layer_sensitivities[-1])
     if share < LATE_SHARE:
         more, beyond = f"the last layer adds {percent(share)} to it", math.log(LATE_SHARE / max(share, 1e-300))
     elif upper > math.log(UPPER_RATIO):
-        more, beyond = f"by {number(math.exp(min(upper, 700)))} in the upper half", upper - math.log(UPPER_RATIO)
+        more, beyond = f"by {_shown(upper)} in the upper half", upper - math.log(UPPER_RATIO)
     else:
-        return []
-    return [
-        Warned(
-            "the stream grows",
-            f"its variance at the top is {number(math.exp(min(growth, 700)))} times that at the bottom; {more}",
-            _sure(profile, beyond),
-            "try deepscalelm, gpt2 or lns",
-            "what-would-cure-it",
-        )
-    ]
+        return
+    text = f"its variance at the top is {_shown(growth)} times that at the bottom; {more}"
+    yield Warned("the stream grows", text, _sure(profile, beyond), "try deepscalelm, gpt2 or lns")
 
 
-def _collapse(profile: Profile, step: int | None) -> list[Warned]:
-    if step is not None and step < FIRST_STEPS:
-        return []
+def _shown(log: float) -> str:
+    """A number from its logarithm, as far as numbers go."""
+    return number(math.exp(min(log, 700)))
+
+
+def _collapse(profile: Profile, step: int | None) -> Iterator[Warned]:
     bound = RANK_COLLAPSE if step is None else TRAINED_COLLAPSE
     r = profile.forward["stream_out"].token_correlation
     above = np.flatnonzero(r > bound)
-    if not above.size:
-        return []
+    if not above.size or (step is not None and step < FIRST_STEPS):
+        return
+    most = float(r[above].max())
     where = (
-        f"from sublayer {int(above[0])} on tokens correlate above {bound:g} ({float(r[above].max()):.4f} at most)"
+        f"from sublayer {int(above[0])} on tokens correlate above {bound:g} ({most:.4f} at most)"
         if above[-1] == profile.n_sublayers - 1
         else f"{above.size} of {profile.n_sublayers} sublayers are above {bound:g}"
     )
-    left = (1 - float(r[above].max())) / (1 - bound)
-    sure = _sure(profile, math.inf if left <= 0 else -math.log(left))
+    sure = _sure(profile, math.log((1 - bound) / (1 - most)) if most < 1 else math.inf)
     advice = "try multipliers on the branches that fall with depth (deepscalelm), or e-spa without skips"
-    return [Warned("rank collapse", where, sure, advice, "what-would-cure-it")]
+    yield Warned("rank collapse", where, sure, advice)
 
 
-def _overflow(profile: Profile) -> list[Warned]:
+def _overflow(profile: Profile) -> Iterator[Warned]:
     limit = 2 * math.log(FP16_MAX / LARGEST_IN_STDS)
-    found = []
-    for name in ("stream", "branch"):
-        logs = profile.forward["stream_out" if name == "stream" else name].log_variance
+    for name, point in (("stream", "stream_out"), ("branch", "branch")):
+        logs = profile.forward[point].log_variance
         over = np.flatnonzero(logs > limit)
         if over.size:
             text = f"at sublayer {int(over[0])} {LARGEST_IN_STDS:g} standard deviations of the {name} pass {FP16_MAX:g}"
             sure = _sure(profile, float(logs[over].max()) - limit)
-            found.append(Warned("fp16 overflow", text, sure, "use bf16 or fp32", "the-four-numbers"))
-    return found
+            yield Warned("fp16 overflow", text, sure, "use bf16 or fp32", "the-four-numbers")

@@ -20,7 +20,7 @@ from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block, Style
 from signalprop.report.html.curves import SOURCE_WORDS, Curve, curves_of, title_of
 from signalprop.report.html.parts import Items, Part
-from signalprop.report.html.signal_cards import agreement_findings, name_of_warning, signal_findings
+from signalprop.report.html.signal_cards import agreement_findings, signal_findings
 from signalprop.report.plots import depths
 from signalprop.report.tables import AGREEMENT, agreement_rows, variance
 from signalprop.results import comparison, profile
@@ -219,7 +219,7 @@ def glance_block(curves: Sequence[Curve]) -> Block:
                 f"{number(p.input.get('token_correlation'))} → {number(float(stream.token_correlation[-1]))}",
                 "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
                 number(p.sensitivity()["mean"]),
-                ", ".join(dict.fromkeys(map(name_of_warning, findings.warnings(p)))) or "nothing",
+                ", ".join(dict.fromkeys(item.name for item in findings.warned(p))) or "nothing",
             ]
         )  # fmt: skip
     header = [

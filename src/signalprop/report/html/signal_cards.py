@@ -32,11 +32,11 @@ def signal_findings(curves: Sequence[Curve]) -> list[Block]:
     for group in dict.fromkeys(curve.group for curve in curves):
         members = [curve for curve in curves if curve.group == group]
         best = next((curve for curve in members if curve.profile.source == "measured"), members[0])
-        found = findings.warnings(best.profile)
+        found = findings.warned(best.profile)
         if not found:
             out.append(card("good", group, "healthy signal", [_healthy(best)]))
             continue
-        title = ", ".join(dict.fromkeys(map(name_of_warning, found)))
+        title = ", ".join(dict.fromkeys(item.name for item in found))
         out.append(card("warning", group, title, [f"{line} ({best.source})" for line in found], cure_of(best.profile)))
     return out
 
@@ -59,11 +59,6 @@ def agreement_findings(items: Mapping[str, Comparison], curves: Sequence[Curve])
 
 # What the card of a comparison tells of, and up to which median error it says that the two agree.
 _TOLD, _AGREE = ("forward variance", "forward token correlation", "gradient variance"), 0.2
-
-
-def name_of_warning(warning: str) -> str:
-    """The short name of a warning: what stands before its colon, less the article."""
-    return warning.partition(":")[0].removeprefix("the ")
 
 
 def _healthy(curve: Curve) -> str:
@@ -96,7 +91,7 @@ def _cures(a: Architecture, present: str) -> Iterable[str]:
             p = predict(table, inputs, fidelity="moments")
         except InputError:  # a scheme that does not know this architecture
             continue
-        if not findings.warnings(p):
+        if not findings.warned(p):
             shown += 1
             ratio = "" if p.gradient is None else f"gradient ratio {variance(p.gradient['stream_in'], 0)}, "
             correlation = number(float(p.forward["stream_out"].token_correlation[-1]))
