@@ -135,7 +135,7 @@ def limits(
         for name, both in edges.items()
         if name in measured
     }
-    known = {name: np.array([np.nan if v is None else v for v in values]) for name, values in (first or {}).items()}
+    known = {name: np.array(values, np.float64) for name, values in (first or {}).items()}  # NaN for None
     if "attention_entropy" in known and "attention_entropy" in out:
         healthy = ~out["attention_entropy"].outside(known["attention_entropy"])
         for name in {"score_std", "largest_score"} & out.keys():
@@ -255,7 +255,7 @@ class Watch:
             start, today = (self.start.get(quantity), now.get(quantity)) if bound is None else (bound, None)
             if start is None:
                 continue
-            values = np.array([np.nan if value is None else value for value in numbers])
+            values = np.array(numbers, np.float64)  # NaN for None
             wrong = start.outside(values) | (False if today is None else today.outside(values))
             self.outside[quantity] = set(np.flatnonzero(wrong).tolist())
             if quantity == "variance" and today is not None and not wrong.any():

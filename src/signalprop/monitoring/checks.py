@@ -42,8 +42,8 @@ class Checks:
 
     @property
     def has_bands(self) -> bool:
-        """Whether weights predict any."""
-        return self._start is not None if self._watch is None else bool(self._watch.start)
+        """Whether weights predict any, once it was looked."""
+        return self._watch is None or bool(self._watch.start)
 
     def outside(
         self,

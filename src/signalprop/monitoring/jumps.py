@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.files.storage import finite
 from signalprop.monitoring.places import Place
 from signalprop.network.moments import FloatArray
 
@@ -66,8 +67,8 @@ class Jump:
             "ring": {
                 "step": list(self.steps),
                 "loss": finite(self.losses),
-                "gradient_norm": [finite(row) for row in self.gradients],
-                "update": [finite(row) for row in self.updates],
+                "gradient_norm": finite(self.gradients),
+                "update": finite(self.updates),
                 "place": [str(place) for place in self.places],
             },
         }
@@ -168,8 +169,3 @@ def _usual(values: FloatArray) -> tuple[float, float]:
     """Median, and standard deviation by the median absolute deviation."""
     middle = float(np.median(values))
     return middle, _NORMAL * float(np.median(np.abs(values - middle)))
-
-
-def finite(values: FloatArray) -> list[float | None]:
-    """The same numbers, None for those that are not finite."""
-    return [float(v) if math.isfinite(v) else None for v in values]

@@ -6,7 +6,7 @@ It is the callback of a bare training loop, and what the callbacks of the Huggin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
 from functools import cached_property
@@ -169,7 +169,6 @@ class SignalMonitor:
             opened(jsonl).close()
         self._recorder: Recorder | TapRecorder | None = None
         self._checks: Checks | None = None
-        self._gathered: Parametrization | None = None
         self._sampling: int | None = None
         self._sampled = False
         self._inside = False
@@ -291,14 +290,15 @@ class SignalMonitor:
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())
         requested: Layers = {}
+        read = self._weights
         if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
             here = self._all_here()
-            self._gathered = self._weights() if here and self._tolerances is not None else None
-            requested = self._requested(step) if here else {}
+            gathered = self._weights() if here and self._tolerances is not None else None
+            read, requested = (lambda: gathered), (self._requested(step) if here else {})
         if not self.active:
             return None
         try:
-            return self._numbers(recorder, step, requested)
+            return self._numbers(recorder, step, requested, read)
         except InputError as error:
             self._logs.say_once(f"step {step}: the signal was not measured: {error}")
             return None
@@ -313,7 +313,9 @@ class SignalMonitor:
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _numbers(self, recorder: Pass, step: int, requested: Layers) -> dict[str, float]:
+    def _numbers(
+        self, recorder: Pass, step: int, requested: Layers, read: Callable[[], Parametrization | None]
+    ) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
         if problem:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
@@ -333,11 +335,11 @@ class SignalMonitor:
         }
         out |= {f"{self.prefix}/{name}": value for name, value in summary(profile, layers).items()}
         if self._tolerances is not None:
+            weights = read() if self._checks is None or self._checks.has_bands else None
             if self._checks is None:
                 places = () if self._movement is None else self._movement.places
-                start, inputs = self._given or self._read(), self._arguments.statistics()
+                start, inputs = self._given or weights, self._arguments.statistics()
                 self._checks = Checks(self._attached, self._tolerances, self._logs, start, inputs, places)
-            weights = self._read() if self._checks.has_bands else None
             finer = per_sublayer(profile) | ({"update": by_sublayer} if moved else {})
             out[f"{self.prefix}/outside"] = float(self._checks.outside(step, profile, layers | finer, weights))
         return out
@@ -366,10 +368,6 @@ class SignalMonitor:
     def _tell(self, jumps: Sequence[Jump]) -> None:
         if self.active:
             self._logs.tell_jumps(jumps)
-
-    def _read(self) -> Parametrization | None:
-        """What the weights are now, read together where they are sharded."""
-        return self._weights() if self._mesh is None else self._gathered
 
     def _weights(self) -> Parametrization | None:
         """What the weights are now; None where they cannot be read, or one is not finite."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
-from signalprop.monitoring.jumps import Jump, Jumps, finite
+from signalprop.files.storage import finite
+from signalprop.monitoring.jumps import Jump, Jumps
 from signalprop.monitoring.places import OTHER, Place, sublayers_of
 from signalprop.monitoring.roll_call import distinct_shards, local_part, mesh_of, summed
 from signalprop.network.moments import FloatArray

@@ -19,7 +19,7 @@ from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import groups, run
 from signalprop.diagnosis.removal import removal
-from signalprop.diagnosis.result import LayerSignal, Number, Numbers
+from signalprop.diagnosis.result import Number, Numbers
 from signalprop.diagnosis.signal import observe
 from signalprop.measurement.measuring import arguments_of
 from signalprop.monitoring.roll_call import gathered
@@ -27,7 +27,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.watching.first_positions import Streams
 
 Layers = dict[str, list[Number]]
-_OF_SIGNAL = ("rank", "alignment", "outliers")
+_OF_SIGNAL = {"rank": ("effective_rank",), "alignment": ("alignment",), "outliers": ("outlier", "first_variance")}
 REQUESTS = ("attention", *_OF_SIGNAL, "identity", "removal", "casts")
 
 
@@ -45,10 +45,10 @@ def measured_on(attached: Attached, batch: Batch, names: Sequence[str], skip_fir
     with evaluating(model):
         if "attention" in names:
             out |= _attention(attached, batch, skip_first, mesh)
-        if set(names) & set(_OF_SIGNAL):
+        if set(names) & _OF_SIGNAL.keys():
             signal = observe(attached, [batch], skip_first=skip_first, gradient_sequences=0)
-            for name in names:
-                out |= _of_signal(name, signal)
+            for quantity in (quantity for name in names for quantity in _OF_SIGNAL.get(name, ())):
+                out[quantity] = [getattr(layer, quantity) for layer in signal]
         if "identity" in names:
             found = identity(attached, [batch], skip_first=skip_first, probes=1, limit=1)
             out["cosine"], out["angular"] = list(found.cosine), list(found.angular[0])
@@ -77,7 +77,7 @@ def _attention(attached: Attached, batch: Batch, skip_first: int, mesh: Any) -> 
         kept: Any = getattr(module, "reshard", None)  # FSDP2 keeps the root's parameters for a backward pass
         if kept is not None:
             kept()
-    found = [_heads(watch, rows) for rows in groups(attached.layout)]
+    found = [next((watch.seen[i] for i in rows if i in watch.seen), HeadSums()) for rows in groups(attached.layout)]
     columns = [list(heads.told().values()) for heads in found]
     return _of_heads(columns, mesh, mapping.architecture.n_heads)
 
@@ -92,7 +92,7 @@ def _of_heads(found: Sequence[Sequence[Numbers]], mesh: Any, n_heads: int) -> La
     table = torch.full((len(found), 3, most), math.nan)
     for k, columns in enumerate(found):
         for i, column in enumerate(columns):
-            table[k, i, : len(column)] = torch.tensor([math.nan if v is None else v for v in column])
+            table[k, i, : len(column)] = torch.tensor(np.array(column, np.float64))  # NaN for None
     whole = most == n_heads
     if mesh is not None and most:
         parts = gathered(table.to(mesh.device_type), mesh).cpu()
@@ -102,40 +102,18 @@ def _of_heads(found: Sequence[Sequence[Numbers]], mesh: Any, n_heads: int) -> La
         whole = whole or len(parts) * most == n_heads
         table = squares if most == n_heads else parts.permute(1, 2, 0, 3).flatten(2)
     std, largest, entropy = table.double().numpy().transpose(1, 0, 2)
+
+    def layers(rows: FloatArray, of: Callable[[FloatArray], Any], told: bool = True) -> list[Number]:
+        return [float(of(row)) if told and np.isfinite(row).any() else None for row in rows]
+
     return {
-        "score_std": [_most(row) for row in std],
-        "largest_score": [_most(row) for row in largest],
-        "largest_score_head": [_which(row, np.nanargmax) if whole else None for row in largest],
-        "attention_entropy": [float(np.nanmean(row)) if _known(row) else None for row in entropy],
-        "lowest_entropy": [float(np.nanmin(row)) if _known(row) else None for row in entropy],
-        "lowest_entropy_head": [_which(row, np.nanargmin) if whole else None for row in entropy],
+        "score_std": layers(std, np.nanmax),
+        "largest_score": layers(largest, np.nanmax),
+        "largest_score_head": layers(largest, np.nanargmax, whole),
+        "attention_entropy": layers(entropy, np.nanmean),
+        "lowest_entropy": layers(entropy, np.nanmin),
+        "lowest_entropy_head": layers(entropy, np.nanargmin, whole),
     }
-
-
-def _known(row: FloatArray) -> bool:
-    return bool(np.isfinite(row).any())
-
-
-def _most(row: FloatArray) -> Number:
-    return float(np.nanmax(row)) if _known(row) else None
-
-
-def _which(row: FloatArray, chosen: Callable[[FloatArray], Any]) -> Number:
-    return float(chosen(row)) if _known(row) else None
-
-
-def _heads(watch: Watch, rows: Sequence[int]) -> HeadSums:
-    return next((watch.seen[i] for i in rows if i in watch.seen), HeadSums())
-
-
-def _of_signal(name: str, signal: Sequence[LayerSignal]) -> Layers:
-    if name == "rank":
-        return {"effective_rank": [s.effective_rank for s in signal]}
-    if name == "alignment":
-        return {"alignment": [s.alignment for s in signal]}
-    if name == "outliers":
-        return {"outlier": [s.outlier for s in signal], "first_variance": [s.first_variance for s in signal]}
-    return {}
 
 
 @contextmanager

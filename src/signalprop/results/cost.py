@@ -95,14 +95,11 @@ def _trainable_multipliers(p: Parametrization) -> int:
     count = p.n_sublayers * sizes[p.branch_trainable]
     count += int((~p.parallel).sum()) * sizes[p.skip_trainable]  # a parallel layer has one skip
     if p.attention_trainable:  # a query across has no value of its own
-        count += sum(2 if kind.attends_itself else 1 for kind in _attending(p))
+        kinds = [kind_of(p, i) for i in range(p.n_sublayers)]
+        count += sum(2 if kind.attends_itself else 1 for kind in kinds if kind.attends)
         parts = (kind.part("cost") for kind in kinds_in(p))
         count += sum(part.multipliers(p) for part in parts if hasattr(part, "multipliers"))
     return count
-
-
-def _attending(p: Parametrization) -> list[Kind]:
-    return [kind for kind in (kind_of(p, i) for i in range(p.n_sublayers)) if kind.attends]
 
 
 def _embedding_parameters(a: Architecture) -> int:

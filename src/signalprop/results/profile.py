@@ -163,18 +163,8 @@ class Profile(Document, Shown):
 
     def _header(self) -> dict[str, Any]:
         """Everything but the series, JSON-ready."""
-        return {
-            "architecture": self.architecture.model_dump(mode="json", exclude_defaults=True),
-            "scheme": self.scheme,
-            "reads": self.reads,
-            "input": dict(self.input),
-            "source": self.source,
-            "fidelity": self.fidelity,
-            "gradient_scale": self.gradient_scale,
-            "n_seeds": self.n_seeds,
-            "notes": list(self.notes),
-            "statistics": finite(dict(self.statistics)),
-        }
+        whole = self.architecture.model_dump(mode="json", exclude_defaults=True)
+        return {"architecture": whole} | {name: finite(getattr(self, name)) for name in _HEADER[1:]}
 
     @classmethod
     def from_json(cls, data: Any) -> Profile:
@@ -202,7 +192,7 @@ class Profile(Document, Shown):
         gradients = [row.get("gradient") for row in rows]
         without = all(item is None for item in gradients)
         return cls(
-            **{name: getattr(header, name) for name in _Header.model_fields if name != "schema_"},
+            **{name: getattr(header, name) for name in _HEADER},
             forward=_points(rows, "sublayer"),
             gradient=None if without else _points(gradients, "gradient of sublayer"),
         )
@@ -242,16 +232,19 @@ class _Header(Value):
 
     model_config = ConfigDict(title="profile")
     schema_: Literal["signalprop/profile/1"] = Field(alias="schema")
-    source: Source
-    fidelity: str = "moments"
     architecture: Architecture
     scheme: str
     reads: str = ""
     input: dict[str, float]
+    source: Source
+    fidelity: str = "moments"
     gradient_scale: float | None = None
     n_seeds: int | None = None
     notes: tuple[str, ...] = Field((), strict=False)  # JSON has no tuples
     statistics: dict[str, Any] = Field(default_factory=dict)
+
+
+_HEADER = [name for name in _Header.model_fields if name != "schema_"]
 
 
 @typed
