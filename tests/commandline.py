@@ -22,6 +22,7 @@ class Result(NamedTuple):
 
 
 Command = Callable[..., Result]
+Refused = Callable[..., str]
 
 
 def result_of(command: Command, *arguments: Any) -> Any:

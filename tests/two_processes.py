@@ -118,7 +118,7 @@ def monitored(model: nn.Module) -> dict[str, float]:
         for _ in range(2):
             step(model, IDS)
             numbers = monitor.step()
-    bands = 0 if monitor._watch is None else len(monitor._watch.start)
+    bands = 0 if monitor._checks is None else len(monitor._checks._watch.start)
     return {} if numbers is None else {**numbers, "bands": bands}
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from commandline import TINY, Command
+from commandline import TINY, Command, Refused
 from signalprop.cli import run
 
 BOOK = Path(__file__)
-Refused = Callable[..., str]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ Refused = Callable[..., str]
         (["predict", "tgs", "--set", "dmodel=64"], "did you mean d_model?"),
         (["predict", str(BOOK)], "holds no architecture in JSON; expected such a file, a preset's name"),
         (["predict", "tgs", "--json"], "see signalprop predict --help"),
-        (["check", "./nothing", "--scheme", "xavier"], "cannot read nothing: there is no such file or directory"),
+        (["check", "./nothing", "--scheme", "xavier"], "cannot read ./nothing: there is no such file or directory"),
         (["anatomy", "tgs"], "tgs is a preset, a network without weights"),
         (["apply", "tgs", "--scheme", "xavier", "--out", "out"], "tgs is a preset, a network without weights"),
         (["predict", "tgs", "--set", "gated"], "KEY=VALUE"),

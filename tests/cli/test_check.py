@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from commandline import Command
+from commandline import Command, Refused
 from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 
 transformers = pytest.importorskip("transformers")
-Refused = Callable[..., str]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
@@ -65,7 +63,7 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((hf_directories / "gpt2" / "config.json").read_text())
     assert "--fresh checks" in refused("check", str(tmp_path / "bare"), "--scheme", "gpt2")
-    assert "there is no directory no/such-model" in refused("check", "no/such-model", "--scheme", "gpt2")
+    assert "configuration from no/such-model: Cannot find" in refused("check", "no/such-model", "--scheme", "gpt2")
     file = tmp_path / "table.json"
     scheme("gpt2")(Architecture.from_hf(hf_directories / "gpt2", n_layers=7)).save(file)
     assert "made for another network" in refused("check", directory, "--scheme", str(file))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from torch import Tensor, nn
 from transformers import BertForMaskedLM, GPT2Config, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
-from commandline import Command, result_of
+from commandline import Command, Refused, result_of
 
-Refused = Callable[..., str]
 LLAMA = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 24,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from commandline import Command
+import commandline
+from commandline import Command, Refused
 from diagnosing import tiny, transformers
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import load_text
@@ -23,7 +23,6 @@ from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
 from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
 from signalprop.errors import InputError
 
-Refused = Callable[..., str]
 SMALL = ["--tokens", "64", "--seq-len", "16", "--batch-size", "2"]
 
 
@@ -50,9 +49,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result_of(command: Command, *arguments: Any) -> Any:
-    status, out, err = command("diagnose", *arguments, "--json", "-")
-    assert status == 0, err
-    return json.loads(out)
+    return commandline.result_of(command, "diagnose", *arguments)
 
 
 class TestResults:

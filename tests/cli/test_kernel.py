@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commandline import Command
+import commandline
+from commandline import Command, Refused
 from signalprop import Architecture, InputStatistics, scheme, trace
 from signalprop.data.batches import default_statistics
 from signalprop.kernels.gallery import figure_7
@@ -21,9 +20,7 @@ SMALL = ["--layers", "3", "--d-model", "32", "--seq-len", "12", "--vocab-size", 
 
 
 def result_of(command: Command, *arguments: str) -> Any:
-    status, out, err = command("kernel", *arguments, "--json", "-")
-    assert status == 0, err
-    return json.loads(out)
+    return commandline.result_of(command, "kernel", *arguments)
 
 
 def names_of(result: Any) -> list[str]:
@@ -137,5 +134,5 @@ def test_tables_pictures_and_matrices(command: Command, tmp_path: Path) -> None:
         (["gpt2", "--samples", "0"], "--samples"),
     ],
 )  # fmt: skip
-def test_mistakes(refused: Callable[..., str], arguments: list[str], says: str) -> None:
+def test_mistakes(refused: Refused, arguments: list[str], says: str) -> None:
     assert says in refused("kernel", *arguments)

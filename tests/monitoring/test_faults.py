@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from monitored import batches, gpt2, llama, sequences, train
-from signalprop.errors import InputError
 from signalprop.monitoring import SignalMonitor
 from signalprop.monitoring.bands import limits
 from signalprop.monitoring.jumps import first_moved
@@ -220,8 +219,3 @@ def test_the_largest_score_is_that_of_the_queries_and_keys() -> None:
     largest = scores[:, :, 1:].amax((0, 2, 3))  # a first token has nothing to choose from
     assert numbers["signal/layer_1/largest_score"] == pytest.approx(float(largest.max()), rel=1e-5)
     assert numbers["signal/layer_1/largest_score_head"] == int(largest.argmax())
-
-
-def test_bad_ring() -> None:
-    with pytest.raises(InputError, match="ring -1"):
-        SignalMonitor(gpt2(), ring=-1)

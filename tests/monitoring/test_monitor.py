@@ -312,6 +312,7 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
         ({"also": ("identity", "taste")}, "unknown request 'taste'; also= takes attention"),
         ({"writer": object()}, "without add_scalar"),
         ({"skip_first": -1}, "skip_first is -1"),
+        ({"ring": -1}, "ring -1"),
         ({"start": read_parametrization(gpt2(2))}, "start has 4 sublayers, the model 6"),
     ],
 )

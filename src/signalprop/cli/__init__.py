@@ -30,12 +30,12 @@ from signalprop.cli.frontier import frontier
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS
-from signalprop.cli.output import drop_what_nobody_takes
+from signalprop.cli.output import drop_what_nobody_takes, note
 from signalprop.cli.predict import predict
 from signalprop.cli.presets import presets
 from signalprop.cli.report import report
 from signalprop.cli.schemes import schemes
-from signalprop.errors import InputError, MissingExtra, as_line
+from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
@@ -164,7 +164,7 @@ def run(arguments: list[str]) -> int:
 def _one_line(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """Our own warnings as one line; those of libraries are for their developers."""
     if category is UserWarning:
-        print("signalprop: warning: " + as_line(str(message)), file=sys.stderr)
+        note(f"warning: {message}")
 
 
 def _reader_left() -> int:
@@ -200,5 +200,5 @@ def _in_options(message: str, named: list[Callable[..., None]]) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print("signalprop: " + as_line(message), file=sys.stderr)
+    note(message)
     return status

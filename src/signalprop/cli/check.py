@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
-
-_HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 def check(
@@ -45,7 +41,7 @@ def check(
     from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
-    live = load_model(_directory(model, fresh), random_init=fresh, seed=seed, hint=hint).to(place)
+    live = load_model(model, random_init=fresh, seed=seed, hint=hint).to(place)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
     def show() -> None:
@@ -56,26 +52,3 @@ def check(
             output.echo(found.summary())
 
     output.deliver(json_file, found.to_json, show, failure=None if found.ok else found.summary())
-
-
-def _directory(source: str, config_only: bool) -> Path:
-    """The directory itself, or the local copy of a model on the hub.
-
-    Raises:
-        InputError: there is neither.
-    """
-    from signalprop.errors import InputError, first_line
-    from signalprop.files.checkpoint_loading import fetched
-    from signalprop.network.presets import preset_instead
-
-    if sources.is_directory(source) or not _HUB_NAME.fullmatch(source):
-        return Path(source)
-    files = ["config.json"] if config_only else ["*.json", "*.safetensors"]
-    try:
-        return fetched(source, files)
-    except Exception as error:  # of many kinds: no network, no such name, no permission
-        reason = first_line(error)
-        raise InputError(
-            f"there is no directory {source}, and no model of that name can be fetched: {reason}"
-            f"{preset_instead(source)}"
-        ) from None

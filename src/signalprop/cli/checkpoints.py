@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from signalprop.cli.output import check_parent
+from signalprop.cli.output import check_parent, note
 from signalprop.errors import InputError
 from signalprop.files.storage import written_whole as written_whole
 
@@ -117,10 +116,9 @@ def refused_beyond(error: float | None, stored: torch.dtype, how: str, instead: 
     error = math.inf if error is None else error
     limit = _LARGEST_ERROR.get(str(stored).removeprefix("torch."), _LARGEST_HALF)
     if not error <= limit:
-        print(
-            f"signalprop: the {how} model's outputs differ by {error:.1e} of the largest, more than {limit:g}, "
-            f"so nothing was written; {instead}",
-            file=sys.stderr,
+        note(
+            f"the {how} model's outputs differ by {error:.1e} of the largest, more than {limit:g}, so nothing was "
+            f"written; {instead}"
         )
         raise typer.Exit(1)
     return error

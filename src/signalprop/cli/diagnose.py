@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
-from signalprop.errors import InputError, as_line, require
+from signalprop.errors import InputError, require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -265,8 +264,8 @@ def _told_where(kept: Kept | None) -> Iterator[None]:
         yield
     except BaseException:
         if kept:
-            said = f"{len(kept)} result{'s' * (len(kept) > 1)} kept in {kept.path}; --resume goes on from there"
-            print(f"signalprop: {as_line(said)}", file=sys.stderr)
+            n = len(kept)
+            output.note(f"{n} result{'s' * (n > 1)} kept in {kept.path}; --resume goes on from there")
         raise
 
 

@@ -27,10 +27,11 @@ TOKENIZER = "tokenizer.json"
 _MASKS = ("[MASK]", "<mask>")
 
 
-def load_model(directory: Path, *, random_init: bool = False, seed: int = 0, hint: str = "") -> nn.Module:
+def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, hint: str = "") -> nn.Module:
     """The model in a directory or a .gguf file in float32, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
+        source: text may also be the name of a model on the hub.
         hint: what to do instead, where there are no weights that could be read.
 
     Raises:
@@ -38,14 +39,16 @@ def load_model(directory: Path, *, random_init: bool = False, seed: int = 0, hin
     """
     from signalprop.diagnosis.loading import load, read_model
 
-    if is_gguf(str(directory)):
+    if is_gguf(str(source)):
         if random_init:
-            raise InputError(f"{directory} is a file of weights; leave --random-init out, or give a directory")
-        return load(directory).model
-    if not directory.exists():
-        raise InputError(f"cannot read {directory}: there is no such file or directory{preset_instead(directory)}")
+            raise InputError(f"{source} is a file of weights; leave --random-init out, or give a directory")
+        return load(source).model
+    if isinstance(source, Path):
+        if not source.exists():
+            raise InputError(f"cannot read {source}: there is no such file or directory{preset_instead(source)}")
+        source = folder_of(source)
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
-    return read_model(folder_of(directory), random_init=random_init, seed=seed, hint=hint)
+    return read_model(source, random_init=random_init, seed=seed, hint=hint)
 
 
 def inside(model: nn.Module, path: str | None) -> nn.Module:

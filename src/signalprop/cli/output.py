@@ -163,7 +163,7 @@ def deliver(
     if page is not None:
         done.tried(lambda: _write_report(page, items()))
     for line in done.problems if failure is None else [*done.problems, failure]:
-        print(f"signalprop: {as_line(line)}", file=sys.stderr)
+        note(line)
     if done.problems or failure is not None:
         raise typer.Exit(1)
     if done.reader_left is not None:
@@ -171,7 +171,7 @@ def deliver(
 
 
 def note(line: str) -> None:
-    """A line on stderr, beside what the command prints."""
+    """A line of the command's own on stderr."""
     print(f"signalprop: {as_line(line)}", file=sys.stderr)
 
 

@@ -10,6 +10,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
+from signalprop_lab.cli.train import Device
 
 
 def sweep(
@@ -26,9 +27,7 @@ def sweep(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
-    ] = None,
+    device: Device = None,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,

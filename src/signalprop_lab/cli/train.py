@@ -12,6 +12,11 @@ from signalprop.cli import output
 
 if TYPE_CHECKING:
     from signalprop_lab.training.recipe import Recipe
+    from signalprop_lab.training.result import Result
+
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
+]
 
 
 def train(
@@ -30,9 +35,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes that come with signalprop.")] = False,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="DEVICE", help="Where to train (default: a GPU if there is one).")
-    ] = None,
+    device: Device = None,
     json_file: opt.Json = None,
 ) -> None:
     """Train a model as a recipe says: data, network, scheme, optimizer, budget.
@@ -94,6 +97,7 @@ def train(
 
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
+    from signalprop.results.text import text_table
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
@@ -110,16 +114,14 @@ def _list(json_file: str | None) -> None:
         }
         for name, recipe in recipes.items()
     }
-    width = 2 + max(map(len, rows))
-    reads = 2 + max(len(str(row["reads"])) for row in rows.values())
-    lines = [f"{'recipe':<{width}}{'reads':<{reads}}{'network':<9}{'GPU':<5}{'time':<10}what for"]
-    for name, row in rows.items():
-        network, gpu = ("yes" if row[key] else "no" for key in ("network", "gpu"))
-        lines.append(
-            f"{name:<{width}}{row['reads']:<{reads}}{network:<9}{gpu:<5}{_time(row['seconds']):<10}{row['description']}"
-        )
-    lines.append("\ntime: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores")
-    output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join(lines)))
+    cells = [
+        [name, row["reads"], *("yes" if row[key] else "no" for key in ("network", "gpu")), _time(row["seconds"]),
+         row["description"]]
+        for name, row in rows.items()
+    ]  # fmt: skip
+    table = text_table(["recipe", "reads", "network", "GPU", "time", "what for"], cells, left=6)
+    note = "time: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores"
+    output.deliver(json_file, lambda: rows, lambda: output.echo(f"{table}\n\n{note}"))
 
 
 def _seconds(recipe: Recipe) -> float | None:
@@ -146,10 +148,7 @@ def _time(seconds: float | None) -> str:
     return f"{seconds / size:.{0 if seconds >= 10 * size else 1}f} {unit}"
 
 
-def _print(result: object, folder: Path) -> None:
-    from signalprop_lab.training.result import Result
-
-    assert isinstance(result, Result)
+def _print(result: Result, folder: Path) -> None:
     told = {
         "status": result.status if result.reason is None else f"{result.status}: {result.reason}",
         "steps": f"{result.steps}",
