@@ -171,7 +171,7 @@ class Alike(Grid):
 def grid_of(tokens: int) -> Grid:
     """The grid of a sequence: the first 24 positions, and 64 or fewer by equal ratios."""
     later = np.round(np.geomspace(_DENSE, tokens, _GEOMETRIC + 1)) - 1
-    return Grid(tokens, np.unique(np.concatenate([np.arange(_DENSE), later])).astype(np.int64))
+    return Grid(tokens, np.array(sorted({*range(_DENSE), *later.tolist()}), np.int64))
 
 
 def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:

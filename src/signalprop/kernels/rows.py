@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 def _knots(length: int) -> tuple[int, ...]:
     """Row lengths from 2 to `length`, by ratios of at most _RATIO."""
     n = max(2, math.ceil(math.log(max(length, 2) / 2) / math.log(_RATIO)) + 1)
-    return tuple(np.unique(np.round(np.geomspace(2, max(length, 2), n)).astype(int)).tolist())
+    return tuple(sorted(set(np.round(np.geomspace(2, max(length, 2), n)).astype(int).tolist())))
 
 
 @lru_cache(maxsize=32)

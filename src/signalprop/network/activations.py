@@ -185,7 +185,7 @@ def _softplus(x: FloatArray) -> FloatArray:
 
 
 def _gelu_tanh_inner(x: FloatArray) -> FloatArray:
-    return np.asarray(np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(np.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
 
 
 def _gelu_tanh_slope(x: FloatArray) -> FloatArray:

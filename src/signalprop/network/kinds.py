@@ -207,7 +207,7 @@ def kind_named(name: str) -> Kind:
 
 def kinds_in(rows: HasKinds) -> list[Kind]:
     """The kinds that a table has."""
-    return [_BY_NAME[KINDS[code]] for code in np.unique(rows.kind).tolist()]
+    return [_BY_NAME[KINDS[code]] for code in sorted(set(rows.kind.tolist()))]
 
 
 def kinds_where(test: Callable[[Kind], bool]) -> list[Kind]:

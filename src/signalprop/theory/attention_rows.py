@@ -129,7 +129,7 @@ def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
             ends = zip(*(np.array_split(x[:-1], _CAUSAL_POSITIONS) for x in (lengths, count)), strict=True)
             shorter = [(round(float(some.mean())), float(c.sum()) / length) for some, c in ends if len(some)]
         return [*shorter, (widest, share)]
-    at = np.unique(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).astype(np.int64))
+    at = np.array(sorted(set(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).tolist())), np.int64)
     i = np.arange(1, length + 1)
     upper = np.clip(np.searchsorted(at, i), 1, max(len(at) - 1, 1))
     weights = np.zeros(len(at))
