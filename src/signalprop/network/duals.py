@@ -31,10 +31,7 @@ import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.network.activations import Activation, activation
-from signalprop.network.closed_forms import (
-    ClosedForm,
-    Five,
-)
+from signalprop.network.closed_forms import Five
 from signalprop.network.moments import Array, FloatArray
 
 
@@ -105,16 +102,16 @@ def hermite(act: Activation, s: FloatArray) -> Hermite:
     """The expansion of f' at variances s, (k,), in as few terms as leave 1e-12 of E f'^2 (and 2,048 at most)."""
     for rule in range(len(_RULES)):
         z, weight, even, odd = _table(rule)
-        x = z[:, None] * np.sqrt(s)
-        density = weight * even[0]
-        plus, minus = act.derivative(x), act.derivative(-x)
+        half = z[:, None] * np.sqrt(s)
+        x, density = np.stack([half, -half]), weight * even[0]
+        plus, minus = act.derivative(x)
         slopes = np.empty((_RULES[rule][0], len(s)))
         slopes[::2] = even @ (weight[:, None] * (plus + minus))
         slopes[1::2] = odd @ (weight[:, None] * (plus - minus))
         slope_second_moment = density @ (plus**2 + minus**2)
         if (slope_second_moment - (slopes**2).sum(0) <= _ENOUGH * slope_second_moment).all():
             break
-    f_plus, f_minus = act.function(x), act.function(-x)
+    f_plus, f_minus = act.function(x)
     mean = density @ (f_plus + f_minus)
     variance = density @ ((f_plus - mean) ** 2 + (f_minus - mean) ** 2)
     return Hermite(mean, variance, slope_second_moment, slopes)
@@ -135,8 +132,8 @@ def _expansion(act: Activation, s: float) -> _Expansion:
     missing = max(float(h.slope_second_moment[0]) - float(squared.sum()), 0.0)
     order = np.arange(squared.size + 2)
 
-    slope = np.append(squared, [missing, 0.0])
-    central = np.zeros_like(slope)
+    slope, central = np.zeros((2, len(order)))
+    slope[:-2], slope[-2] = squared, missing
     central[1:-1] = s * squared / order[1:-1]
     # The true tail lies between 0 and s * missing / order: the bounds keep the rounding of `variance` out.
     central[-1] = min(max(float(h.variance[0]) - float(central.sum()), 0.0), s * missing / order[-1])
@@ -146,12 +143,17 @@ def _expansion(act: Activation, s: float) -> _Expansion:
     return _Expansion(float(h.mean[0]), float(central.sum()), float(h.slope_second_moment[0]), coefficients)
 
 
+_FEW = 8  # correlations that are raised to all powers one by one
+
+
 def _power_series(coefficients: FloatArray, r: FloatArray) -> FloatArray:
     """sum_n coefficients[i, n] r^n, shape (2, len(r)): matrix product with low powers, Horner over blocks."""
     rows, terms = coefficients.shape
     largest = float(np.abs(r).max(initial=0.0))
     if largest < 1:  # terms that no r can lift above rounding
         terms = min(terms, 2 + int(-44 / math.log(max(largest, 1e-30))))
+    if r.size <= _FEW:
+        return np.asarray(coefficients[:, :terms] @ r ** np.arange(terms)[:, None])
     block = max(2, math.isqrt(terms))
     blocks = -(-terms // block)
     padded = np.zeros((rows, blocks * block))
@@ -199,8 +201,8 @@ def central_dual(name: str, variance: Array, correlation: Array) -> CentralDual:
         InputError: unknown name, negative or non-finite variance, correlation outside [-1, 1].
     """
     act = activation(name)
-    if act.closed_form and isinstance(variance, float) and isinstance(correlation, float):
-        return CentralDual(*_of_floats(name, act.closed_form, variance, correlation))
+    if isinstance(variance, float) and isinstance(correlation, float):
+        return CentralDual(*_of_floats(name, act, variance, correlation))
     s, r = np.broadcast_arrays(np.asarray(variance, float), np.asarray(correlation, float))
     shape = s.shape
     s, r = s.ravel(), r.ravel()
@@ -220,10 +222,15 @@ def central_dual(name: str, variance: Array, correlation: Array) -> CentralDual:
 _MOST = 1 + 1e-9  # of a correlation: rounding
 
 
-def _of_floats(name: str, closed_form: ClosedForm, s: float, r: float) -> Five:
+def _of_floats(name: str, act: Activation, s: float, r: float) -> Five:
     """`central_dual` of two plain floats, a tenth of the time that arrays of one entry take."""
     _check_pair(name, 0 <= s < math.inf, -_MOST <= r <= _MOST)
-    mean, var, cov, slope2, slope = closed_form(s, min(max(r, -1.0), 1.0))
+    held = min(max(r, -1.0), 1.0)
+    if act.closed_form:
+        mean, var, cov, slope2, slope = act.closed_form(s, held)
+    else:
+        mean, var, slope2, coefficients = _expansion(act, s)
+        (cov,), (slope,) = _power_series(coefficients, np.array([held])).tolist()
     if r >= 1:
         return mean, var, var, slope2, slope2
     cov = cov if -var < cov < var else math.copysign(var, cov)
@@ -243,9 +250,5 @@ def dual(name: str, variance: Array, correlation: Array) -> Dual:
     Same arguments, shapes and errors as `central_dual`. Exact at r = 1 and at s = 0, and free of overflow for
     s up to at least 1e6. Closed forms are accurate to rounding; for the expansion see the module docstring.
     """
-    act = activation(name)
-    if act.closed_form and isinstance(variance, float) and isinstance(correlation, float):
-        mean, var, cov, slope2, slope = _of_floats(name, act.closed_form, variance, correlation)
-    else:
-        mean, var, cov, slope2, slope = central_dual(name, variance, correlation)
+    mean, var, cov, slope2, slope = central_dual(name, variance, correlation)
     return Dual(mean, var + mean**2, cov + mean**2, slope2, slope)

@@ -13,6 +13,7 @@ B.8, is the limit of uniform weights without the paths through queries and keys.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,69 +26,104 @@ from signalprop.theory.logs import plain
 from signalprop.theory.two_rows import LEAST, log_value, slopes
 
 
+class Sizes:
+    """Sizes of one set of heads, numbers or arrays: all that does not depend on what is read.
+
+    Args:
+        n_queries, n_keys: tokens, 1 to 1e6. d, d_head: width of the input, and of one query/key head. p: dropout on the
+            attention weights, in [0, 1).
+        causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
+            positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
+        omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
+            positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
+    """
+
+    def __init__(
+        self, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
+        omega: Array = 1.0, omega_rows: Array | None = None,
+    ) -> None:  # fmt: skip
+        given = n_queries, n_keys, d, d_head, p, omega, omega if omega_rows is None else omega_rows
+        self.n_queries, self.n_keys, self.d, self.d_head, self.p, self.omega, self.omega_rows = map(plain, given)
+        self.causal = causal
+        self.spread = 2.0 / self.d_head + 4.0 / self.d  # v
+        xp = namespace(self.n_queries, self.n_keys, self.spread, self.p, self.omega, self.omega_rows)
+        self.numbers = xp is not np
+        # n tokens that all have the same correlation cannot have one below -1/(n-1)
+        self.least, self.least_key = (-1.0 / xp.maximum(n - 1.0, 1.0) for n in (self.n_queries, self.n_keys))
+
+    def on_itself(
+        self, r: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0, r_value: Array | None = None
+    ) -> Attention:
+        """Attention of tokens of correlation r to themselves; values may be made of something else."""
+        return self.across(r, r, s0, r_g=r_g, query_bias=query_bias, r_value=r_value)
+
+    def across(
+        self, r_query: Array, r_key: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0,
+        r_value: Array | None = None,
+    ) -> Attention:  # fmt: skip
+        """Attention of one stream to another."""
+        values = r_query, r_key, r_key if r_value is None else r_value, r_g, s0, query_bias
+        xp = namespace(*values)
+        if xp is np or not self.numbers:
+            values = tuple(plain(x) for x in values)  # type: ignore[assignment]
+            xp = namespace(*values) if self.numbers else np
+        r_query, r_key, r_values, r_g, s0, query_bias = values
+        low, low_key = self.least, self.least_key
+        r_query, r_g = xp.minimum(xp.maximum(r_query, low), 1.0), xp.minimum(xp.maximum(r_g, low), 1.0)
+        r_keys = xp.minimum(xp.maximum(r_key, low_key), 1.0)
+        r_values = r_keys if r_value is None else xp.minimum(xp.maximum(r_values, low_key), 1.0)
+        return Attention(xp, self, r_query, r_keys, r_values, r_g, s0, query_bias)
+
+    @cached_property
+    def pairs(self) -> tuple[Array, Array]:
+        """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
+        n, xp = self.n_keys, namespace(self.n_keys)
+        if isinstance(self.causal, Band):
+            return self.causal.meetings(int(n))[:2]
+        if not self.causal:
+            meetings = self.n_queries * (self.n_queries - 1.0) / n**2
+            return meetings, meetings
+        h = _harmonic(n, xp)
+        value = 2.0 - 2.0 * h / n
+        return value, xp.maximum(value - (h * h - _harmonic_squares(n)) / n, 0.0)
+
+
 class Attention(NamedTuple):
-    """One set of heads and what it reads: numbers (25 µs a moment), or arrays; made by `on_itself` or `across`.
+    """One set of heads and what it reads: numbers, or arrays; made by `on_itself` or `across`.
 
     Attributes:
         xp: the functions to compute with. r_query, r_key, r_value: token correlations of what queries, keys and values
             are made of, mean included: (covariance + mean²)/second moment; of values, in units of their own second
             moment. r_g: of the gradient at the heads' output.
-        s0: raw score variance, `score_variance(...)`; 0 to 1e6. n_queries, n_keys: tokens, 1 to 1e6.
-        d, d_head: width of the input, and of one query/key head. p: dropout on the attention weights, in [0, 1).
-        causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
-            positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
-        omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
-            positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
+        s0: raw score variance, `score_variance(...)`; 0 to 1e6.
         query_bias: the share of a query's mean square that its bias contributes.
     """
 
     xp: Any
+    sizes: Sizes
     r_query: Array
     r_key: Array
     r_value: Array
     r_g: Array
     s0: Array
-    n_queries: Array
-    n_keys: Array
-    d: Array
-    d_head: Array
-    p: Array
-    omega: Array
-    omega_rows: Array
     query_bias: Array
-    causal: Mask
 
 
 def on_itself(
-    r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, r_g: Array = 0.0,
-    causal: Mask = False, omega: Array = 1.0, omega_rows: Array | None = None, query_bias: Array = 0.0,
-    r_value: Array | None = None,
+    r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
+    omega: Array = 1.0, omega_rows: Array | None = None, **read: Array,
 ) -> Attention:  # fmt: skip
-    """Attention of `length` tokens of correlation r to themselves; values may be made of something else."""
-    rows, values = omega if omega_rows is None else omega_rows, r if r_value is None else r_value
-    return _attention(r, r, values, r_g, s0, length, length, d, d_head, p, omega, rows, query_bias, causal=causal)
+    """`Sizes.on_itself` of `length` tokens, once."""
+    sizes = Sizes(length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows)
+    return sizes.on_itself(r, s0, **read)
 
 
 def across(
     r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0,
-    *, r_g: Array = 0.0, query_bias: Array = 0.0,
+    **read: Array,
 ) -> Attention:  # fmt: skip
-    """Cross-attention of one stream to another."""
-    return _attention(r_query, r_key, r_key, r_g, s0, n_queries, n_keys, d, d_head, p, 1.0, 1.0, query_bias)
-
-
-def _attention(*values: Array, causal: Mask = False) -> Attention:
-    xp = namespace(*values)
-    if xp is np:
-        values = tuple(plain(x) for x in values)
-        xp = namespace(*values)
-    r_query, r_key, r_value, r_g, s0, n_queries, n_keys, *rest = values
-    # n tokens that all have the same correlation cannot have one below -1/(n-1)
-    low, low_key = (-1.0 / xp.maximum(n - 1.0, 1.0) for n in (n_queries, n_keys))
-    r_query, r_g = xp.minimum(xp.maximum(r_query, low), 1.0), xp.minimum(xp.maximum(r_g, low), 1.0)
-    r_keys = xp.minimum(xp.maximum(r_key, low_key), 1.0)
-    r_value = r_keys if r_value is r_key else xp.minimum(xp.maximum(r_value, low_key), 1.0)
-    return Attention._make((xp, r_query, r_keys, r_value, r_g, s0, n_queries, n_keys, *rest, causal))
+    """`Sizes.across`, once."""
+    return Sizes(n_queries, n_keys, d, d_head, p).across(r_query, r_key, s0, **read)
 
 
 class _Scores(NamedTuple):
@@ -97,7 +133,6 @@ class _Scores(NamedTuple):
     s: Array
     c: Array
     q0: Array
-    spread: Array  # v
     rows: RowMoments
     value_overlap: Array  # Λ_V
 
@@ -116,38 +151,25 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
 
 
 def _scores(x: Attention) -> _Scores:
-    xp, causal = x.xp, x.causal
+    xp, sizes, causal = x.xp, x.sizes, x.sizes.causal
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
-    s = xp.maximum((1.0 - x.r_key * x.omega_rows) * x.s0, 0.0)
-    own = x.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
+    s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
+    own = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
-    v = 2.0 / x.d_head + 4.0 / x.d
     value, *rows = by_shape(
         lambda s, c, n, v: [log_value(s, c, pair_length(n, causal), v), *attention_rows.row_moments(s, n, v, causal)],
-        [s, c], x.n_keys, v,
+        [s, c], sizes.n_keys, sizes.spread,
     )  # fmt: skip
-    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / x.d, v, RowMoments(*rows), xp.exp(value))
+    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / sizes.d, RowMoments(*rows), xp.exp(value))
 
 
 def _slopes(x: Attention, scores: _Scores) -> _Slopes:
-    causal = x.causal
+    causal = x.sizes.causal
     met, weighted, *rows = by_shape(
         lambda s, c, n, v: [*slopes(s, c, pair_length(n, causal), v), *attention_rows.row_slopes(s, n, v, causal)],
-        [scores.s, scores.c], x.n_keys, scores.spread,
+        [scores.s, scores.c], x.sizes.n_keys, x.sizes.spread,
     )  # fmt: skip
     return _Slopes(RowSlopes(*rows), met, weighted)
-
-
-def _pairs(x: Attention) -> tuple[Array, Array]:
-    """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
-    if isinstance(x.causal, Band):
-        return x.causal.meetings(int(x.n_keys))[:2]
-    if not x.causal:
-        meetings = x.n_queries * (x.n_queries - 1.0) / x.n_keys**2
-        return meetings, meetings
-    h = _harmonic(x.n_keys, x.xp)
-    value = 2.0 - 2.0 * h / x.n_keys
-    return value, x.xp.maximum(value - (h * h - _harmonic_squares(x.n_keys)) / x.n_keys, 0.0)
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -170,18 +192,18 @@ def _harmonic_squares(n: Array) -> Array:
 
 def forward(x: Attention) -> Pair:
     """The heads' output, of mean 0: in units of d σ_v² times the second moment of what the values are made of."""
-    xp, scores = x.xp, _scores(x)
+    xp, sizes, scores = x.xp, x.sizes, _scores(x)
     rows = scores.rows
-    kept = 1.0 / (1.0 - x.p)
+    kept = 1.0 / (1.0 - sizes.p)
     own = kept * rows.second
-    variance = x.r_value * (1.0 + x.p * own) + (1.0 - x.r_value) * own
-    variance = variance + scores.q0 * (rows.response + 4.0 * x.p * own * rows.squared_tilt)
-    if x.causal:
-        value_pairs, score_pairs = _pairs(x)
-        uniform = value_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
-        overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(x.n_keys - 1.0, 1.0)
+    variance = x.r_value * (1.0 + sizes.p * own) + (1.0 - x.r_value) * own
+    variance = variance + scores.q0 * (rows.response + 4.0 * sizes.p * own * rows.squared_tilt)
+    if sizes.causal:
+        value_pairs, score_pairs = sizes.pairs
+        uniform = value_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
+        overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
     else:
-        overlap = scores.value_overlap / x.n_keys
+        overlap = scores.value_overlap / sizes.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - rows.second) ** 2
     variance = xp.maximum(variance, 0.0)
     return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
@@ -189,23 +211,22 @@ def forward(x: Attention) -> Pair:
 
 def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
     """Through the queries; through keys and values."""
-    xp, rows = x.xp, scores.rows
-    kept = 1.0 / (1.0 - x.p)
-    per_key = x.n_queries / x.n_keys
-    other_queries = xp.maximum(x.n_queries - 1.0, 1.0)
-    other_keys = xp.maximum(x.n_keys - 1.0, 1.0)
-    pairs = _pairs(x)
-    score_pairs = pairs[1]
+    xp, sizes, rows = x.xp, x.sizes, scores.rows
+    kept = 1.0 / (1.0 - sizes.p)
+    per_key = sizes.n_queries / sizes.n_keys
+    other_queries = xp.maximum(sizes.n_queries - 1.0, 1.0)
+    other_keys = xp.maximum(sizes.n_keys - 1.0, 1.0)
+    score_pairs = sizes.pairs[1]
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
-    h = x.p * kept
+    h = sizes.p * kept
     tilt = rows.squared_tilt * scores.q0
     noise = kept - x.r_value + (4.0 * h + 1.0) * tilt
-    half_spread = 1.0 / x.d_head + 2.0 / x.d
+    half_spread = 1.0 / sizes.d_head + 2.0 / sizes.d
     # the same tilt and the value's own part lengthen the keys that a query's gradient sums up
-    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / x.d
+    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / sizes.d
 
-    through_value = _through_value(x, scores, pairs)
+    through_value = _through_value(x, scores)
     apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
     popular = x.r_g * score_pairs * back.weighted_overlap * apart
     through_key = popular + per_key * back.rows.weighted_jacobian * x.s0 * noise
@@ -220,22 +241,22 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     # keys is known, and with it the covariance. A rotation in between leaves only the share omega of the latter sum.
     total = _total(x, rows)
     key = xp.maximum(through_value + through_key, 0.0)
-    key_covariance = (total - through_value - x.omega * through_key) / other_keys
+    key_covariance = (total - through_value - sizes.omega * through_key) / other_keys
     return (query, _within(query_covariance, query, xp)), (key, _within(key_covariance, key, xp))
 
 
-def _through_value(x: Attention, scores: _Scores, pairs: tuple[Array, Array]) -> Array:
-    """Variance of the gradient at the values; pairs: of `_pairs`."""
-    value_pairs, score_pairs = pairs
-    own = x.n_queries / x.n_keys / (1.0 - x.p) * scores.rows.second
+def _through_value(x: Attention, scores: _Scores) -> Array:
+    """Variance of the gradient at the values."""
+    sizes, (value_pairs, score_pairs) = x.sizes, x.sizes.pairs
+    own = sizes.n_queries / sizes.n_keys / (1.0 - sizes.p) * scores.rows.second
     found: Array = own + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
     return found
 
 
 def _total(x: Attention, rows: RowMoments) -> Array:
     """The sum over all keys of the products of one key's gradient, through its value, with theirs."""
-    kept = 1.0 / (1.0 - x.p)
-    return x.n_queries / x.n_keys * (1.0 + x.p * kept * rows.second + x.r_g * (x.n_queries - 1.0))
+    sizes, kept = x.sizes, 1.0 / (1.0 - x.sizes.p)
+    return sizes.n_queries / sizes.n_keys * (1.0 + sizes.p * kept * rows.second + x.r_g * (sizes.n_queries - 1.0))
 
 
 def backward_apart(x: Attention) -> tuple[Pair, Pair]:
@@ -270,8 +291,8 @@ def value_ends(x: Attention) -> tuple[Pair, Pair]:
     scores = _scores(x)
     ends = []
     for at in (x._replace(r_g=0.0), x._replace(r_g=1.0)):
-        variance = x.xp.maximum(_through_value(at, scores, _pairs(at)), 0.0)
-        covariance = (_total(at, scores.rows) - variance) / x.xp.maximum(x.n_keys - 1.0, 1.0)
+        variance = x.xp.maximum(_through_value(at, scores), 0.0)
+        covariance = (_total(at, scores.rows) - variance) / x.xp.maximum(x.sizes.n_keys - 1.0, 1.0)
         ends.append((variance, _within(covariance, variance, x.xp)))
     return ends[0], ends[1]
 

@@ -85,6 +85,7 @@ class Band(NamedTuple):
 Mask = bool | Band
 
 
+@lru_cache(maxsize=64)
 def over_rows(length: int, mask: Mask) -> list[tuple[int, float]]:
     """Lengths of rows and how often they are there, of a mask: see `_over_positions`."""
     return _over_positions(length, mask) if mask else [(length, 1.0)]

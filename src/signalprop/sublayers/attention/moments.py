@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -186,14 +187,18 @@ class SelfAttention(Heads):
     def _mixed(self, row: Row, averaged: Pair, r: Array) -> Pair:
         return attention.mixture(*averaged, r, row.value_skip, row.attention_gain, self.n_queries, causal=self.causal)
 
+    @cached_property
+    def sizes(self) -> attention.Sizes:
+        """What the formulas of one set of heads take of them."""
+        return attention.Sizes(
+            self.n_queries, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
+            omega=self.rotary, omega_rows=self.rotary_rows,
+        )  # fmt: skip
+
     def _read(self, row: Row, read: Pair, added: Summed | None) -> attention.Attention:
         """What the formulas of one set of heads take."""
         s0, bias = self.scores(row, read[0], read[0])
-        return attention.on_itself(
-            read[1], s0, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
-            omega=self.rotary, omega_rows=self.rotary_rows, query_bias=bias,
-            r_value=None if added is None else added.r,
-        )  # fmt: skip
+        return self.sizes.on_itself(read[1], s0, query_bias=bias, r_value=None if added is None else added.r)
 
     def summed(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Summed:
         """What the values of sublayer i are with those of the first one, `memory`: independent maps of two inputs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from signalprop.errors import InputError
@@ -38,12 +40,14 @@ class CrossAttention(Heads):
             BranchBackward(*(np.asarray(column * squared) for column in to_key)),
         )
 
+    @cached_property
+    def sizes(self) -> attention.Sizes:
+        """What the formulas of one set of heads take of them."""
+        return attention.Sizes(self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout)
+
     def _read(self, row: Row, read: Pair, memory: Pair) -> attention.Attention:
         s0, bias = self.scores(row, read[0], memory[0])
-        return attention.across(
-            read[1], memory[1], s0, self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout,
-            query_bias=bias,
-        )  # fmt: skip
+        return self.sizes.across(read[1], memory[1], s0, query_bias=bias)
 
 
 def of(p: Parametrization, stack: int) -> CrossAttention:

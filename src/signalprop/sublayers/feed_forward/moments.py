@@ -21,7 +21,7 @@ from signalprop.theory.elements import (
     dropped,
     linear,
 )
-from signalprop.theory.logs import rows_of
+from signalprop.theory.logs import plain, rows_of
 
 
 class Row(NamedTuple):
@@ -66,7 +66,7 @@ class FeedForwardMoments(BranchMoments):
         if self.gated:
             one, shared = activated(linear(x, row.gate, row.gate_bias), self.activation)
             up, up_shared = linear(x, row.up, row.up_bias)
-            by_chance = self.chance(i, x[0]) ** 2 * (1 - np.minimum(read[1], 1.0) ** 2) ** 2
+            by_chance = plain(self.chance(i, x[0]) ** 2 * (1 - np.minimum(read[1], 1.0) ** 2) ** 2)
             hidden = (one * up, shared * up_shared + by_chance)
         else:
             hidden = activated(linear(x, row.up, row.up_bias), self.activation)
@@ -82,9 +82,9 @@ class FeedForwardMoments(BranchMoments):
             own: mean square of what is read.
         """
         row = self.at(i)
-        gate = linear((own, np.zeros_like(own)), row.gate, row.gate_bias)[0]
-        slope = activated_back((1.0, 1.0), (gate, np.zeros_like(gate)), self.activation)[1]
-        return np.asarray(own * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model))
+        gate = linear((own, own), row.gate, row.gate_bias)[0]
+        slope = activated_back((1.0, 1.0), (gate, gate * 0.0), self.activation)[1]
+        return plain(own * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
         row, x = self.at(i), (read[0], read[0] * read[1])

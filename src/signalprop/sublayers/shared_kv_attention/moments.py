@@ -6,6 +6,7 @@ docs/theory/attention.md, "Shared keys and values".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +75,7 @@ class SharedMoments(SelfAttention):
         near = SelfAttention.forward(self, i, self._aligned(read))
         if self.runs is None:
             return near
-        far = SelfAttention.forward(self._to_runs(), i, self._aligned((read[0], self._of_runs(i, read)[1])))
+        far = SelfAttention.forward(self._to_runs, i, self._aligned((read[0], self._of_runs(i, read)[1])))
         return Branch(*(self.own * x + self.runs.share * y for x, y in zip(near, far, strict=True)))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
@@ -85,7 +86,7 @@ class SharedMoments(SelfAttention):
         if self.runs is None:
             return Sent(out)
         size, r, second = self._of_runs(i, read)
-        far = SelfAttention.backward(self._to_runs(), i, self._aligned((read[0], r))).stream
+        far = SelfAttention.backward(self._to_runs, i, self._aligned((read[0], r))).stream
         rate, tokens = self.runs.rate, self.n_keys
         # to the tokens of a run: by the squares of their weights; of two tokens, by whether one run holds both
         one = (rate - 1) / max(tokens - 1, 1)
@@ -107,6 +108,7 @@ class SharedMoments(SelfAttention):
         found = (size, ratio(r, size), second / rate)
         return tuple(float(x) if np.ndim(x) == 0 else x for x in found)  # type: ignore[return-value]
 
+    @cached_property
     def _to_runs(self) -> SharedMoments:
         """The attention to averages alone, all of which a token sees."""
         assert self.runs is not None
