@@ -42,8 +42,8 @@ def combined(one: FloatArray, x: float, other: FloatArray, y: float) -> FloatArr
     out, rows = empty(len(one)), _AT_ONCE // len(one) + 1
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
-        np.multiply(other[part], y, out=out[part])
-        out[part] += one[part] if x == 1 else one[part] * x
+        scaled = other[part] if y == 1 else np.multiply(other[part], y, out=out[part])
+        np.add(one[part] if x == 1 else one[part] * x, scaled, out=out[part])
     return out
 
 
@@ -114,6 +114,8 @@ class State:
 
     def times(self, factor: float) -> State:
         """The kernel times a number >= 0."""
+        if factor == 1:
+            return self
         if factor > 0:
             return State(self.kernel, self.log_scale + math.log(factor), self.uneven)
         return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
