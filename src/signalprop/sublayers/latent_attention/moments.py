@@ -77,21 +77,23 @@ class LatentAttention(SelfAttention):
         """What the norm divides the latent by, in units of the input's second moment."""
         return second + row.key
 
-    def turned(self, i: int | Rowset, second: Array) -> tuple[LatentAttention, int | Rowset]:
-        """Sublayers i alone, and their rows there, with score variances, and rotations, of that second moment."""
+    def turned(self, i: int | Rowset, second: Array) -> LatentAttention:
+        """Sublayers i alone, in rows 0, 1, ..., with score variances, and rotations, of that second moment."""
         s0, share = self.of_scores(i, second)
         rows = np.atleast_1d(i)
         table = self.table[..., rows]
         table[0] = np.asarray(s0).reshape(table[0].shape) if np.ndim(i) else np.asarray(s0)[..., None]
         kept = tuple(1 - share * (1 - one) for one in self.coherence)
         turned: dict[str, Any] = {"rotary": kept[0], "rotary_rows": kept[1]}
-        return replace(self, table=table, **turned), 0 if isinstance(i, int) else np.arange(len(i))
+        return replace(self, table=table, **turned)
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        return SelfAttention.forward(*self.turned(i, read[0]), (read[0], read[1] * self.aligned(read[1])))
+        rows = np.arange(len(i)) if isinstance(i, np.ndarray) else 0
+        return SelfAttention.forward(self.turned(i, read[0]), rows, (read[0], read[1] * self.aligned(read[1])))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        back = SelfAttention.backward(*self.turned(i, read[0]), (read[0], read[1] * self.aligned(read[1]))).stream
+        aligned, rows = (read[0], read[1] * self.aligned(read[1])), np.arange(len(i))
+        back = SelfAttention.backward(self.turned(i, read[0]), rows, aligned).stream
         own, both = self.sent_back(np.ones_like(back.vv)), self.sent_back(read[1])
         return Sent(BranchBackward(back.vv * own, back.vc * own, back.cv * both, back.cc * both))
 
