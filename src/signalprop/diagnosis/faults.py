@@ -137,7 +137,7 @@ def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
             continue
         zero = [role for role, ratio in ratios.items() if ratio == 0]
         listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
-        what = f"{', '.join(zero)} are 0" if zero else ""
+        what = f"{', '.join(zero)} {'is' if len(zero) == 1 else 'are'} 0" if zero else ""
         scores = not zero and set(ratios) <= {"query", "key"}
         yield Verdict(
             severity="fault" if zero or max(ratios.values()) > LARGE_WEIGHT else "warning",
@@ -168,21 +168,16 @@ def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
-    dead = {
-        s.layer: [
-            h for h, share in enumerate(s.head_share) if share is not None and share * len(s.head_share) < DEAD_HEAD
-        ]
-        for s in d.signal
-        if len(s.head_share) > 1 and s.finite and s.attention_share
-    }
-    for layer, heads in dead.items():
-        if heads:
+    for s in d.signal:
+        n = len(s.head_share)
+        heads = [h for h, share in enumerate(s.head_share) if share is not None and share * n < DEAD_HEAD]
+        if n > 1 and heads and s.finite and s.attention_share:
+            which = f"head {heads[0]} of {n} adds" if len(heads) == 1 else f"heads {ranges(heads)} of {n} add"
             yield Verdict(
                 severity="fault",
                 kind="dead heads",
-                layers=(layer,),
-                text=f"layer {layer}: {'head' if len(heads) == 1 else 'heads'} {ranges(heads)} of "
-                f"{len(d.of_layers([layer])[0].head_share)} add nothing (a share below {DEAD_HEAD:g} of an equal one)",
+                layers=(s.layer,),
+                text=f"layer {s.layer}: {which} nothing (a share below {DEAD_HEAD:g} of an equal one)",
                 cause="weights of the head are 0: pruned, never loaded, or decayed away",
                 advice="prune the heads, or initialise them again",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Removal, mean_of, paired
 from signalprop.results.text import number, text_table
@@ -110,12 +111,13 @@ def span_line(d: Diagnosis) -> str:
 
 def removal_rows(removal: Removal) -> Rows:
     """Header and cells of what the loss becomes without layers."""
-    rows = [
-        [f"without {words} {', '.join(map(str, r.layers))}", *_costs(r.loss, r.increase, r.accuracy)]
-        for words, of in (("layer", removal.single), ("layers", removal.greedy))
-        for r in of
-    ]
+    rows = [[without(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in (*removal.single, *removal.greedy)]
     return ["removed", "loss", "increase", "accuracy"][: len(rows[0]) if rows else None], rows
+
+
+def without(layers: Sequence[int]) -> str:
+    """Which were removed, in words."""
+    return f"without layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def cast_table(d: Diagnosis) -> str:

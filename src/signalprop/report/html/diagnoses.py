@@ -155,8 +155,7 @@ def _without(d: Diagnosis) -> list[Number | Estimate]:
 
 def _counts(d: Diagnosis) -> Block:
     steps = () if d.removal is None else d.removal.greedy
-    names = ["without layer" + "s" * (len(r.layers) > 1) + " " + ", ".join(map(str, r.layers)) for r in steps]
-    return blocks.place([len(r.layers) for r in steps], names)
+    return blocks.place([len(r.layers) for r in steps], [diagnosis_tables.without(r.layers) for r in steps])
 
 
 def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
@@ -170,10 +169,15 @@ def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
     ]  # fmt: skip
     chart = blocks.chart(f"{key}-noise", "Signal over noise after a layer", curves, x="layer", y="dB")
     header, rows = diagnosis_tables.cast_rows(d)
+    spared = [[f"{one.format} {one.of}", *reason] for one in d.left_out for reason in one.reasons.items()]
     return blocks.section(
         key,
         f"Few bits: {name}",
-        [*([chart] if chart["series"] else []), blocks.table("Casts", header, rows, left=2, caption="Nats per token.")],
+        [
+            *([chart] if chart["series"] else []),
+            blocks.table("Casts", header, rows, left=2, caption="Nats per token."),
+            *([blocks.table("Leave unquantised", ["cast", "map", "why"], spared, left=3)] if spared else []),
+        ],
         lead="The model cast directly to a format, without any tuning.",
         groups=names,
         sources=[("measured", "line")],

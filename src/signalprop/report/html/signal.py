@@ -186,7 +186,7 @@ def _place(p: Profile, sublayers: Sequence[int] | IntArray, x: FloatArray, *, ki
 
 def _marks(curves: Sequence[Curve]) -> list[Block]:
     borders = {c.profile.architecture.n_layers for c in curves if c.profile.architecture.n_decoder_layers}
-    return [{"x": border + 1 / 6, "label": "decoder"} for border in sorted(borders)]
+    return [{"x": border + 1 / 6, "label": "decoder →"} for border in sorted(borders)]
 
 
 # --- tables and words --------------------------------------------------------------------------------------------

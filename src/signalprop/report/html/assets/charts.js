@@ -205,8 +205,9 @@ const charts = (() => {
   }
 
   function layout(chart, chosen, height, unified, lines) {
+    const middle = Math.max(...lines.flatMap((line) => line.x.filter((x) => x !== null))) / 2;
     return {
-      ...size(), margin: { l: 66, r: 14, t: 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
+      ...size(), margin: { l: 66, r: 14, t: chart.marks.length ? 20 : 10, b: 42 }, showlegend: false, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", modebar: bar(),
       font: { family: family(), size: 13, color: colour("ink") },
       hovermode: unified ? "x unified" : "closest",
@@ -217,7 +218,8 @@ const charts = (() => {
         type: "line", x0: mark.x, x1: mark.x, yref: "paper", y0: 0, y1: 1, line: { color: colour("soft"), width: 1, dash: "dash" },
       })),
       annotations: chart.marks.map((mark) => ({
-        x: mark.x, y: 1, yref: "paper", text: `${format.plain(mark.label)} →`, showarrow: false, xanchor: "left", yanchor: "top",
+        x: mark.x, y: 1, yref: "paper", text: format.plain(mark.label), showarrow: false, yanchor: "bottom",
+        xanchor: mark.x > middle ? "right" : "left", // within the chart
         font: { size: 11, color: colour("soft") },
       })),
     };
