@@ -52,7 +52,7 @@ def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path)
 
 def test_apply_keeps_weights_and_companions(command: Command, hf_directories: Path, tmp_path: Path) -> None:
     source, out = hf_directories / "bert", tmp_path / "deep"
-    status, text, err = command("apply", source, "--scheme", "deepnorm", "--keep-weights", "--out", out)
+    status, text, err = command("apply", source / "config.json", "--scheme", "deepnorm", "--keep-weights", "--out", out)
     assert (status, err) == (0, "")
     assert "weights kept" in text and "for signalprop.load" in text
     expected = BertForMaskedLM.from_pretrained(source)

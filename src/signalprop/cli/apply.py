@@ -71,7 +71,7 @@ def apply(
             error = checkpoints.fold_into(model, dtype, folder)
         else:
             surgery.save(model.to(dtype), folder)
-        checkpoints.copy_companions(directory if directory.is_dir() else directory.parent, folder)
+        checkpoints.copy_companions(directory, folder)
     result = {
         "schema": SCHEMA,
         "out": str(out),

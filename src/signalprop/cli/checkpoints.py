@@ -42,9 +42,10 @@ def check_out(out: Path) -> None:
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Copy the tokenizer and the like from a checkpoint to another that has none."""
+    """Copy the tokenizer and the like from a checkpoint (or a file in it) to another that has none."""
+    place = source if source.is_dir() else source.parent
     for pattern in _COMPANIONS:
-        for file in sorted(source.glob(pattern)):
+        for file in sorted(place.glob(pattern)):
             if file.is_file() and not (target / file.name).exists():
                 shutil.copyfile(file, target / file.name)
 

@@ -82,7 +82,7 @@ def compare(
         place = opt.usable(device)
         subject = load_model(Path(arch)).to(place).eval()
         given = mapping_of_file(subject, mapping)
-        a = architecture_of(subject, changed, LONGEST, given)
+        a = architecture_of(subject, changed, given)
         found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
     elif scheme == "as-is" or mapping is not None:
         what = "scheme as-is" if scheme == "as-is" else "--mapping"

@@ -76,7 +76,7 @@ def fit(
     _exact(model).to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
     given = mapping_of_file(model, mapping)
-    batch, read = model_batch(architecture_of(model, changed, 128, given), directory, text, batch_size, seed)
+    batch, read = model_batch(architecture_of(model, changed, given), directory, text, batch_size, seed)
     arguments = arguments_of(model, attach(model, given).mapping, batch)
     before = exact_logits(model, arguments)
     found = fitted(model, batch, format=form, margin=margin, mapping=given)  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +86,11 @@ def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
     return mapping
 
 
-def architecture_of(
-    model: nn.Module, changed: dict[str, Any], longest: int | None = None, mapping: Mapping | None = None
-) -> Architecture:
+def architecture_of(model: nn.Module, changed: dict[str, Any], mapping: Mapping | None) -> Architecture:
     """The architecture of a live model for sequences of another length.
 
     Args:
-        mapping: that is given for it. changed: may hold `seq_len`. longest: tokens at most where it does not.
+        mapping: that is given for it. changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
 
     Raises:
         InputError: an unknown family, or more tokens than the model has positions for.
@@ -106,8 +102,7 @@ def architecture_of(
     a = mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
-    changed_a = a.replace(**changed)
-    return changed_a if longest is None else shortened(changed_a, longest).replace(**lengths(changed))
+    return shortened(a.replace(**changed)).replace(**lengths(changed))
 
 
 def check_one_input(model: nn.Module, mapping: Mapping) -> None:
@@ -176,14 +171,5 @@ def _text_batch(
     ids: IntArray = np.array(found, np.int64)
     if ids.size and ids.max() >= a.vocab_size:
         raise InputError(f"{file} gives id {ids.max()}; the model's vocabulary ends at {a.vocab_size - 1}")
-    batch = text_batch(a, ids, batch_size, seed, source)
-    return _with_mask(batch, [tokenizer.token_to_id(name) for name in _MASKS]), f"{source} in the model's own tokens"
-
-
-def _with_mask(batch: Batch, candidates: Sequence[int | None]) -> Batch:
-    """The batch with the tokenizer's own mask token where there was that of `signalprop.data`."""
-    own = next((i for i in candidates if i is not None), None)
-    if own is None or batch.tokens is None or batch.decoder_tokens is not None or batch.targets.ndim == 1:
-        return batch
-    masked = (batch.tokens == MASK) & (batch.targets >= 0)
-    return replace(batch, tokens=np.where(masked, own, batch.tokens))
+    mask = next((own for name in _MASKS if (own := tokenizer.token_to_id(name)) is not None), MASK)
+    return text_batch(a, ids, batch_size, seed, source, mask), f"{source} in the model's own tokens"

@@ -93,7 +93,7 @@ def measure(
         live = model_inside(whole, inside)
         given = mapping_of_file(live, mapping)
         label = "random init" if random_init else "as is"
-        return live, given, architecture_of(live, changed, LONGEST, given), label
+        return live, given, architecture_of(live, changed, given), label
 
     profiles = []
     with output.progress("measuring") as step:

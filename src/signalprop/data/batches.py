@@ -169,23 +169,27 @@ def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:
     return np.asarray(ids[starts[:, None] + np.arange(length)])
 
 
-def mask_tokens(tokens: IntArray, vocab_size: int, seed: int, fraction: float = 0.15) -> tuple[IntArray, IntArray]:
+def mask_tokens(
+    tokens: IntArray, vocab_size: int, seed: int, fraction: float = 0.15, mask: int = MASK
+) -> tuple[IntArray, IntArray]:
     """(inputs, targets) of masked language modelling: a random `fraction` of the positions carries loss (-1 elsewhere).
 
-    Of those, 80 % read the mask, 10 % a random id and 10 % their own (Devlin et al. 2019, section 3.1). If none was
-    drawn, the first position of every sequence carries loss.
+    Of those, 80 % read the id `mask`, 10 % a random id and 10 % their own (Devlin et al. 2019, section 3.1). If none
+    was drawn, the first position of every sequence carries loss.
     """
     rng = _generator(seed, 1)
     chosen = rng.random(tokens.shape) < fraction
     if not chosen.any():
         chosen[:, 0] = True
     fate = rng.random(tokens.shape)
-    inputs = np.where(chosen & (fate < 0.8), MASK, tokens)
+    inputs = np.where(chosen & (fate < 0.8), mask, tokens)
     inputs = np.where(chosen & (fate >= 0.9), rng.integers(0, vocab_size, tokens.shape), inputs)
     return inputs, np.where(chosen, tokens, -1)
 
 
-def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed: int, source: str = "") -> Batch:
+def text_batch(
+    architecture: Architecture, ids: IntArray, batch_size: int, seed: int, source: str = "", mask: int = MASK
+) -> Batch:
     """A batch of real text for an architecture: masked (encoder), next-token (decoder) or continuation (both).
 
     Where the architecture reads frames, the text is what its decoder reads (or what every token of an encoder is to
@@ -193,7 +197,7 @@ def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed:
     random: text has none, and at initialisation they are independent of the signal.
 
     Args:
-        ids: all the text as ids below `architecture.vocab_size`.
+        ids: all the text as ids below `architecture.vocab_size`. mask: as of `mask_tokens`.
     """
     a = architecture
     if a.input == "patches":
@@ -214,7 +218,7 @@ def text_batch(architecture: Architecture, ids: IntArray, batch_size: int, seed:
     elif a.input == "frames":
         targets = tokens
     elif a.head != "classes":
-        tokens, targets = mask_tokens(tokens, a.vocab_size, seed)
+        tokens, targets = mask_tokens(tokens, a.vocab_size, seed, mask=mask)
     if a.head == "classes":
         targets = _generator(seed, 3).integers(0, a.n_classes, batch_size)
     if a.input == "frames":

@@ -239,8 +239,7 @@ def _masked(a: Architecture, rows: IntArray, frame: Frame, mask: int | None, see
     if a.head == "lm":
         if mask is None:
             raise InputError("the tokenizer has no mask token, which a masked language model reads; give one that has")
-        inputs, targets = mask_tokens(rows, a.vocab_size, seed)
-        inputs = np.where((inputs == MASK) & (targets >= 0), mask, inputs)
+        inputs, targets = mask_tokens(rows, a.vocab_size, seed, mask=mask)
     tokens = _framed(inputs, frame)
     targets = _framed(targets, Frame((-1,) * len(frame.before), (-1,) * len(frame.behind)))
     if a.input == "frames":
