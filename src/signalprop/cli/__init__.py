@@ -31,7 +31,7 @@ from signalprop.cli.frontier import frontier
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS
-from signalprop.cli.output import drop_what_nobody_takes, note
+from signalprop.cli.output import drop_what_nobody_takes, note, send_to_nobody
 from signalprop.cli.predict import predict
 from signalprop.cli.presets import presets
 from signalprop.cli.report import report
@@ -171,7 +171,7 @@ def _one_line(message: Warning | str, category: type[Warning], *_: Any) -> None:
 
 def _reader_left() -> int:
     """The reader of a pipe has left, e.g. `| head`: nobody wants the rest."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    send_to_nobody()
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +66,6 @@ def measure(
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError
-    from signalprop.report import tables
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
 
@@ -109,8 +107,4 @@ def measure(
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))
-
-    def show() -> None:
-        output.echo_profile(profile, partial(tables.profile_table, profile), all_rows=all_rows)
-
-    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile.plot))
+    output.deliver_profile(profile, json_file, plot, all_rows=all_rows)

@@ -125,7 +125,12 @@ def drop_what_nobody_takes() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        send_to_nobody()
+
+
+def send_to_nobody() -> None:
+    """Standard output goes nowhere from now on."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
 def deliver(
@@ -220,6 +225,15 @@ def echo_profile(
     for text in (_fitting(table, all_rows), *more):
         echo(f"\n{text}")
     echo("\n" + "\n".join(findings.summary(profile)))
+
+
+def deliver_profile(profile: Profile, json_file: str | None, plot: Path | None, *, all_rows: bool) -> None:
+    """`deliver` of a profile alone."""
+    from signalprop.report.tables import profile_table
+
+    table = partial(profile_table, profile)
+    show = partial(echo_profile, profile, table, all_rows=all_rows)
+    deliver(json_file, profile.to_json, show, picture(plot, profile.plot))
 
 
 def _fitting(table: Callable[..., str], all_rows: bool) -> str:

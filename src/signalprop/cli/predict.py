@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +95,7 @@ def predict(
         return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     if not many:
-        _deliver_one(one(tables[0]), all_rows, json_file, plot)
+        output.deliver_profile(one(tables[0]), json_file, plot, all_rows=all_rows)
         return
     profiles = []
     with nullcontext() if chosen == "simulate" else output.progress("predicting") as step:  # simulations show their own
@@ -105,15 +104,6 @@ def predict(
             if step is not None:
                 step(len(profiles), len(tables))
     _deliver_several(profiles, json_file, plot)
-
-
-def _deliver_one(profile: Profile, all_rows: bool, json_file: str | None, plot: Path | None) -> None:
-    from signalprop.report import tables
-
-    def show() -> None:
-        output.echo_profile(profile, partial(tables.profile_table, profile), all_rows=all_rows)
-
-    output.deliver(json_file, profile.to_json, show, output.picture(plot, profile.plot))
 
 
 def _deliver_several(profiles: Sequence[Profile], json_file: str | None, plot: Path | None) -> None:
