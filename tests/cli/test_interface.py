@@ -42,7 +42,8 @@ def interface() -> dict[str, Any]:
     """Options by command, and keys by result."""
     commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
     options = {
-        name: [" ".join(parameter.opts) for parameter in command.params] for name, command in sorted(commands.items())
+        name: ", ".join(" ".join(parameter.opts) for parameter in command.params)
+        for name, command in sorted(commands.items())
     }
     results = {name: keys(result_of(arguments)) for name, arguments in RESULTS.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -60,8 +61,8 @@ def interface() -> dict[str, Any]:
     return {"options": options, "results": results}
 
 
-def keys(result: dict[str, Any]) -> dict[str, Any]:
-    return {"schema": result["schema"], "keys": sorted(result)}
+def keys(result: dict[str, Any]) -> dict[str, str]:
+    return {"schema": result["schema"], "keys": ", ".join(sorted(result))}
 
 
 def result_of(arguments: list[str]) -> Any:

@@ -55,7 +55,8 @@ def test_slopes_are_those_of_least_squares() -> None:
     [
         ({"widths": (32,)}, "expected two or more"), ({"widths": (32, 32)}, "expected two or more"),
         ({"seeds": 1, "widths": (32, 64)}, "three networks"), ({"steps": 0}, "steps are 0"),
-        ({"lr": -1.0}, "lr -1"), ({"tolerance": 0.0}, "tolerance 0"), ({"lr": 1e30, "steps": 2}, "give a smaller lr="),
+        ({"optimizer": "adam"}, "optimizer is 'adam'; choose adamw, muon, sgd"), ({"lr": -1.0}, "lr -1"),
+        ({"tolerance": 0.0}, "tolerance 0"), ({"lr": 1e30, "steps": 2}, "give a smaller lr="),
     ],
 )  # fmt: skip
 def test_bad_input(options: dict[str, Any], message: str) -> None:

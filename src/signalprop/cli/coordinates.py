@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,13 +43,8 @@ def coordinates(
     Example:
       signalprop coordinates gpt2 --layers 2 --widths 64,128,256 --scheme mup --option base_width=64
     """
-    from signalprop.errors import InputError
-
     output.check_outputs(json_file, plot)
     chosen = opt.several_numbers(widths, "--widths", "a width", "64,128,256") or []
-    if optimizer not in ("adamw", "muon", "sgd"):
-        raise InputError(f"--optimizer {optimizer!r:.40} is not known; choose adamw, muon or sgd")
-    known: Any = optimizer
     tables = [sources.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
     place = opt.usable(device)
     from signalprop.data.batches import default_batch
@@ -59,8 +54,8 @@ def coordinates(
     batch = default_batch(tables[0].architecture, text=text, batch_size=batch_size, seed=seed)
     with output.progress("training") as step:
         found = checked(
-            tables, optimizer=known, lr=lr, steps=steps, seeds=seeds, seed=seed, batch=batch,
-            tolerance=tolerance, device=place, progress=step,
+            tables, optimizer=optimizer, lr=lr, steps=steps, seeds=seeds,  # type: ignore[arg-type]
+            seed=seed, batch=batch, tolerance=tolerance, device=place, progress=step,
         )  # fmt: skip
 
     def show() -> None:

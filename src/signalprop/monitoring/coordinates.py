@@ -135,9 +135,11 @@ def coordinates(
         progress: called with the networks that are done, and all of them.
 
     Raises:
-        InputError: fewer than two widths or three networks, tables of several depths, numbers out of range, no loss,
-            or a training that is not finite.
+        InputError: an unknown optimizer, fewer than two widths or three networks, tables of several depths, numbers out
+            of range, no loss, or a training that is not finite.
     """
+    if optimizer not in RATES:
+        raise InputError(f"optimizer is {optimizer!r:.40}; choose {', '.join(RATES)}")
     widths = tuple(p.architecture.d_model for p in tables)
     if len(set(widths)) < 2 or len(set(widths)) != len(widths) or len(widths) * seeds < 3:
         raise InputError(f"widths are {list(widths)} with {seeds} seeds; expected two or more, and three networks")

@@ -42,22 +42,18 @@ def verify(
     effort = "quick" if quick else "thorough" if thorough else "default"
     report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
 
-    verdicts = [row.standing for row in report.rows]
-
     def show() -> None:
         header = ["component", "quantity", "error %: 50, 90, 99", "s.e. %", "papers' Table 20", "configurations", ""]
         rows = [
             [row.component, row.quantity, _triple(row.percentiles), f"{row.standard_error:.2f}", _triple(row.paper),
-             str(row.configurations), verdict]
-            for row, verdict in zip(report.rows, verdicts, strict=True)
+             str(row.configurations), row.standing]
+            for row in report.rows
         ]  # fmt: skip
         output.echo(text_table(header, rows, left=2))
 
     said = []
     for verdict, words in (("wrong", "off from the simulation"), ("worse", "worse than the papers' Table 20")):
-        cells = [
-            f"{row.component} {row.quantity}" for row, v in zip(report.rows, verdicts, strict=True) if v == verdict
-        ]
+        cells = [f"{row.component} {row.quantity}" for row in report.rows if row.standing == verdict]
         said += [f"{words} in {len(cells)} cells: {', '.join(cells)}"] if cells else []
     output.deliver(json_file, report.as_json, show, failure="; ".join(said) or None)
 
