@@ -40,7 +40,9 @@ def test_wrong_models(command: Command, hf_directories: Path, tmp_path: Path) ->
     assert status == 1 and json.loads(out) == data
 
 
-def test_a_model_that_was_saved_with_its_scheme(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+def test_a_model_that_was_saved_with_its_scheme(
+    command: Command, hf_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from signalprop.repair import apply
 
     model = transformers.GPT2LMHeadModel.from_pretrained(hf_directories / "gpt2")
@@ -51,6 +53,8 @@ def test_a_model_that_was_saved_with_its_scheme(command: Command, hf_directories
     assert status == 0, err
     assert command("check", str(tmp_path), "--scheme", "gpt2").status == 1
     assert command("check", str(tmp_path), "--scheme", "deepscalelm-simple", "--fresh", "--seed", "5").status == 0
+    monkeypatch.setattr("signalprop.files.checkpoint_loading.fetched", lambda *_, **__: tmp_path)  # from the hub
+    assert command("check", "somebody/deep", "--scheme", "deepscalelm-simple").status == 0
 
 
 def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,8 @@ def read_model(
     import torch
 
     place = _place(source)
+    if isinstance(place, str):
+        place = _copy_with_record(place) or place
     trust = {"trust_remote_code": trust_remote_code}
     if isinstance(place, Path):
         check_folder(place, trust_remote_code=trust_remote_code)
@@ -254,6 +256,17 @@ def _place(source: str | Path) -> str | Path:
     if isinstance(source, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1 or path.suffix == ".json":
         raise InputError(f"cannot read {text}: there is no such file or directory")
     return text
+
+
+def _copy_with_record(name: str) -> Path | None:
+    """The local copy of a model on the hub that was saved with its scheme; None of another, or where there is none."""
+    try:
+        folder = checkpoint_loading.fetched(name, ["*.json"], without=["*/*"])
+        if (folder / "signalprop.json").is_file():
+            return checkpoint_loading.fetched(name, ["*.json", "*.safetensors"], without=["*/*"])
+    except Exception:  # of many kinds; reading the configuration says why
+        pass
+    return None
 
 
 def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
