@@ -182,6 +182,8 @@ def test_advice_of_the_library_is_given_in_options(command: Command, refused: Re
     becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
             num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
     assert "give --mapping, which names the branches" in refused("measure", str(copied), "--random-init")
+    (copied / "model.safetensors").unlink()
+    assert "not predicted       give --mapping, which names the branches" in command("anatomy", str(copied)).out
     fast = ("--layers", "1", "--widths", "8,16", "--seeds", "2", "--steps", "2", "--optimizer", "sgd", "--lr", "1e30")
     assert command("coordinates", "tgs", "--vocab-size", "50", *fast).err.endswith("; give a smaller --lr\n")
 

@@ -188,6 +188,7 @@ _ADVICE = re.compile(r"\b(give|give a smaller|change|use|with) (\w+)=(?:'(\w+)')
 def _in_options(message: str, named: list[Callable[..., None]]) -> str:
     """A message of the library with its arguments as options of the command, or as what only Python has."""
     options = {name for command in named for name in inspect.signature(command).parameters}
+    options.add("mapping")  # anatomy begins one for the commands that take it
 
     def said(found: re.Match[str]) -> str:
         verb, name, value = found.groups()

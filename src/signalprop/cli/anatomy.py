@@ -96,7 +96,8 @@ def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
         found: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
-        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
+        told = why.replace("give mapping=", "give --mapping")
+        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{told}"]
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
     return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]
