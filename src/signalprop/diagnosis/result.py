@@ -13,8 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from signalprop.errors import InputError
-from signalprop.files.documents import Document
+from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 
@@ -296,10 +295,7 @@ class Diagnosis(Value, Document):
         Raises:
             InputError: another schema version, a missing or unknown field, or a value out of range.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
-            raise InputError(f"this is not a diagnosis that this version reads: {got}, expected schema {SCHEMA!r}")
-        return cls(**{str(key): tuples(value) for key, value in data.items()})
+        return cls(**{key: tuples(value) for key, value in fields_of(data, SCHEMA, "a diagnosis").items()})
 
     @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:

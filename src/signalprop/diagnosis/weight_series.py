@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from signalprop.diagnosis.result import Number, number, tuples
 from signalprop.diagnosis.stored_weights import Progress, StoredWeights, TensorWeights, read_weights
 from signalprop.errors import InputError
+from signalprop.files.documents import fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value
 
@@ -91,9 +92,8 @@ class WeightSeries(Value):
         Raises:
             InputError: another schema, a missing or unknown field, or a value out of range.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise InputError(f"this is not a series of checkpoints that this version reads; expected schema {SCHEMA!r}")
-        return cls(**{str(key): tuples(value) for key, value in data.items()})
+        found = fields_of(data, SCHEMA, "a series of checkpoints")
+        return cls(**{key: tuples(value) for key, value in found.items()})
 
 
 def _over(x: float, first: float) -> float:

@@ -6,8 +6,21 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
+from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
 from signalprop.files.validation import typed
+
+
+def fields_of(data: Any, schema: str, what: str) -> dict[str, Any]:
+    """The fields of the JSON form of `what` (`a profile`), its schema among them.
+
+    Raises:
+        InputError: no object, or one of another schema.
+    """
+    if isinstance(data, dict) and data.get("schema") == schema:
+        return {str(key): value for key, value in data.items()}
+    got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
+    raise InputError(f"this is not {what} that this version reads: {got}, expected schema {schema!r}")
 
 
 class Document(ABC):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from signalprop.errors import InputError
-from signalprop.files.documents import Document
+from signalprop.files.documents import Document, fields_of
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import LARGEST
@@ -233,12 +233,7 @@ class Parametrization(Document):
             InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
                 architecture does not have.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
-            raise InputError(
-                f"this is not a parametrization that this version reads: {got}, expected schema {SCHEMA!r}"
-            )
-        document = ParametrizationDocument(**{str(key): value for key, value in data.items()})
+        document = ParametrizationDocument(**fields_of(data, SCHEMA, "a parametrization"))
         a, rows = document.architecture, document.sublayers
         table = layout(a)
         if len(rows) != len(table.kind):

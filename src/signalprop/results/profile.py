@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import ConfigDict, Field
 
 from signalprop.errors import InputError
-from signalprop.files.documents import Document
+from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
@@ -174,11 +174,10 @@ class Profile(Document, Shown):
             InputError: another schema version, a missing or unknown field, a value out of range, or sublayers that the
                 architecture does not have.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"
-            raise InputError(f"this is not a profile that this version reads: {got}, expected schema {SCHEMA!r}")
-        header = _Header(**{str(key): value for key, value in data.items() if key != "sublayers"})
-        table, rows = layout(header.architecture), data.get("sublayers")
+        found = fields_of(data, SCHEMA, "a profile")
+        rows = found.pop("sublayers", None)
+        header = _Header(**found)
+        table = layout(header.architecture)
         if not isinstance(rows, list) or len(rows) != len(table.kind):
             got = f"{len(rows)} rows" if isinstance(rows, list) else f"a {type(rows).__name__}"
             raise InputError(f"sublayers has {got}; the architecture has {len(table.kind)} sublayers")

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from signalprop.errors import InputError
-from signalprop.files.documents import Document
+from signalprop.files.documents import Document, fields_of
 from signalprop.files.validation import Value, typed
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
@@ -87,9 +87,7 @@ class Equivalence(Value, Document):
         Raises:
             InputError: another schema version, or a missing or unknown field.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise InputError(f"this is not an equivalence that this version reads; expected schema {SCHEMA!r}")
-        found = {key: value for key, value in data.items() if key != "schema"}
+        found = {k: v for k, v in fields_of(data, SCHEMA, "an equivalence").items() if k != "schema"}
         for name in ("stream", "notes"):
             found[name] = tuple(found.get(name, ()))
         found["weights"] = {role: tuple(factors) for role, factors in dict(found.get("weights", {})).items()}
