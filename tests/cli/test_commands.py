@@ -29,7 +29,8 @@ def test_version_and_help(command: Command) -> None:
 
 
 def test_presets_are_listed(command: Command) -> None:
-    assert all(re.search(rf"^{name} ", command("presets").out, re.MULTILINE) for name in PRESETS)
+    out = command("presets").out
+    assert all(re.search(rf"^{name} ", out, re.MULTILINE) for name in PRESETS)
     listed = result_of(command, "presets")["presets"]
     assert list(listed) == list(PRESETS) and listed["gpt2"]["parameters"] == 124_439_808
 
@@ -108,9 +109,10 @@ def test_schemes_lists_all(command: Command) -> None:
     assert "Kedia et al. 2024" in command("schemes", "deepscalelm").out
 
 
-def test_schemes_compares_what_theory_predicts(command: Command) -> None:
-    arguments = ["schemes", "--architecture", "tgs", "--layers", "3", "--d-model", "32"]
-    everything = result_of(command, *arguments)["schemes"]
+def test_schemes_compares_what_theory_predicts(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    out = command("schemes", "--architecture", "tgs", "--layers", "3", "--d-model", "32", "--json", str(file)).out
+    everything = json.loads(file.read_text())["schemes"]
     assert set(everything) == set(SCHEMES)
     a = Architecture.preset("tgs", n_layers=3, d_model=32)
     profile = predict(scheme("noci")(a))
@@ -123,7 +125,6 @@ def test_schemes_compares_what_theory_predicts(command: Command) -> None:
         "sensitivity": profile.sensitivity()["mean"],
     }
     assert "family None" in everything["huggingface"]["prediction"]["refused"]
-    out = command(*arguments).out
     assert all(f"\n{name} " in out for name in SCHEMES) and "refused  huggingface: " in out
 
 

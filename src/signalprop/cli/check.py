@@ -44,11 +44,9 @@ def check(
     live = load_model(model, random_init=fresh, seed=seed, hint=hint).to(place)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
-    def show() -> None:
-        output.echo(found.table(everything=all_rows))
-        for note in found.notes:
-            output.echo(note)
-        if found.ok:
-            output.echo(found.summary())
+    good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
 
-    output.deliver(json_file, found.to_json, show, failure=None if found.ok else found.summary())
+    def show() -> None:
+        output.echo("\n".join([found.table(everything=all_rows), *found.notes, *good]))
+
+    output.deliver(json_file, found.to_json, show, failure=failure)

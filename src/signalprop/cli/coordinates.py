@@ -57,11 +57,11 @@ def coordinates(
             tables, optimizer=optimizer, lr=lr, steps=steps, seeds=seeds,  # type: ignore[arg-type]
             seed=seed, batch=batch, tolerance=tolerance, device=place, progress=step,
         )  # fmt: skip
-
-    def show() -> None:
-        output.echo(found.table())
-        if found.ok:
-            output.echo(found.summary())
-
-    picture = output.picture(plot, lambda: figure(found))
-    output.deliver(json_file, found.to_json, show, picture, failure=None if found.ok else found.summary())
+    good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
+    output.deliver(
+        json_file,
+        found.to_json,
+        lambda: output.echo("\n".join([found.table(), *good])),
+        output.picture(plot, lambda: figure(found)),
+        failure=failure,
+    )

@@ -14,6 +14,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
+from signalprop.data.batches import LONGEST
 from signalprop.errors import InputError
 from signalprop.files.storage import write_bytes
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "signalprop/kernel/1"
 GALLERY = "gallery"
-# Tokens per sequence where nobody says how many: heat maps of more show no more.
-LONGEST = 128
 _GALLERY_REPEATS = 0.02
 _SAMPLES = 8
 
@@ -136,16 +135,10 @@ def kernel(
             traces[name] = found if given is None else replace(found, source=read.kind)
             step(number + 1, len(networks))
 
-    def show() -> None:
-        output.echo(kernel_tables.table(traces))
-        output.echo()
-        for line in kernel_tables.summary(traces):
-            output.echo(line)
-
     output.deliver(
         json_file,
         lambda: kernel_tables.to_json(traces, SCHEMA),
-        show,
+        lambda: output.echo("\n".join([kernel_tables.table(traces), "", *kernel_tables.summary(traces)])),
         output.File("matrices", matrices, lambda path: _write_matrices(path, traces)),
         output.picture(plot, lambda: kernel_plots.heat_maps(traces)),
         output.picture(plot_curves, lambda: kernel_plots.curves(traces), "curves"),

@@ -111,11 +111,10 @@ def _deliver_several(profiles: Sequence[Profile], json_file: str | None, plot: P
     from signalprop.report.plots import figure
     from signalprop.results.profile import SEVERAL
 
-    lines = [*findings.headline(*profiles), "", findings.overview(profiles), ""]
-    lines += ["stream var: input -> after the last layer; grad ratio: variance, first layer over last"]
+    key = "stream var: input -> after the last layer; grad ratio: variance, first layer over last"
     output.deliver(
         json_file,
         lambda: {"schema": SEVERAL, "profiles": [p.to_json() for p in profiles]},
-        lambda: output.echo("\n".join(lines)),
+        lambda: output.echo("\n".join([*findings.headline(*profiles), "", findings.overview(profiles), "", key])),
         output.picture(plot, lambda: figure(profiles)),
     )
