@@ -63,6 +63,7 @@ BOOK = Path(__file__)
         (["predikt", "tgs"], "No such command"),
         (["compare", "tgs", "--fidelity", "simulate"], "choose fidelity auto"),
         (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
+        (["compare", "tgs", "--inside", "vision_model"], "--inside needs a Hugging Face directory"),
         (["compare", "tgs", "--seeds", "0"], "--seeds"),
         (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
         (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),

@@ -89,6 +89,12 @@ def test_one_of_two_towers_is_taken(command: Command, refused: Any, tmp_path: Pa
     assert status == 0, err
     profile = sp.Profile.from_json(json.loads(out))
     assert len(profile.forward["stream_out"].variance) == {"text_model": 4, "vision_model": 6}[part]
+    status, out, err = command("compare", str(tmp_path), "--inside", part, "--seeds", "1", "--json", "-", *text)
+    assert status == 0, err
+    both = [sp.Profile.from_json(json.loads(out)[side]) for side in ("predicted", "measured")]
+    assert both[1].n_sublayers == profile.n_sublayers
+    ratio = both[0].forward["stream_out"].log_variance - both[1].forward["stream_out"].log_variance
+    assert abs(ratio).max() < 0.3
 
 
 def test_both_towers_at_once_say_which() -> None:

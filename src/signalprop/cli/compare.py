@@ -43,6 +43,7 @@ def compare(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
+    inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     json_file: opt.Json = None,
@@ -63,6 +64,7 @@ def compare(
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError
     from signalprop.prediction import check_fidelity
     from signalprop.report import tables
@@ -80,12 +82,12 @@ def compare(
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
-        subject = load_model(Path(arch)).to(place).eval()
+        subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
         given = mapping_of_file(subject, mapping)
         a = architecture_of(subject, changed, given)
         found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
-    elif scheme == "as-is" or mapping is not None:
-        what = "scheme as-is" if scheme == "as-is" else "--mapping"
+    elif scheme == "as-is" or mapping or inside:
+        what = "scheme as-is" if scheme == "as-is" else "--mapping" if mapping else "--inside"
         raise InputError(f"{what} needs a Hugging Face directory, as it is")
     else:
         subject = sources.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)

@@ -92,7 +92,7 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     from signalprop.attachment.families import mapping_for
     from signalprop.cli.loading import check_one_input, mapping_of_file
     from signalprop.cli.loading import inside as model_inside
-    from signalprop.data.audio import check_reads_audio, with_audio
+    from signalprop.data.audio import with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
@@ -103,8 +103,6 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     check_one_input(loaded.model, mapping)
     finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
-    if asked.audio is not None:
-        check_reads_audio(mapping.architecture)
     batches = list(_batches(loaded, mapping, asked))
     if asked.audio is not None:
         size = asked.batch_size

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from signalprop.cli.sources import is_gguf, lengths
-from signalprop.data.audio import check_reads_audio, with_audio
+from signalprop.data.audio import with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
 from signalprop.errors import InputError, first_line, refusing, require
@@ -111,8 +111,8 @@ def check_one_input(model: nn.Module, mapping: Mapping) -> None:
         models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
         which = f", as {' or '.join(models)}" if models else ""
         raise InputError(
-            f"give --inside PATH, a model inside that reads one thing alone{which}: what a {type(model).__name__} "
-            "reads is not made of text or of images alone"
+            f"give --inside PATH to measure, compare or diagnose a model inside that reads one thing alone{which}: "
+            f"what a {type(model).__name__} reads is not made of text or of images alone"
         )
 
 
@@ -132,13 +132,11 @@ def model_batch(
     Raises:
         InputError: as `signalprop.data.default_batch`, or a tokenizer that cannot be read or does not fit the model.
     """
-    if audio is not None:
-        check_reads_audio(architecture)
     batch, read = _text_batch(architecture, directory, text, batch_size, seed)
-    if architecture.input != "frames":
-        return batch, read
     if audio is not None:
         batch = with_audio(batch, architecture, audio, first=seed * batch_size)
+    if architecture.input != "frames":
+        return batch, read
     return batch, batch.source.rpartition(", ")[0] + f", {read}"
 
 
