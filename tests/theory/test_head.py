@@ -98,20 +98,23 @@ def test_a_post_norm_sends_back_what_is_orthogonal_to_the_stream(
     batch = text_batch(p.architecture, np.where(word_stream < 1000, word_stream, 0), 2, 0)
     measured, predicted = simulate(p, batch=batch, n_seeds=4), predict(p, batch.statistics(p.architecture))
     ours, theirs = predicted.gradient["branch"], measured.gradient["branch"]
-    # the norm's own two directions in d = 256 (mean and length) are left out: up to 1.2 % of an untied gradient
-    assert abs(ours.variance[-1] / theirs.variance[-1] - 1) < 0.015 + 4 * theirs.variance_se[-1]
+    assert abs(ours.variance[-1] / theirs.variance[-1] - 1) < 0.006 + 4 * theirs.variance_se[-1]
     if predicted.fidelity == "kernel":
         assert abs(ours.token_correlation[-1] - theirs.token_correlation[-1]) < 0.008
 
 
-def test_only_a_tied_head_behind_a_post_norm_loses_anything() -> None:
+def test_a_post_norm_takes_two_directions_of_an_untied_head_and_rows_of_a_tied_one() -> None:
     def kept(**fields: Any) -> float:
         p = with_table({"kind": "decoder", **fields}, 1.0, 1 / 16)
         inputs = text_batch(p.architecture, np.arange(900) % 37, 2, 0).statistics(p.architecture)
         return float(gradient_at_top(p, inputs, 0.0, 0.1, -0.5).kept)
 
+    head = with_table({"kind": "decoder", "tied_embeddings": False}, 1.0, 1 / 16).head
+
     assert 0.4 < kept() < 0.9
-    assert kept(tied_embeddings=False) == 1.0
+    logits = 256 * (head.weight * head.scale) ** 2  # their variance, of tokens of second moment 1
+    assert kept(tied_embeddings=False) == pytest.approx(1 - (2 + logits) / 256, abs=1e-6)
+    assert kept(tied_embeddings=False, norm="rmsnorm") == pytest.approx(1 - (1 + logits) / 256, abs=1e-6)
     assert kept(final_norm=True) == 1.0
 
 

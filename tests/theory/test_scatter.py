@@ -67,3 +67,18 @@ def test_it_falls_as_the_root_of_the_width() -> None:
         assert gradient is not None and gradient["stream_in"].variance_sd is not None
         bands.append(gradient["stream_in"].variance_sd)
     assert bands[0] == pytest.approx(2 * bands[1], rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["deepscalelm", "xavier"])
+def test_the_mean_over_narrow_post_norm_networks(method: str) -> None:
+    fields = {**SMALL, "n_layers": 6, "d_model": 32, "d_ff": 128, "n_heads": 2}
+    p = scheme(method)(Architecture.preset("tgs", **fields, norm_placement="post"))
+    batch = default_batch(p.architecture, batch_size=1)
+    measured = simulate(p, n_seeds=400, batch=batch).gradient
+    predicted = predict(p, batch.statistics(p.architecture)).gradient
+    assert measured is not None and predicted is not None
+    ours, theirs = predicted["stream_in"], measured["stream_in"]
+    assert ours.variance_excess is not None and theirs.variance_se is not None
+    below = theirs.log_variance - ours.log_variance
+    assert (np.abs(ours.variance_excess - below) < 0.01 + 3 * theirs.variance_se).all()

@@ -15,7 +15,7 @@ from signalprop.network.inputs import InputStatistics, IntArray, collision_proba
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.embedding import embed
-from signalprop.theory.head import coincidences, top_gradient
+from signalprop.theory.head import coincidences, norm_leaves, top_gradient
 
 _LONG = 512  # tokens beyond which fewer sequences are followed
 _SEQUENCES, _LONG_SEQUENCES = 4, 2
@@ -177,18 +177,25 @@ def top_kernel(
     enter position by position. Of a class head, the position alone that it reads.
     """
     p, a, t = parametrization, parametrization.architecture, len(last.kernel)
+    own = np.diagonal(last.kernel)
+    scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
+    r = np.clip(last.kernel / scale, 0.0, 1.0)
+
+    def across(kernel: FloatArray, logits: Array = 0.0) -> FloatArray:
+        leaves = np.broadcast_to(norm_leaves(a, r), (t, t)).copy()
+        np.fill_diagonal(leaves, norm_leaves(a, 1.0, logits))
+        return np.asarray(kernel * leaves)
+
     if a.head == "classes":
         kernel = np.diag(_answering(a, t, inputs, grid))
-        return kernel, kernel
+        return kernel, kernel if a.has_final_norm else across(kernel)
     if a.head == "none" or inputs.kind == "stream":
         f = inputs.loss_fraction
         kernel = np.full((t, t), f * f * max(0.0, inputs.target_correlation))
         np.fill_diagonal(kernel, f)
-        return kernel, kernel
-    own = np.diagonal(last.kernel)
-    scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
+        return kernel, kernel if a.has_final_norm else across(kernel)
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
-    top = top_gradient(p, variance, np.clip(last.kernel / scale, 0.0, 1.0), log_token_share)
+    top = top_gradient(p, variance, r, log_token_share)
     if (
         inputs.targets is not None
         and inputs.tokens is not None
@@ -211,9 +218,10 @@ def top_kernel(
         np.fill_diagonal(kernel, one * np.diagonal(variance))
         return kernel
 
-    projects = a.has_final_norm and not a.squash
-    kernel = kernel_of(projects)
-    return kernel, kernel if projects else kernel_of(True)
+    kernel = kernel_of(a.has_final_norm and not a.squash)
+    if a.has_final_norm or a.squash:
+        return kernel, kernel
+    return kernel, across(kernel_of(True), np.diagonal((1 - top.own) ** 2 * top.logits))
 
 
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:

@@ -75,7 +75,7 @@ class TopGradient(NamedTuple):
         aligned: share of that token's row in what the head reads (0: untied). A norm removes the gradient along what
             it reads, and with it this share of the gradient along the row.
         r: token correlation of what the head reads.
-        second: E |b|^2. overlap: E b_k . b_k' of two positions. n_classes: V.
+        second: E |b|^2. overlap: E b_k . b_k' of two positions. n_classes: V. logits: their variance s, untied.
         through: factor on what two positions share on the way back through a dense layer before the head, 1 without
             one.
     """
@@ -87,6 +87,7 @@ class TopGradient(NamedTuple):
     overlap: Array
     n_classes: int
     through: Array
+    logits: Array
 
     def variance(self, copied: Array, *, normed: bool) -> Array:
         """E |pi - e_y|^2 where the target is the token that is read with probability `copied`.
@@ -159,7 +160,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
     overlap = np.exp(log_overlap(np.asarray(s), positive * s, classes)) / classes
-    return TopGradient(own, aligned, positive, alone, overlap, classes, through)
+    return TopGradient(own, aligned, positive, alone, overlap, classes, through, s)
 
 
 def _log_sum(s: Array, classes: int) -> Array:
@@ -170,6 +171,19 @@ def _log_sum(s: Array, classes: int) -> Array:
     """
     log_classes = math.log(max(classes, 1))
     return np.where(s <= 2 * log_classes, s / 2 + log_classes, np.sqrt(2 * np.asarray(s) * log_classes))
+
+
+def norm_leaves(a: Architecture, r: Array, logits: Array = 0.0) -> Array:
+    """What a norm's Jacobian leaves of a gradient that knows nothing of what the norm reads, to first order in 1/d.
+
+    It takes away one of d directions, that of what it reads, and a LayerNorm the mean of the features. Two tokens whose
+    gradients are one vector lose both directions: 2 - r^2 of d. What cross-entropy sends lies s/d more along the
+    stream. Norms below the first one meet a gradient that has lost this already.
+
+    Args:
+        r: token correlation of what is read, of a pair; 1 for one token. logits: their variance s times (1 - own)^2.
+    """
+    return 1.0 if a.squash else 1 - (2 - np.square(r) + logits + (a.norm == "layernorm")) / a.d_model
 
 
 class AtTop(NamedTuple):
@@ -212,11 +226,14 @@ def gradient_at_top(
     """
     a = p.architecture
     if a.head == "classes":
-        return AtTop(0.0, 1.0, 0.0)
+        return AtTop(0.0, 1.0 if a.has_final_norm else norm_leaves(a, 1.0), 0.0)
     loss = inputs.decoder or inputs
     if a.head == "none" or inputs.kind == "stream":
         given = loss.loss_fraction * max(0.0, loss.target_correlation)
-        return AtTop(given, 1.0, given)
+        if a.has_final_norm:
+            return AtTop(given, 1.0, given)
+        alone = norm_leaves(a, 1.0)
+        return AtTop(given, alone, given * norm_leaves(a, r) / alone)
     c = coincidences(a, loss)
     top = top_gradient(p, log_variance, r, log_token_share)
 
@@ -226,5 +243,8 @@ def gradient_at_top(
         return variance, np.clip(shared, 0.0, 1.0)
 
     variance, shared = moments(a.has_final_norm and not a.squash)
+    if a.has_final_norm or a.squash:
+        return AtTop(shared, 1.0, shared)
     kept_variance, kept_shared = moments(True)
-    return AtTop(shared, ratio(kept_variance, variance), kept_shared)
+    alone = norm_leaves(a, 1.0, (1 - top.own) ** 2 * top.logits)
+    return AtTop(shared, alone * ratio(kept_variance, variance), kept_shared * norm_leaves(a, r) / alone)

@@ -276,11 +276,22 @@ class _Response:
         by_signals = _through(through[flipped], met[flipped], np.zeros((2, 2)))[flipped] + _congruent(z, entering)
         by_maps = _through(through[flipped], noise[flipped], top)[flipped]
         summed = _congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
-        size = np.where(self.after, summed[:, 0, 0], entering[:, 0, 0])
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
-        bend = np.where(self.after, 1.0, np.where(before, sent * (2 - sent), 0.0)) * size / 2
+        bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2
+        bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
         excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2
         return by_signals + by_maps, excess
+
+    def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
+        """ln of the mean of what a post-norm's own token sizes make of a gradient, less what a branch does not see.
+
+        Args:
+            sent: share of the branch in the gradient of the stream that is read.
+        """
+        share, maps = self.here.share, self.maps_in_a_row
+        sizes = 4 * share * (1 - share) + 2 * maps * share**2
+        unseen = sent * (2 * (1 - share) + maps * share)  # the norm's gradient is orthogonal to the sum
+        return np.asarray((sizes - unseen) / self.d + self.hidden[:, 0] * share**2)
 
     def _recalibrate(self, through: FloatArray, r: FloatArray) -> None:
         """What averages over positions get wrong in a causal stack, from what its kernels say of the same step.
