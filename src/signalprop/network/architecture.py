@@ -19,6 +19,7 @@ Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]
 Factor = Annotated[float, Field(ge=1e-30, le=1e30)]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
+_SQUASHES = {"dyt": "tanh", "derf": "erf"}
 ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
 
 
@@ -237,7 +238,7 @@ class Architecture(Value):
     @property
     def squash(self) -> str:
         """The activation that stands in for norms (DyT: tanh; Derf: erf); '' where norms divide by a size."""
-        return {"dyt": "tanh", "derf": "erf"}.get(self.norm, "")
+        return _SQUASHES.get(self.norm, "")
 
     @property
     def has_final_norm(self) -> bool:

@@ -19,8 +19,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
-from signalprop.theory import attention_rows
-from signalprop.theory.attention_rows import Band, Mask, RowMoments, RowSlopes, by_shape, namespace, pair_length
+from signalprop.theory.attention_rows import (
+    Band,
+    Mask,
+    by_shape,
+    namespace,
+    pair_length,
+    row_moments,
+    row_slopes,
+)
 from signalprop.theory.elements import Pair
 from signalprop.theory.logs import plain
 from signalprop.theory.two_rows import LEAST, log_value, slopes
@@ -133,16 +140,21 @@ class _Scores(NamedTuple):
     s: Array
     c: Array
     q0: Array
-    rows: RowMoments
     value_overlap: Array  # Λ_V
+    # averages over its rows, as `row_moments` gives them
+    second: Array
+    response: Array
+    squared_tilt: Array
 
 
 class _Slopes(NamedTuple):
-    """The same on the way back."""
+    """The same on the way back; averages over rows as of `row_slopes`."""
 
-    rows: RowSlopes
     overlap: Array  # Λ_J
     weighted_overlap: Array  # E c_ij Λ_J(c_ij)
+    jacobian: Array
+    weighted_jacobian: Array
+    remaining: Array
 
 
 def _within(covariance: Array, variance: Array, xp: Any) -> Array:
@@ -151,25 +163,26 @@ def _within(covariance: Array, variance: Array, xp: Any) -> Array:
 
 
 def _scores(x: Attention) -> _Scores:
-    xp, sizes, causal = x.xp, x.sizes, x.sizes.causal
+    xp, sizes = x.xp, x.sizes
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
     own = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
-    value, *rows = by_shape(
-        lambda s, c, n, v: [log_value(s, c, pair_length(n, causal), v), *attention_rows.row_moments(s, n, v, causal)],
-        [s, c], sizes.n_keys, sizes.spread,
-    )  # fmt: skip
-    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / sizes.d, RowMoments(*rows), xp.exp(value))
+    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
+    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / sizes.d, xp.exp(value), *rows)
+
+
+def _of_weights(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
+    return log_value(s, c, pair_length(length, causal), spread), *row_moments(s, length, spread, causal)
 
 
 def _slopes(x: Attention, scores: _Scores) -> _Slopes:
-    causal = x.sizes.causal
-    met, weighted, *rows = by_shape(
-        lambda s, c, n, v: [*slopes(s, c, pair_length(n, causal), v), *attention_rows.row_slopes(s, n, v, causal)],
-        [scores.s, scores.c], x.sizes.n_keys, x.sizes.spread,
-    )  # fmt: skip
-    return _Slopes(RowSlopes(*rows), met, weighted)
+    sizes = x.sizes
+    return _Slopes(*by_shape(_of_jacobians, scores.s, scores.c, sizes.n_keys, sizes.spread, sizes.causal))
+
+
+def _of_jacobians(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
+    return *slopes(s, c, pair_length(length, causal), spread), *row_slopes(s, length, spread, causal)
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -193,25 +206,24 @@ def _harmonic_squares(n: Array) -> Array:
 def forward(x: Attention) -> Pair:
     """The heads' output, of mean 0: in units of d σ_v² times the second moment of what the values are made of."""
     xp, sizes, scores = x.xp, x.sizes, _scores(x)
-    rows = scores.rows
     kept = 1.0 / (1.0 - sizes.p)
-    own = kept * rows.second
+    own = kept * scores.second
     variance = x.r_value * (1.0 + sizes.p * own) + (1.0 - x.r_value) * own
-    variance = variance + scores.q0 * (rows.response + 4.0 * sizes.p * own * rows.squared_tilt)
+    variance = variance + scores.q0 * (scores.response + 4.0 * sizes.p * own * scores.squared_tilt)
     if sizes.causal:
         value_pairs, score_pairs = sizes.pairs
         uniform = value_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
         overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
     else:
         overlap = scores.value_overlap / sizes.n_keys
-    linear = scores.r_query * scores.q0 * (1.0 - rows.second) ** 2
+    linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
     variance = xp.maximum(variance, 0.0)
     return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
 
 
 def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
     """Through the queries; through keys and values."""
-    xp, sizes, rows = x.xp, x.sizes, scores.rows
+    xp, sizes = x.xp, x.sizes
     kept = 1.0 / (1.0 - sizes.p)
     per_key = sizes.n_queries / sizes.n_keys
     other_queries = xp.maximum(sizes.n_queries - 1.0, 1.0)
@@ -220,26 +232,26 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
     h = sizes.p * kept
-    tilt = rows.squared_tilt * scores.q0
+    tilt = scores.squared_tilt * scores.q0
     noise = kept - x.r_value + (4.0 * h + 1.0) * tilt
     half_spread = 1.0 / sizes.d_head + 2.0 / sizes.d
     # the same tilt and the value's own part lengthen the keys that a query's gradient sums up
-    longer = noise * (1.0 + half_spread * scores.s * rows.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / sizes.d
+    longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / sizes.d
 
     through_value = _through_value(x, scores)
     apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
     popular = x.r_g * score_pairs * back.weighted_overlap * apart
-    through_key = popular + per_key * back.rows.weighted_jacobian * x.s0 * noise
+    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
-    query = xp.maximum((scores.q0 * back.rows.remaining + back.rows.jacobian * scores.s * longer) * weights_only, 0.0)
+    query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
     same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value)
-    query_covariance = x.r_g * (scores.q0 * (1.0 - rows.second) ** 2 + same_keys) * weights_only
+    query_covariance = x.r_g * (scores.q0 * (1.0 - scores.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
     # keys is known, and with it the covariance. A rotation in between leaves only the share omega of the latter sum.
-    total = _total(x, rows)
+    total = _total(x, scores)
     key = xp.maximum(through_value + through_key, 0.0)
     key_covariance = (total - through_value - sizes.omega * through_key) / other_keys
     return (query, _within(query_covariance, query, xp)), (key, _within(key_covariance, key, xp))
@@ -248,15 +260,15 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
 def _through_value(x: Attention, scores: _Scores) -> Array:
     """Variance of the gradient at the values."""
     sizes, (value_pairs, score_pairs) = x.sizes, x.sizes.pairs
-    own = sizes.n_queries / sizes.n_keys / (1.0 - sizes.p) * scores.rows.second
+    own = sizes.n_queries / sizes.n_keys / (1.0 - sizes.p) * scores.second
     found: Array = own + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
     return found
 
 
-def _total(x: Attention, rows: RowMoments) -> Array:
+def _total(x: Attention, scores: _Scores) -> Array:
     """The sum over all keys of the products of one key's gradient, through its value, with theirs."""
     sizes, kept = x.sizes, 1.0 / (1.0 - x.sizes.p)
-    return sizes.n_queries / sizes.n_keys * (1.0 + sizes.p * kept * rows.second + x.r_g * (sizes.n_queries - 1.0))
+    return sizes.n_queries / sizes.n_keys * (1.0 + sizes.p * kept * scores.second + x.r_g * (sizes.n_queries - 1.0))
 
 
 def backward_apart(x: Attention) -> tuple[Pair, Pair]:
@@ -292,7 +304,7 @@ def value_ends(x: Attention) -> tuple[Pair, Pair]:
     ends = []
     for at in (x._replace(r_g=0.0), x._replace(r_g=1.0)):
         variance = x.xp.maximum(_through_value(at, scores), 0.0)
-        covariance = (_total(at, scores.rows) - variance) / x.xp.maximum(x.sizes.n_keys - 1.0, 1.0)
+        covariance = (_total(at, scores) - variance) / x.xp.maximum(x.sizes.n_keys - 1.0, 1.0)
         ends.append((variance, _within(covariance, variance, x.xp)))
     return ends[0], ends[1]
 

@@ -91,34 +91,6 @@ def over_rows(length: int, mask: Mask) -> list[tuple[int, float]]:
     return _over_positions(length, mask) if mask else [(length, 1.0)]
 
 
-class RowMoments(NamedTuple):
-    """Averages over the rows of an attention matrix; each field a float or an array of the shape of s.
-
-    Attributes:
-        second: P = E ΣA², 1/P being the effective number of attended tokens.
-        response: how far the scores' own direction is tilted, (E(ΣAz)² - P)/s.
-        squared_tilt: how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
-    """
-
-    second: Array
-    response: Array
-    squared_tilt: Array
-
-
-class RowSlopes(NamedTuple):
-    """The same of what gradients meet.
-
-    Attributes:
-        jacobian: J = E ‖diag A - AAᵀ‖²_F.
-        weighted_jacobian: E J(s_i) s_i / s, rows with larger scores counting more.
-        remaining: E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the query.
-    """
-
-    jacobian: Array
-    weighted_jacobian: Array
-    remaining: Array
-
-
 def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
     """Row lengths n and weights w with (1/L) Σ_i f(i) ≈ Σ w f(n): n f(n) is taken as linear in ln n in between."""
     if isinstance(mask, Band):
@@ -156,8 +128,8 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
 
 @lru_cache(maxsize=1024)
 def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Spline]:
-    """RowMoments and RowSlopes, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if causal, over
-    rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
+    """Of `row_moments` and `row_slopes`, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
+    causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
     rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
     mean = np.sum([weight * row for weight, row in rows], axis=0)
     # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
@@ -192,30 +164,40 @@ def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-def row_moments(s: Array, length: int, spread: float, causal: Mask) -> RowMoments:
-    """Of rows of one length and spread."""
+def row_moments(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, Array, Array]:
+    """Averages over the rows of an attention matrix, of one length and spread; floats, or arrays of the shape of s.
+
+    P = E ΣA², 1/P being the effective number of attended tokens; how far the scores' own direction is tilted,
+    (E(ΣAz)² - P)/s; how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
+    """
     xp, far2 = namespace(s), vanishing(s) ** 2
     p, response, tilt = _row_tables(length, spread, causal)[0](s)
-    return RowMoments(xp.minimum(xp.exp(p), 1.0), response * far2, tilt * far2)
+    return xp.minimum(xp.exp(p), 1.0), response * far2, tilt * far2
 
 
-def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> RowSlopes:
-    """As `row_moments`."""
+def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, Array, Array]:
+    """The same of what gradients meet.
+
+    J = E ‖diag A - AAᵀ‖²_F; E J(s_i) s_i / s, rows with larger scores counting more; E (1 - P_i)(1 - P_j) for two
+    rows, the common factor of what is linear in the query.
+    """
     xp, far = namespace(s), vanishing(s)
     j, weighted, rest = _row_tables(length, spread, causal)[1](s)
-    return RowSlopes(xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2)
+    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2
 
 
-def by_shape(of: Callable[..., Sequence[Array]], values: Sequence[Array], length: Array, spread: Array) -> list[Array]:
-    """of(*values, length, spread), for arrays once per distinct (length, spread)."""
+def by_shape(
+    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, causal: Mask
+) -> Sequence[Array]:
+    """of(s, c, length, spread, causal), for arrays once per distinct (length, spread)."""
     if is_number(length) and is_number(spread):
-        return list(of(*values, int(length), float(spread)))
-    *each, lengths, spreads = (np.asarray(x, np.float64) for x in np.broadcast_arrays(*values, length, spread))
+        return of(s, c, int(length), spread, causal)
+    s, c, lengths, spreads = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread))
     shapes, group = np.unique(np.stack([lengths.ravel(), spreads.ravel()]), axis=1, return_inverse=True)
     found = []
     for k, (n, v) in enumerate(shapes.T.tolist()):
         member = np.flatnonzero(group.ravel() == k)
-        found.append((member, of(*(x.ravel()[member] for x in each), int(n), v)))
+        found.append((member, of(s.ravel()[member], c.ravel()[member], int(n), v, causal)))
     out = np.empty((len(found[0][1]), lengths.size))
     for member, several in found:
         out[:, member] = several

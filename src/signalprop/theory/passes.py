@@ -105,7 +105,8 @@ class Ahead:
     def read(self, i: int, stream: Stream) -> Read:
         """A stream as it is, of any size: the branch is computed at a held one."""
         second, r_read, held = read_raw(self.a, *stream)
-        self._met(i, second, r_read, 0.0, 0.0)
+        seen = self.seen
+        seen["second"][i], seen["r_read"][i], seen["norm"][i], seen["turn"][i] = second, r_read, 0.0, 0.0
         return second, r_read, held
 
     def read_normed(self, i: int, stream: Stream) -> Read:
@@ -113,13 +114,9 @@ class Ahead:
         second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, self.epsilon, *stream)
         if self.shifts is not None:
             second, r_read = with_bias(second, r_read, row(self.shifts, i))
-        self._met(i, second, r_read, norm, turn)
-        return second, r_read, 0.0
-
-    def _met(self, i: int, second: Array, r_read: Array, norm: Array, turn: Array) -> None:
         seen = self.seen
-        seen["turn"][i] = turn
-        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, norm
+        seen["second"][i], seen["r_read"][i], seen["norm"][i], seen["turn"][i] = second, r_read, norm, turn
+        return second, r_read, 0.0
 
     def output(self, i: int, read: Read) -> Output:
         """Log variance and correlation of the branch's output."""
@@ -234,7 +231,7 @@ class Back:
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""
-        self.skip2, self.log_branch2, self.log_after, *self.maps = self.numbers[i]
+        self.skip2, self.log_branch2, self.log_after, self.vv, self.vc, self.cv, self.cc = self.numbers[i]
         return step_back(self, i, self.placements[i], self.parallel[i], gradient)
 
     def norm_sum_back(self, i: int, gradient: Gradient) -> Gradient:
@@ -251,12 +248,11 @@ class Back:
     def sent(self, i: int, at_sum: Gradient, at_branch: Gradient) -> Share:
         """Through the branch, its norms and its multiplier, which are all in the maps."""
         log_sum, r = at_sum
-        vv, vc, cv, cc = self.maps
         if self.to_memory is not None and self.across[i]:
             m_vv, m_vc, m_cv, m_cc = self.to_memory[i]
             v, c = m_vv + m_vc * r, m_cv + m_cc * r
             self.memory = _added(self.memory, at_branch[0] + log(v), correlation(c, v))
-        v, c = vv + vc * r, cv + cc * r
+        v, c = self.vv + self.vc * r, self.cv + self.cc * r
         if i == self.ahead.first:
             later = safe_exp(self.memory[0] + self.before_first - log_sum)
             v, c = v + later, c + later * self.memory[1]

@@ -24,6 +24,7 @@ from signalprop.files.storage import read_json
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
+from signalprop.theory.logs import exp
 from signalprop.theory.softmax import Spline, node_moments, node_variances, vanishing
 
 FILE = Path(__file__).with_name("two_rows.json")
@@ -198,21 +199,10 @@ def log_value(s: Array, c: Array, length: int, spread: float) -> Array:
     return s * horner(fluctuating(length, spread).value(s), position(s, c / beyond))
 
 
-class Slopes(NamedTuple):
-    """Of the Jacobians of two rows.
-
-    Attributes:
-        met: E Λ_J. weighted: E c Λ_J.
-    """
-
-    met: Array
-    weighted: Array
-
-
-def slopes(s: Array, c: Array, length: int, spread: float) -> Slopes:
-    """As `log_value`."""
+def slopes(s: Array, c: Array, length: int, spread: float) -> tuple[Array, Array]:
+    """(E Λ_J, E c Λ_J), as `log_value`."""
     within, beyond = within_table(s + 1e-12)
     x, found = position(within, c / beyond), fluctuating(length, spread)
     jacobian = horner(found.jacobian(within), x)
-    met = (math.exp(jacobian) if isinstance(jacobian, float) else np.exp(jacobian)) * vanishing(within) / beyond
-    return Slopes(met, s * horner(found.weighted(within), x) * met)
+    met = exp(jacobian) * vanishing(within) / beyond
+    return met, s * horner(found.weighted(within), x) * met

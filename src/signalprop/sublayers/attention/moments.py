@@ -103,7 +103,8 @@ class SelfAttention(Heads):
         return capped(s0, self.given.score_cap), bias
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        row, values = self.at(i), self._values(i, read, memory)
+        row = self.at(i)
+        values = self._values(i, row, read, memory)
         if self.gates is not None:
             opened = activated(self._before_gate(i, read), "sigmoid")
             values = (values[0] * opened[0], values[1] * opened[1])
@@ -121,7 +122,7 @@ class SelfAttention(Heads):
         if self.gates is None:
             return Sent(out, first)
         gate = self._before_gate(i, read)
-        opened, values = activated(gate, "sigmoid"), self._values(i, read, memory)
+        opened, values = activated(gate, "sigmoid"), self._values(i, row, read, memory)
         unit = np.ones_like(np.asarray(read[0], float))
         slope = activated_back((unit * values[0], unit * values[1]), gate, "sigmoid")
         back, out = self.gate(i).back, _times(out, opened)
@@ -141,9 +142,8 @@ class SelfAttention(Heads):
         gate = self.gate(i)
         return linear((read[0], read[0] * read[1]), gate.weight, gate.bias)
 
-    def _values(self, i: Any, read: Pair, memory: Pair | None) -> Pair:
+    def _values(self, i: Any, row: Row, read: Pair, memory: Pair | None) -> Pair:
         """What the heads give, before a gate."""
-        row = self.at(i)
         if self.values is not None:
             added = self.summed(i, row, read, memory)
             out = linear(attention.forward(self._read(row, read, added)), added.size, added.bias)

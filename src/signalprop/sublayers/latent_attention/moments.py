@@ -82,7 +82,7 @@ class LatentAttention(SelfAttention):
         s0, share = self.of_scores(i, second)
         rows = np.atleast_1d(i)
         table = self.table[..., rows]
-        table[0] = np.asarray(s0).reshape(table[0].shape) if np.ndim(i) else np.asarray(s0)[..., None]
+        table[0] = np.reshape(s0, table[0].shape)
         kept = tuple(1 - share * (1 - one) for one in self.coherence)
         turned: dict[str, Any] = {"rotary": kept[0], "rotary_rows": kept[1]}
         return replace(self, table=table, **turned)
