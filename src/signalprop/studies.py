@@ -192,7 +192,7 @@ def _fresh(
     if count_parameters(p.architecture)["total"] > LARGE:
         return simulate(p, batch=batch, n_seeds=1, seed=seed + k, backward=backward, device=device)
     model = build(p, seed=seed + k).to(device)
-    torch.manual_seed(seed + k)  # of the dropout masks
+    torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
     return measure(model, batch, backward=backward, scheme=p.scheme, skip_first=skip_first)
 
 

@@ -43,6 +43,7 @@ BOOK = Path(__file__)
         (["predict", "tgs", "--scheme", "deepscalelm", "--option", "k"], "KEY=VALUE"),
         (["predict", "tgs", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["predict", "tgs", "--set", "dmodel=64"], "did you mean d_model?"),
+        (["predict", "tgs", "--set", "settings=2"], "settings: Input should be a valid dictionary"),
         (["predict", str(BOOK)], "holds no architecture in JSON; expected such a file, a preset's name"),
         (["predict", "tgs", "--json"], "see signalprop predict --help"),
         (["check", "./nothing", "--scheme", "xavier"], "cannot read ./nothing: there is no such file or directory"),

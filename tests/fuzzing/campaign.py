@@ -343,9 +343,9 @@ def subjects(folder: Path) -> Iterator[tuple[str, SearchStrategy[bytes], Callabl
         damaged_bytes(gguf[:4000]).map(lambda head: head + gguf[4000:]),
         reader(folder / "a.gguf", load),
     )
+    config = files_of(json.loads((plain / "config.json").read_text()))
     for command in ("check", "fold", "measure"):
         more = {"check": ["--scheme", "rezero"], "fold": ["--out", str(folder / "new")], "measure": []}[command]
-        config = files_of(json.loads((plain / "config.json").read_text()))
         yield (
             f"{command} of a config",
             config,

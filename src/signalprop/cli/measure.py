@@ -100,7 +100,7 @@ def measure(
                 live, given, architecture, label = subject(k)
             batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
             backward, notes = with_gradient(architecture, not no_gradient)
-            torch.manual_seed(seed + k)  # of the dropout masks
+            torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
             profiles.append(
                 measured(live, batch, mapping=given, backward=backward, scheme=label, skip_first=skip_first)
             )

@@ -123,7 +123,7 @@ def read_model(
         _refuse_pickles(place, hint)
     with _told(f"cannot load the model in {place}", place, "" if random_init else hint):
         if random_init:
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**63)
             fresh: nn.Module = checkpoint_loading.fresh(cls, config, **trust)
             return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
         options: dict[str, Any] = {"output_loading_info": True, _dtype_option(transformers.__version__): dtype}

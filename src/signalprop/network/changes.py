@@ -56,13 +56,16 @@ def _branches_at(a: Architecture, n_layers: Any) -> dict[str, Any]:
     return {"branches": tuple(islice(cycle(a.layer_branches), int(n_layers)))}
 
 
-def _settings_after(a: Architecture, changes: dict[str, Any]) -> dict[str, Any]:
+def _settings_after(a: Architecture, changes: dict[str, Any]) -> Any:
     """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
     kept: dict[str, Any] = dict(a.settings)
     if "branches" in changes or changes.get("kind", a.kind) != a.kind:
         there = set(_names(changes.get("branches") or ("attention", "feed_forward", "cross_attention")))
         kept = {name: value for name, value in kept.items() if name in there}
-    for name, given in (changes.get("settings") or {}).items():
+    wanted = changes.get("settings") or {}
+    if not isinstance(wanted, dict):
+        return wanted  # to be refused
+    for name, given in wanted.items():
         before = kept[name].model_dump() if name in kept and isinstance(given, dict) else {}
         kept[name] = before | given if isinstance(given, dict) else given
     return kept

@@ -223,7 +223,9 @@ class Surgeon:
             return
         name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
         if not hasattr(norm, name):
-            raise InputError(f"{where}: its norm has no epsilon to match ({type(norm).__name__}); use match_eps=False")
+            raise InputError(
+                f"{where}: its norm has no epsilon to match ({type(norm).__name__}); leave match_eps (--match-eps) out"
+            )
         here = self.attached.path_of(norm, where)
         if not any(path == here and key == name for path, key, _ in self.record.changed):
             self.change(norm, name, float(getattr(norm, name)) * factor)
