@@ -176,7 +176,9 @@ The closed form (fidelity `moments`), which needs no PyTorch. CPU time.
 
 - *Deep model*: one pre-norm encoder, forward and backward. Its floor is a bare Python loop with as many calls of
   `math` functions as the prediction makes (logarithms, exponentials, roots, angles), which no recursion in Python
-  over these formulas can do without.
+  over these formulas can do without. With all their sums and products, written out by hand in one loop for this one
+  network, they took 3.7 ms forward where the prediction took 21 (768 layers): what is beyond is one recursion for all
+  kinds of sublayers, placements of norms and sweeps. So 10 ms for all of it, once a goal, would be a second recursion.
 - *Sweep*: members that differ in two columns, all in one call; *one by one* is the time of one member times their
   number. The floor writes as many bytes as the result has.
 - *Cold start*: `signalprop predict` as a process, over a process that only imports NumPy, typer and pydantic and
