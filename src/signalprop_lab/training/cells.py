@@ -54,9 +54,11 @@ class Summary:
 
     @property
     def told(self) -> list[str]:
-        """The states, those on the plateau with the steps that were not enough."""
-        words = zip(self.states, self.rows, strict=True)
-        return [f"{state} after {row['steps']} steps" if state == PLATEAU else state for state, row in words]
+        """The states, those on the plateau with the steps that were not enough, where the row has them."""
+        return [
+            f"{state} after {row['steps']} steps" if state == PLATEAU and "steps" in row else state
+            for state, row in zip(self.states, self.rows, strict=True)
+        ]
 
     @property
     def failed(self) -> bool:

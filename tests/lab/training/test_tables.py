@@ -186,6 +186,10 @@ def test_what_trains_and_what_does_not() -> None:
     stays = "1 of 2 on the plateau after 12 steps"
     for word in (stays, f"diverged, {stays}", "1 of 2 diverged"):
         assert word.replace("diverged, ", "1 of 2 diverged, ") in text
+    store = stored(losses)
+    for row in store["rows"]:
+        row.pop("steps")
+    assert "1 of 2 on the plateau" in results_table(store)
 
 
 @pytest.mark.parametrize(
