@@ -14,6 +14,7 @@ from signalprop.report import findings, tables
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
+from signalprop.results.text import spread
 
 
 def profile(
@@ -53,11 +54,11 @@ def test_numbers(value: float | None, text: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 11, 12, 13, 96, 1000])
 def test_thinned_rows_keep_both_ends(n: int) -> None:
-    rows = tables.thinned(n)
+    rows = spread(range(n), tables.MAX_ROWS)
     assert rows[0] == 0 and rows[-1] == n - 1
     assert len(rows) == min(n, tables.MAX_ROWS)
     assert rows == sorted(set(rows))
-    assert tables.thinned(n, None) == list(range(n))
+    assert spread(range(n), None) == list(range(n))
 
 
 def test_profile_table() -> None:

@@ -9,13 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from signalprop.errors import InputError, require
 from signalprop.kernels.trace import Trace
 from signalprop.network.moments import FloatArray
 from signalprop.report.html.kernels import Kernels, kernel_section, of_trace
 from signalprop.report.section_plots import sections_figure
+from signalprop.results.text import spread
 
 _PANEL = 1.55  # inches
 _MAP = "viridis"
@@ -68,11 +67,7 @@ def _common(traces: Mapping[str, Trace], at: Sequence[int] | None) -> list[int]:
     if not traces:
         raise InputError("there is nothing to draw; give at least one trace")
     kept = set.intersection(*(set(item.kernels) for item in traces.values()))
-    if at is None:
-        depths = sorted(kept)
-        wanted = [depths[i] for i in sorted({round(i) for i in np.linspace(0, len(depths) - 1, 6)})] if depths else []
-    else:
-        wanted = list(at)
+    wanted = spread(sorted(kept), 6) if at is None else list(at)
     missing = [depth for depth in wanted if depth not in kept]
     if missing or not wanted:
         said = f"depth {missing[0]}" if missing else "any depth in common"

@@ -21,7 +21,7 @@ from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
-from signalprop.results.text import depth_in_words, network_in_words
+from signalprop.results.text import depth_in_words, network_in_words, spread
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's palette: told apart by every common kind of colour vision.
@@ -208,7 +208,7 @@ def _draw(
                 zorder=3, label=None if number else label,
             )  # fmt: skip
         return
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), MAX_POINTS)).round().astype(int))
+    keep = spread(range(len(x)), MAX_POINTS)
     bars = None if error is None else error[keep]
     panel.errorbar(
         x[keep], y[keep], yerr=bars, color=colour, fmt="o", markersize=4, elinewidth=1, capsize=2, alpha=0.85,

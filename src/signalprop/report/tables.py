@@ -17,7 +17,7 @@ from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
-from signalprop.results.text import number, percent, text_table
+from signalprop.results.text import number, percent, spread, text_table
 
 MAX_ROWS = 12
 
@@ -30,13 +30,6 @@ def variance(series: Series, index: int) -> str:
         whole = math.floor(exponent)
         return f"{10 ** (exponent - whole):.3f}e{whole:+d}"
     return number(plain)
-
-
-def thinned(n: int, max_rows: int | None = MAX_ROWS) -> list[int]:
-    """Indices of at most `max_rows` of n rows, evenly spread, the first and the last included; None: all."""
-    if max_rows is None or n <= max_rows:
-        return list(range(n))
-    return sorted({round(i) for i in np.linspace(0, n - 1, max_rows)})
 
 
 class _Layer(NamedTuple):
@@ -67,8 +60,8 @@ def _over_layers(
     header: Sequence[str], layers: Sequence[_Layer], max_rows: int | None, cells: Callable[[_Layer], list[str]]
 ) -> str:
     """A table with a row for each of at most `max_rows` layers, and a line that says how many were left out."""
-    shown = thinned(len(layers), max_rows)
-    text = text_table(["layer", *header], [[layers[i].name, *cells(layers[i])] for i in shown])
+    shown = spread(layers, max_rows)
+    text = text_table(["layer", *header], [[layer.name, *cells(layer)] for layer in shown])
     left_out = len(layers) - len(shown)
     return f"{text}\n({left_out} of {len(layers)} layers left out; --all prints them)" if left_out else text
 

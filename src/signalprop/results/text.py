@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
 
 from signalprop.network.architecture import Architecture
+
+T = TypeVar("T")
+
+
+def spread(items: Sequence[T], most: int | None) -> list[T]:
+    """At most so many of the items, evenly spread, the first and the last included; None: all."""
+    n = len(items)
+    if most is None or n <= most:
+        return list(items)
+    return [items[i] for i in sorted({round(i) for i in np.linspace(0, n - 1, most)})]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1, room: int | None = None) -> str:

@@ -13,8 +13,7 @@ from signalprop.report.html.blocks import Block
 from signalprop.report.html.curves import Curve
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.html.signal_cards import cure_of
-from signalprop.results.profile import Profile
-from signalprop.results.text import number
+from signalprop.results.text import number, spread
 from signalprop_lab.report.runs import Run, as_double, is_run, read_run
 
 MAX_POINTS = 1200  # of a curve over steps
@@ -105,7 +104,7 @@ def _recipes(runs: Mapping[str, Run]) -> list[Block]:
 
 def through_time_section(runs: Mapping[str, Run]) -> Block | None:
     """The signal over depth at every step that was recorded; None where no run recorded any."""
-    recorded = {name: _spread(run.signal) for name, run in runs.items() if run.signal}
+    recorded = {name: spread(run.signal, MAX_FRAMES) for name, run in runs.items() if run.signal}
     if not recorded:
         return None
     groups = list(runs)
@@ -139,11 +138,6 @@ def _with_start(chart: Block) -> Block:
         firsts.setdefault(item["group"], item)
     stay = [{key: value for key, value in item.items() if key != "step"} | {"source": 1} for item in firsts.values()]
     return {**chart, "series": [*chart["series"], *stay]}
-
-
-def _spread(frames: Sequence[tuple[int, Profile]]) -> list[tuple[int, Profile]]:
-    keep = sorted({round(i) for i in np.linspace(0, len(frames) - 1, min(len(frames), MAX_FRAMES))})
-    return [frames[i] for i in keep]
 
 
 def training_findings(runs: Mapping[str, Run]) -> list[Block]:

@@ -12,7 +12,8 @@ import numpy as np
 from signalprop.errors import require
 from signalprop.files.storage import write_bytes
 from signalprop.report.plots import COLOURS
-from signalprop_lab.reproductions.result import Curve, Panel, Reproduction, thinned
+from signalprop.results.text import spread
+from signalprop_lab.reproductions.result import Curve, Panel, Reproduction
 
 LARGEST = 60_000  # bytes of a picture of the gallery
 _POINTS, _ALL = 33, 48  # measured points of a curve that has more than the second number; all would merge into a band
@@ -72,7 +73,7 @@ def draw_panel(axes: Any, panel: Panel) -> None:
 def _draw(axes: Any, curve: Curve) -> None:
     colour = COLOURS[curve.colour % len(COLOURS)]
     if curve.kind == "measured":
-        keep = thinned(len(curve.x), _POINTS if len(curve.x) > _ALL else _ALL)
+        keep = spread(range(len(curve.x)), _POINTS if len(curve.x) > _ALL else _ALL)
         error = None if curve.error is None else curve.error[keep]
         axes.errorbar(
             curve.x[keep], curve.y[keep], yerr=error, color=colour, fmt="o", markersize=4.5, markerfacecolor="none",

@@ -12,6 +12,7 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
 from signalprop.network.moments import FloatArray
+from signalprop.results.text import spread
 
 SCHEMA = "signalprop/reproduction/1"
 Scale = Literal["small", "paper"]
@@ -125,18 +126,13 @@ class Curve:
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary of some hundred points at most, in five digits."""
         columns = {"x": self.x, "y": self.y, "error": self.error}
-        keep = thinned(len(self.x), _POINTS)
+        keep = spread(range(len(self.x)), _POINTS)
         rounded = {
             name: [float(f"{value:.{_DIGITS}g}") for value in np.asarray(column, np.float64)[keep]]
             for name, column in columns.items()
             if column is not None
         }
         return {"label": self.label, "kind": self.kind, **rounded}
-
-
-def thinned(n: int, most: int) -> list[int]:
-    """Indices of at most `most` of n points, evenly spread, with both ends."""
-    return sorted({round(i) for i in np.linspace(0, n - 1, min(n, most))})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Items, Part
-from signalprop.results.text import number
+from signalprop.results.text import number, spread
 
 _LAYER = re.compile(r"[^/].*?/layer_([0-9]{1,5})/(.+)")
 _CELLS = 20_000_000  # steps times layers of a file
@@ -141,7 +141,7 @@ def partings(a: Monitored, b: Monitored) -> list[tuple[str, int, int, float, flo
 
 
 def _layers_section(runs: Mapping[str, Monitored]) -> Block:
-    steps = sorted({s for run in runs.values() for s in _spread(run)})
+    steps = sorted({s for run in runs.values() for s in spread(run.steps, _FRAMES)})
     groups, places, made = list(runs), [], []
     quantities = dict.fromkeys(q for run in runs.values() for q in run.layers if q not in _NAMES)
     for quantity in quantities:
@@ -151,7 +151,7 @@ def _layers_section(runs: Mapping[str, Monitored]) -> Block:
                 continue
             table = run.layers[quantity]
             places.append(blocks.place(np.arange(table.shape[1]), [f"layer {i}" for i in range(table.shape[1])]))
-            for source, shown in ((0, _spread(run)), (1, run.steps[:1])):
+            for source, shown in ((0, spread(run.steps, _FRAMES)), (1, run.steps[:1])):
                 for step in shown:
                     made_of = blocks.series(k, source, len(places) - 1, table[run.steps.index(step)])
                     curves.append(made_of | ({} if source else {"step": step}))
@@ -179,7 +179,7 @@ def _steps_section(runs: Mapping[str, Monitored]) -> Block:
         curves = []
         for k, run in enumerate(runs.values()):
             if name in run.whole:
-                keep = np.unique(np.linspace(0, len(run.steps) - 1, min(len(run.steps), _POINTS)).round().astype(int))
+                keep = spread(range(len(run.steps)), _POINTS)
                 at = [run.steps[i] for i in keep]
                 places.append(blocks.place(at, [f"step {step}" for step in at]))
                 curves.append(blocks.series(k, 0, len(places) - 1, run.whole[name][keep]))
@@ -220,11 +220,6 @@ def _apart(one: str, a: Monitored, other: str, b: Monitored) -> Block:
         f"Where {other} parts from {one}" + ("" if rows else ": nowhere"),
         ["quantity", "step", "layer", one, other], rows, caption=caption,
     )  # fmt: skip
-
-
-def _spread(run: Monitored) -> list[int]:
-    keep = {round(i) for i in np.linspace(0, len(run.steps) - 1, min(len(run.steps), _FRAMES))}
-    return [run.steps[i] for i in sorted(keep)]
 
 
 def _cards(items: Items) -> list[Block]:

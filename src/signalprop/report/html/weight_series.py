@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from signalprop.diagnosis.weight_series import SCHEMA, WeightSeries
 from signalprop.report.html import blocks
 from signalprop.report.html.blocks import Block
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.weight_series import HEADER, cells, short_names
+from signalprop.results.text import spread
 
 
 def series_section(s: WeightSeries, name: str, key: str) -> Block:
     """A chart per role with a curve per layer's place in depth, and the table of what grew."""
     steps, roles = short_names(s), list(dict.fromkeys((row.stack, row.role) for row in s.rows))
     layers = sorted({row.layer for row in s.rows if row.layer is not None})
-    places = np.linspace(0, len(layers) - 1, min(len(layers), 6)).astype(int)
-    shown = [layers[k] for k in places]
+    shown = spread(layers, 6)
     groups: list[int | None] = [None, *shown]
     charts = []
     for k, role in enumerate(roles):
