@@ -194,7 +194,13 @@ ROWS: tuple[Row, ...] = (
     Row(
         "tgs-tab9", "Encoder-decoder, speech to text", "TGS Table 9", "four times deeper at fewer parameters is better"
     ),
-    Row("tgs-tab10", "Vision transformer", "TGS Table 10", "four times deeper at equal parameters is better"),
+    Row(
+        "tgs-tab10",
+        "Vision transformer",
+        "TGS Table 10",
+        "four times deeper at equal parameters is better",
+        trained_by="signalprop sweep sweep-tgs-tab10",
+    ),
     Row(
         "tgs-tab11",
         "Ten prior methods",
@@ -284,7 +290,14 @@ ROWS: tuple[Row, ...] = (
         "E-SPA with skips and without norms keeps the speed of Pre-LN",
     ),
     Row("spa-tab3", "Depth scaling of vanilla E-SPA", "SPA Table 3", "deeper vanilla E-SPA networks train"),
-    Row("spa-fig8/9/10", "Ablations of E-SPA", "SPA Fig 8–10, Table 5", "QK scale, orthogonal init, positions"),
+    Row(
+        "spa-fig8/9/10",
+        "Ablations of E-SPA",
+        "SPA Fig 8–10, Table 5",
+        "QK scale, orthogonal init, positions",
+        trained_by="signalprop sweep sweep-spa-fig8-10",
+        page="docs/results/spa-fig8-10.md",
+    ),
     Row(
         "spa-fig11/12",
         "Weights of residual branches",
