@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.results.comparison import r_squared, relative_errors, rms, scores
 from signalprop.results.profile import Profile
+from signalprop.results.series import Series
+
+LINEAR = 0.7  # standard deviation of ln up to which `variance_excess` is right (docs/theory/scatter.md)
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,23 @@ class Row:
         return None if self.logs is None else r_squared(*self.logs)
 
 
+def of_this_width(series: Series) -> Series:
+    """With ln of the mean over networks of the cell's width, which is what is measured, in place of wide ones'.
+
+    Where one network's ln scatters by over .7 the response is no longer linear, and what the mean is above not known.
+    """
+    if series.variance_excess is None or series.variance_sd is None:
+        return series
+    known = np.where(series.variance_sd <= LINEAR, series.variance_excess, 0.0)
+    return replace(series, log_variance=series.log_variance + known, variance_excess=series.variance_excess - known)
+
+
 def row_of(cell: Cell, measured: Measured) -> Row:
     """Predict a cell anew and compare."""
     a = cell.architecture()
     predicted = predict(cell.parametrization(a), cell.batch(a).statistics(a))
     assert predicted.gradient is not None
-    gradient = predicted.gradient["stream_in"]
+    gradient = of_this_width(predicted.gradient["stream_in"])
     first, first_z = float(gradient.log_variance[0]), None
     assert measured.first is not None
     if gradient.variance_sd is not None and gradient.variance_excess is not None:
@@ -83,7 +97,10 @@ def errors_of(predicted: Profile, measured: Measured) -> dict[str, Errors]:
     """By quantity, of those that are kept."""
     assert predicted.gradient is not None
     mask, n = kept(predicted.n_sublayers), measured.networks
-    stream, gradient = predicted.forward["stream_out"].select(mask), predicted.gradient["stream_in"].select(mask)
+    stream, gradient = (
+        predicted.forward["stream_out"].select(mask),
+        of_this_width(predicted.gradient["stream_in"].select(mask)),
+    )
     pairs = ((stream, measured.forward), (stream, measured.forward), (gradient, measured.gradient))
     ses, out = standard_errors(measured), {}
     for i, ((name, target), (series, reference)) in enumerate(zip(TARGETS.items(), pairs, strict=True)):

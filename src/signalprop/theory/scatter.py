@@ -207,7 +207,8 @@ class _Response:
     def told(self) -> Profile:
         """The profile with its standard deviations."""
         profile = self.profile
-        start = self._start(float(profile.forward["stream_in"].token_correlation[0]), 1.0)
+        r = float(profile.forward["stream_in"].token_correlation[0])
+        start = self._start(r, 0.0 if self.p.architecture.embedding_norm else 1.0)
         noise = _congruent(self.to_state, self.raw_noise)
         out = _through(self.passed, noise, start)
         entering = np.concatenate([start[None], out[:-1]])
@@ -290,6 +291,8 @@ class _Response:
         """
         share, maps = self.here.share, self.maps_in_a_row
         sizes = 4 * share * (1 - share) + 2 * maps * share**2
+        if not self.p.architecture.embedding_norm:
+            sizes[0] += 2 * (1 - share[0]) ** 2  # rows of the embedding are Gaussian
         unseen = sent * (2 * (1 - share) + maps * share)  # the norm's gradient is orthogonal to the sum
         return np.asarray((sizes - unseen) / self.d + self.hidden[:, 0] * share**2)
 
