@@ -15,7 +15,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.prediction_notes import is_shaped, left_out_of, scores_of
+from signalprop.prediction_notes import is_shaped, left_out_of
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.schemes.base import parametrized
 from signalprop.sublayers.attention.roles import adds_first_values, has_window
@@ -209,7 +209,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     shallow = single and pairs <= _CHEAP
-    if a.kind == "encoder" and ids and shallow and _small_scores(parametrization):
+    if a.kind == "encoder" and ids and shallow and _reads_normed(parametrization):
         return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
     if a.causal:
         return (
@@ -232,7 +232,6 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     return "moments", "fidelity moments: all positions are alike, scalars suffice"
 
 
-def _small_scores(p: Parametrization) -> bool:
-    """Whether every attention reads a normed stream and has scores of order 1, as the token kernels need."""
-    raw = (p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))
-    return bool(not raw.any() and scores_of(p).max(initial=0.0) <= 2.0)
+def _reads_normed(p: Parametrization) -> bool:
+    """Whether every attention reads a normed stream."""
+    return not ((p.placement == PLACEMENTS.index("none")) | (p.placement == PLACEMENTS.index("res-post"))).any()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import predict_token_kernels
+from signalprop.kernels.unmasked import UnmaskedAttention
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -35,7 +35,7 @@ def test_how_sharp_rows_are_scatters_as_drawn(s0: float) -> None:
         weights = np.exp(scores - scores.max(1, keepdims=True))
         sums.append(((weights / weights.sum(1, keepdims=True)) ** 2).sum(1))
     drawn = np.var(sums, axis=0) / np.mean(sums, axis=0) ** 2
-    attention = TokenAttention(np.eye(length), qk=s0, d_model=d, causal=False, d_head=dk)
+    attention = UnmaskedAttention(np.eye(length), qk=s0, d_model=d, d_head=dk)
     own = np.diagonal(attention.forward())
     assert attention.uneven(own, 1).mean() == pytest.approx(drawn.mean(), rel=0.12)
     assert attention.uneven(own, 4) == pytest.approx(attention.uneven(own, 1) / 4)

@@ -1,4 +1,4 @@
-"""Attention on token kernels, causal or not: forward and backward steps on T x T matrices in O(T^2).
+"""Causal attention on token kernels: forward and backward steps on T x T matrices in O(T^2).
 
 With scores small against ln(row length), a row of weights averages the keys that it sees, M_ij = 1/n_i, so every
 product with M is a (cumulative) sum. Scores enter as the variance of rows (exact finite-length softmax moments) and as
@@ -24,12 +24,12 @@ from signalprop.theory.two_rows import LEAST, position, within_table
 
 @dataclass(frozen=True)
 class TokenAttention:
-    """What one self-attention does to kernels, given the kernel S of its input (second moment about 1).
+    """What one causal self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
     Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2.
 
     Attributes:
-        kernel: S, (T, T). causal: token i sees tokens up to i, else all.
+        kernel: S, (T, T).
         qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
@@ -41,7 +41,6 @@ class TokenAttention:
     kernel: FloatArray
     qk: float
     d_model: int
-    causal: bool = True
     dropout: float = 0.0
     rho: FloatArray | None = None
     omega: FloatArray | None = None
@@ -135,7 +134,7 @@ class TokenAttention:
         # queries: the output is linear in the query
         slope = scores * (self._random_slope + self._structural_slope)
         root = np.sqrt(slope)
-        out += gradient * np.outer(root, root)
+        out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
         asks = self._own + self.query_bias
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
         return out, diagonal + on + own * (slope + jacobian * per_query * value_spread)
@@ -152,12 +151,10 @@ class TokenAttention:
         return out, np.diagonal(out).copy()
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
-    # Without a mask all rows see the same keys: what depends on a row only by what it sees has one row for all.
 
     @cached_property
     def _row_length(self) -> FloatArray:
-        t = len(self.kernel)
-        return np.arange(1, t + 1, dtype=np.float64) if self.causal else np.full(1, float(t))
+        return np.arange(1, len(self.kernel) + 1, dtype=np.float64)
 
     @cached_property
     def _seen(self) -> NDArray[np.bool_]:
@@ -167,21 +164,15 @@ class TokenAttention:
 
     def _sum_of_seen(self, values: FloatArray) -> FloatArray:
         """Per row, the sum over the keys that it sees."""
-        if self.causal:
-            values = np.where(self._seen, values, 0.0)
-        return np.asarray(values.sum(1))
+        return np.asarray(np.where(self._seen, values, 0.0).sum(1))
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         """M values: row i is the mean over the keys that query i sees (along axis 0)."""
-        if self.causal:
-            return np.cumsum(values, axis=0) / self._row_length[:, None]
-        return np.asarray(values.mean(0, keepdims=True))
+        return np.cumsum(values, axis=0) / self._row_length[:, None]
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         """Sums over the queries that see key k, for every k along `axis`."""
-        if self.causal:
-            return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
-        return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
+        return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
 
     def _over_both(self, values: FloatArray) -> FloatArray:
         """Per pair of keys, the sum of values over the queries that see both, each shared among its pairs."""
@@ -194,10 +185,9 @@ class TokenAttention:
         return 1 / np.maximum.outer(self._row_length, self._row_length)
 
     def _of_pair(self, by_row: FloatArray) -> FloatArray:
-        """At the shorter of two rows, the mean of both where all are of one length: of a value per row, or of what each
-        row (first axis) has with every other."""
+        """At the shorter of two rows: of a value per row, or of what each row (first axis) has with every other."""
         first = by_row.reshape(len(by_row), -1)
-        return np.where(self._seen, first.T, first) if self.causal else np.asarray((first + first.T) / 2)
+        return np.where(self._seen, first.T, first)
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
@@ -344,6 +334,14 @@ class TokenAttention:
         by_value = popular / self._of_pair(self._per_row(self._finite))
         far, spread = spread > 1e-12, np.maximum(spread, 1e-12)
         return np.where(far, by_value / spread, self._pair_scores), np.where(far, weighted / spread, self._pair_scores)
+
+    @cached_property
+    def _keys_in_common(self) -> FloatArray:
+        """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
+        spread = self._spread if self.values is None else self._of_values.spread
+        apart = self._of_pair(self._spread) * self._of_pair(spread)
+        both = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart
+        return both if self._turn is None else both * self._turn
 
     @cached_property
     def _turned(self) -> FloatArray:

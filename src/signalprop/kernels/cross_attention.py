@@ -1,6 +1,6 @@
-"""Attention to the tokens of another stream on token kernels: `TokenAttention` whose queries stand elsewhere.
+"""Attention to the tokens of another stream on token kernels: `UnmaskedAttention` whose queries stand elsewhere.
 
-Every query sees all keys, so rows of weights differ by their scores alone. Derivation: `docs/theory/kernels.md`.
+Derivation: `docs/theory/kernels.md`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.grid import Grid, GridAttention
+from signalprop.kernels.grid import AlikeAttention, Grid
 from signalprop.kernels.rows import held
+from signalprop.kernels.unmasked import UnmaskedAttention
 from signalprop.network.moments import FloatArray
-
-Kernel = tuple[FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
-class TokenCrossAttention(TokenAttention):
+class TokenCrossAttention(UnmaskedAttention):
     """What one cross-attention does to kernels; `kernel` is that of the keys' and values' stream, (S, S).
 
     Against sampling (one head of width 96, 5 to 24 queries, 7 to 32 keys, score variance .1 to 2; s.e. 1 %): output and
@@ -28,7 +26,6 @@ class TokenCrossAttention(TokenAttention):
         asks: kernel of the queries' stream, (T, T).
     """
 
-    causal: bool = False
     asks: FloatArray = field(kw_only=True)
 
     @property
@@ -41,52 +38,26 @@ class TokenCrossAttention(TokenAttention):
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at both streams, (T, T) and (S, S), from the one at the heads' output, (T, T)."""
-        sent = self._sent_to_both(gradient, np.diagonal(gradient))
-        for off, own in sent:
-            np.fill_diagonal(off, own)
-        (to_queries, _), (to_keys, _) = sent
+        own = np.diagonal(gradient)
+        to_queries, to_keys = self._to_queries(gradient, own), self._to_keys(gradient, own)
         return self.gain**2 * held(to_queries), self.gain**2 * held(to_keys)
-
-    def _sent_to_both(self, gradient: FloatArray, own: FloatArray) -> tuple[Kernel, Kernel]:
-        """What goes to queries and to keys: what two tokens share, in the limit of one on the diagonal, and its own."""
-        n, keep = float(self._row_length[0]), 1 - self.dropout
-        second, jacobian, weighted, *_ = self._rows
-        value_spread = self._spread + (1 / keep - 1) * self._mean_square
-        # values and keys: of two queries, of one query at one key, and of one query at two keys
-        mean, double_mean = self._means
-        met = self._over_pairs(gradient) / n**2
-        moved = self._over_pairs(gradient * sum(self._bracket_weights)) / n**2
-        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread
-        alone = self._over_asking(own * (second / keep + keys)) / n
-        apart = self._over_asking(own * (1 - second - keys)) / max(n * (n - 1), 1.0)
-        to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart
-        to_one = met + moved * (self._own - 2 * mean[0] + double_mean[0]) + alone
-        # queries: the output is linear in the query; and each key moves with every query
-        slope = self._random_slope + self._structural_slope
-        root = np.sqrt(slope)
-        alike = self._finite / n * self._overlaps[1] * self.qk * self._spread**2
-        to_queries = gradient * (np.outer(root, root) + alike)
-        return (to_queries, own * (slope + jacobian * self.qk * self._spread * value_spread)), (to_two, to_one)
-
-    def _over_asking(self, values: FloatArray) -> float:
-        """Sum over the queries."""
-        return float(values.sum())
-
-    def _over_pairs(self, values: FloatArray) -> float:
-        """Sum over pairs of different queries."""
-        return float(values.sum() - np.trace(values))
 
 
 @dataclass(frozen=True)
-class GridCrossAttention(TokenCrossAttention, GridAttention):
+class GridCrossAttention(AlikeAttention):
     """`TokenCrossAttention` of a decoder on a grid to tokens that are alike; `kernel`, `own` are those of `Alike`.
 
     Attributes:
         asks, asks_own: what two queries share, (m, m), and a query's own, (m,). queries: the grid they stand on.
     """
 
+    asks: FloatArray = field(kw_only=True)
     asks_own: FloatArray = field(kw_only=True)
     queries: Grid = field(kw_only=True)
+
+    @property
+    def _asks(self) -> FloatArray:
+        return self.asks
 
     @property
     def _asks_own(self) -> FloatArray:
@@ -99,12 +70,31 @@ class GridCrossAttention(TokenCrossAttention, GridAttention):
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As of every token, (2 m, 2 m) and (2, 2)."""
-        queries, keys = self._sent_to_both(*self.queries.split(gradient))
-        to_queries, to_keys = self.queries.joined(*queries), self.grid.joined(*keys)
-        return self.gain**2 * held(to_queries), self.gain**2 * held(to_keys)
+        off, own = self.queries.split(gradient)
+        n, keep = float(self._row_length[0]), 1 - self.dropout
+        second, jacobian, weighted, *_ = self._rows
+        value_spread = self._spread + (1 / keep - 1) * self._mean_square
+        # values and keys: of two queries, of one query at one key, and of one query at two keys
+        mean, double_mean = self._means
+        met = self._over_pairs(off) / n**2
+        moved = self._over_pairs(off * sum(self._bracket_weights)) / n**2
+        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread
+        alone = self.queries.weights @ (own * (second / keep + keys)) / n
+        apart = self.queries.weights @ (own * (1 - second - keys)) / max(n * (n - 1), 1.0)
+        to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart
+        to_one = met + moved * (self._own - 2 * mean[0] + double_mean[0]) + alone
+        # queries: the output is linear in the query; and each key moves with every query
+        slope = self._random_slope
+        root = np.sqrt(slope)
+        to_queries = off * (np.outer(root, root) + self._keys_in_common)
+        to_query = own * (slope + jacobian * self.qk * self._spread * value_spread)
+        both = self.queries.joined(to_queries, to_query), self.grid.joined(to_two, to_one)
+        return self.gain**2 * held(both[0]), self.gain**2 * held(both[1])
 
-    def _over_asking(self, values: FloatArray) -> float:
-        return float(self.queries.weights @ values)
+    def _of_pair(self, by_row: FloatArray) -> FloatArray:
+        first = by_row.reshape(len(by_row), -1)
+        return np.asarray((first + first.T) / 2)
 
     def _over_pairs(self, values: FloatArray) -> float:
+        """Sum over pairs of different queries."""
         return self.queries.total(values, np.zeros(len(values)))

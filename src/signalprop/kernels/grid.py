@@ -292,3 +292,12 @@ class GridAttention(TokenAttention):
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
         return np.where(self._seen, per_row[:, None], per_row)
+
+
+@dataclass(frozen=True)
+class AlikeAttention(GridAttention):
+    """Attention without a mask to tokens of which none is set apart, on the grid of `Alike`: they have no structure."""
+
+    @property
+    def _structural_slope(self) -> FloatArray:
+        return np.zeros(1)

@@ -107,7 +107,6 @@ class MaskedAttention(TokenAttention):
         normed: features of a head whose queries and keys have one size each; infinite: they need not.
     """
 
-    causal: bool = True
     asks: FloatArray = field(kw_only=True)
     view: View = field(kw_only=True)
     chance: float = 0.0
@@ -131,10 +130,7 @@ class MaskedAttention(TokenAttention):
         np.fill_diagonal(to_keys, on)
         slope = self._random_slope + self._structural_slope
         root, moved = np.sqrt(slope), self.qk * self._scored * value_spread
-        apart = self._of_pair(self._spread)
-        alike = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart**2
-        alike *= self.view.of_queries
-        to_queries = gradient * (np.outer(root, root) + alike)
+        to_queries = gradient * (np.outer(root, root) + self._keys_in_common)
         np.fill_diagonal(to_queries, own * (slope + jacobian * moved))
         return held(to_queries), held(to_keys)
 

@@ -71,13 +71,14 @@ def _alone(length: int, spread: float) -> Spline:
     return Spline(np.column_stack([response, np.maximum(square - second**2, 0.0)])[::STRIDE])
 
 
-def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float) -> Rows:
+def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
     """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
 
-    Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %).
+    Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
+    but for lengths that are no whole numbers, which stand between those up to `longest`.
     """
-    one_length = np.ptp(row_length) == 0
-    lengths = (max(int(row_length[0]), 2),) if one_length else _knots(int(row_length.max()))
+    one_length = np.ptp(row_length) == 0 and longest is None
+    lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
     within, beyond = map(np.asarray, within_table(s))

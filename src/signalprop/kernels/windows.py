@@ -31,6 +31,7 @@ class WindowAttention(TokenAttention):
     """`TokenAttention` whose rows see a `window`, as `ranges` has it."""
 
     window: int = 1
+    causal: bool = True
 
     @cached_property
     def _keys(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -24,7 +24,7 @@ from signalprop.errors import InputError
 from signalprop.network.moments import Array, FloatArray
 
 _MAX_LENGTH = 1e6
-_STEP = 0.4  # of u and y: the trapezoidal sum of exp(ny - e^y) is exact to 3e-7 for n = 4, and better below
+STEP = 0.4  # of u and y: the trapezoidal sum of exp(ny - e^y) is exact to 3e-7 for n = 4, and better below
 _KNEE = 3.0  # √s = _KNEE ξ/(1-ξ): the moments are smooth in s near 0 and in 1/√s near infinity, hence smooth in ξ
 _INTERVALS = 80  # of ξ in [0, 1]
 _NODES = np.arange(_INTERVALS - 1) / _INTERVALS  # the last is s = 13689; beyond it the last cubic is continued
@@ -50,11 +50,12 @@ class SoftmaxMoments(NamedTuple):
     squared_tilt: FloatArray
 
 
-class _Laplace(NamedTuple):
-    """ln φ, ψ₂, ψ₃, ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other."""
+class Laplace(NamedTuple):
+    """ln φ, ψ₁ … ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other."""
 
     start: NDArray[np.int64]
     log_phi: FloatArray
+    psi1: FloatArray
     psi2: FloatArray
     psi3: FloatArray
     psi4: FloatArray
@@ -62,9 +63,9 @@ class _Laplace(NamedTuple):
     zz_psi2: FloatArray
 
 
-_Y = np.arange(-70, 11) * _STEP  # exp(y - e^y) is below 1e-12 outside [-28, 4]
+_Y = np.arange(-70, 11) * STEP  # exp(y - e^y) is below 1e-12 outside [-28, 4]
 _EXP_Y = np.exp(_Y)
-_GUMBEL = _STEP * np.exp(_Y - _EXP_Y)  # density of y, so that φ = P(y > u + √s z)
+_GUMBEL = STEP * np.exp(_Y - _EXP_Y)  # density of y, so that φ = P(y > u + √s z)
 _PSI = [_GUMBEL * _EXP_Y**n for n in range(4)]  # weights of ψ₁ … ψ₄
 _WEIGHTS = [*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]]
 
@@ -80,6 +81,7 @@ def _laplace_narrow(std: float, u: FloatArray) -> list[FloatArray]:
     e1, e2 = decay * ey, decay * ey * ey
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
+        e1 @ weight,
         e2 @ weight,
         (e2 * ey) @ weight,
         (e2 * ey * ey) @ weight,
@@ -91,7 +93,7 @@ def _laplace_narrow(std: float, u: FloatArray) -> list[FloatArray]:
 def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     """φ and ψ as convolutions over y: exp(ny - e^y) is narrow where the Gaussian is wide."""
     # u and y share one grid, so y - u takes only len(u) + len(y) values.
-    z = (np.arange(len(u) + len(_Y) - 1) * _STEP + (_Y[0] - u[-1])) / std
+    z = (np.arange(len(u) + len(_Y) - 1) * STEP + (_Y[0] - u[-1])) / std
     density = np.exp(-0.5 * z * z) / (std * math.sqrt(2 * math.pi))
     tail = np.array([0.5 * math.erfc(x * math.sqrt(0.5)) for x in z.tolist()])
 
@@ -102,6 +104,7 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     psi1, psi2, psi3, psi4, y_psi1, y_psi2, yy_psi2 = (over_y(density, weights) for weights in _WEIGHTS)
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
+        psi1,
         psi2,
         psi3,
         psi4,
@@ -110,31 +113,31 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     ]
 
 
-def _laplace(stds: FloatArray) -> _Laplace:
+def laplace_of(stds: FloatArray) -> Laplace:
     columns: list[list[FloatArray]] = []
     starts = [0]
     for std in stds.tolist():
         # The mass sits where one logit, or the sum of up to 1e6, is e^-u: |u| up to 8.5 standard deviations and ln L.
-        low = math.floor((-8.5 * std - math.log(_MAX_LENGTH) - 14.0) / _STEP)
-        high = math.ceil((8.5 * std + 5.0) / _STEP)
-        u = np.arange(low, high + 1) * _STEP
+        low = math.floor((-8.5 * std - math.log(_MAX_LENGTH) - 14.0) / STEP)
+        high = math.ceil((8.5 * std + 5.0) / STEP)
+        u = np.arange(low, high + 1) * STEP
         columns.append(_laplace_narrow(std, u) if std <= 1.0 else _laplace_wide(std, u))
         starts.append(starts[-1] + len(u))
     joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
-    return _Laplace(np.array(starts[:-1]), *joined)
+    return Laplace(np.array(starts[:-1]), *joined)
 
 
 def _one_hot(one: FloatArray) -> SoftmaxMoments:
     return SoftmaxMoments(one, one, one, 0.0 * one, one, 0.0 * one)
 
 
-def _integrate(laplace: _Laplace, length: int) -> SoftmaxMoments:
+def _integrate(laplace: Laplace, length: int) -> SoftmaxMoments:
     """The integrals over u for one length, at least 2, and every score variance of `laplace`."""
     pair = length * (length - 1.0) * np.exp((length - 2.0) * laplace.log_phi)
     single = length * np.exp((length - 1.0) * laplace.log_phi)
 
     def total(values: FloatArray) -> FloatArray:
-        return np.asarray(_STEP * np.add.reduceat(values, laplace.start), dtype=np.float64)
+        return np.asarray(STEP * np.add.reduceat(values, laplace.start), dtype=np.float64)
 
     second = total(single * laplace.psi2)
     third = total(single * laplace.psi3) / 2.0
@@ -170,7 +173,7 @@ def exact_softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
     s = np.atleast_1d(np.asarray(variance, dtype=np.float64))
     if length == 1:
         return _one_hot(np.ones(np.shape(variance)))
-    found = _integrate(_laplace(np.sqrt(s.ravel())), length)
+    found = _integrate(laplace_of(np.sqrt(s.ravel())), length)
     return SoftmaxMoments(*(column.reshape(np.shape(variance)) for column in found))
 
 
@@ -178,8 +181,8 @@ def exact_softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
 
 
 @lru_cache(maxsize=1)
-def _node_laplace() -> _Laplace:
-    return _laplace(_KNEE * _NODES / (1.0 - _NODES))
+def _node_laplace() -> Laplace:
+    return laplace_of(_KNEE * _NODES / (1.0 - _NODES))
 
 
 @lru_cache(maxsize=2)

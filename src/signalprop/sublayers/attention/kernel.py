@@ -10,11 +10,12 @@ import numpy as np
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.drawn_heads import HARD, LONGEST, DrawnHeads, Shape
 from signalprop.kernels.duals import activated
-from signalprop.kernels.grid import Grid, GridAttention
+from signalprop.kernels.grid import AlikeAttention, Grid, GridAttention
 from signalprop.kernels.rows import rotation
 from signalprop.kernels.shaped_attention import ShapedAttention
 from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.stack import BranchKernel
+from signalprop.kernels.unmasked import UnmaskedAttention
 from signalprop.kernels.windows import windowed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -163,7 +164,6 @@ class AttentionKernel(BranchKernel):
         fields: dict[str, Any] = {
             "qk": self._qk(row, kernel),
             "d_model": self.a.d_model,
-            "causal": self.made.causal,
             "dropout": self.a.attention_dropout or 0.0,
             "query_bias": float(row.query_bias) / size,
             "value_skip": float(row.value_skip),
@@ -186,7 +186,7 @@ class AttentionKernel(BranchKernel):
             before = self.kept.get(i)
             return (before if isinstance(before, DrawnHeads) and before.same(drawn) else drawn), size
         if window:
-            return windowed(kernel, window, rho, omega, **fields), size
+            return windowed(kernel, window, rho, omega, causal=self.made.causal, **fields), size
         turn = self.grid.rotated(a.d_head, base, a.rotary_fraction) if self.grid and base else None
         return self._placed(kernel, rho, omega, turn, fields), size
 
@@ -200,13 +200,15 @@ class AttentionKernel(BranchKernel):
     ) -> TokenAttention:
         """Attention of all positions, by `rho`, or of those of the grid, by `turn`."""
         if self.grid is None:
-            return TokenAttention(kernel=kernel, rho=rho, omega=omega, **fields)
+            made = TokenAttention if self.made.causal else UnmaskedAttention
+            return made(kernel=kernel, rho=rho, omega=omega, **fields)
         off, own = self.grid.split(kernel)
         if "values" in fields:
             fields["values"], fields["value_own"] = self.grid.split(fields["values"])
         if omega is not None:
             fields |= {"turn": turn, "omega": omega[self.grid.positions]}
-        return GridAttention(kernel=off, own=own, grid=self.grid, **fields)
+        on_grid = GridAttention if self.made.causal else AlikeAttention
+        return on_grid(kernel=off, own=own, grid=self.grid, **fields)
 
     def _drawn(self, i: int) -> Shape | None:
         """The heads of sublayer i, where they are drawn."""

@@ -19,7 +19,7 @@ from signalprop.sublayers.cross_attention.moments import of as moments_of
 class _Scaled(NamedTuple):
     """An attention, and the sizes by which QK-norm divided what its queries and keys are made of."""
 
-    attention: TokenCrossAttention
+    attention: TokenCrossAttention | GridCrossAttention
     asks: float
     memory: float
 
@@ -57,7 +57,7 @@ class CrossAttentionKernel(BranchKernel):
         made, row = self.made, self.made.at(i)
         sizes = [float(np.diagonal(k).mean()) or 1.0 if made.qk_norm else 1.0 for k in (kernel, self.memory)]
         fields: dict[str, Any] = {"kernel": self.memory / sizes[1], "asks": kernel / sizes[0]}
-        made_as: type[TokenCrossAttention] = TokenCrossAttention
+        made_as: type[TokenCrossAttention | GridCrossAttention] = TokenCrossAttention
         if self.grid is not None and self.alike is not None:
             made_as = GridCrossAttention
             fields["kernel"], fields["own"] = self.alike.split(fields["kernel"])

@@ -39,7 +39,7 @@ class LatentKernel(AttentionKernel):
         a, size = self.a, size_of(kernel) or 1.0
         s0, share = (float(x) for x in self.made.of_scores(i, size))
         fields: dict[str, Any] = {
-            "qk": s0, "d_model": self.made.d_model, "causal": a.causal, "dropout": a.attention_dropout or 0.0,
+            "qk": s0, "d_model": self.made.d_model, "dropout": a.attention_dropout or 0.0,
             "d_head": a.d_head,
         }  # fmt: skip
         rho = omega = turn = None

@@ -1,0 +1,362 @@
+"""Attention without a mask on token kernels: every row sees all keys, some of which are the same to it.
+
+Equal keys get equal weights in every row, so that what two rows have in common is counted over different keys. As all
+rows see the same, every sum over keys is one for all of them. Derivation: `docs/theory/kernels.md`, "Equal keys".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.rows import Rows, of_rows, rows_of
+from signalprop.network.moments import FloatArray
+from signalprop.theory.repeated_keys import softmax_of_groups
+from signalprop.theory.two_rows import LEAST, log_value, position, within_table
+
+_SMALLEST, _LARGEST = 1e-4, 1e4  # score variances between which keys are grouped
+_STEPS = np.linspace(0, 1, 65)
+_DISTINCT = 1e-6  # share of keys that are not different ones below which all are
+_FAINT = 1e-9  # distance of a key from the others below which nothing is like it
+
+
+class Alike(NamedTuple):
+    """How alike the scores of two keys are, (n, n), and how many keys are like each, (n,).
+
+    Attributes:
+        rho: correlation about the row's mean, at least 0. shared: e^(s rho - s), what is left of e^s between two keys.
+        same: (e^(s rho) - 1) / (e^s - 1), how far two keys count as one in a row with itself.
+        like: keys that are like one, of mean weights; of squared ones.
+    """
+
+    rho: FloatArray
+    shared: FloatArray
+    same: FloatArray
+    like: tuple[FloatArray, FloatArray]
+
+
+class Weights(NamedTuple):
+    """Rows of weights.
+
+    Attributes:
+        rows: P and J summed over pairs of keys as far as they are the same; the overlaps of `different` keys.
+        mean: E A_k, (n,). met: sum over pairs of keys, as far as they are the same, of E A_k E A_k'.
+        value, slope: of two rows of independent scores, and of a row with itself, roots of what a key has of E A_k A'_k
+            and of the Jacobians, (2, n); with `same` the sum over pairs is 1.
+        apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
+        different: how many different keys there are. variance: s of every row. spread: s_0 S_ii times that is s.
+    """
+
+    rows: Rows
+    mean: FloatArray
+    met: float
+    value: FloatArray
+    slope: FloatArray
+    apart: FloatArray
+    different: float
+    variance: FloatArray
+    spread: float
+
+
+class Pairs(NamedTuple):
+    """Of two rows, (T, T), symmetric.
+
+    Attributes:
+        more: what their overlap is above that of mean weights. near: c/s, from 0 to 1.
+    """
+
+    more: FloatArray
+    near: FloatArray
+
+
+@dataclass(frozen=True)
+class UnmaskedAttention(TokenAttention):
+    """What one self-attention without a mask does to kernels; fields as of `TokenAttention`.
+
+    One head of 32 to 48 tokens against sampling: keys that are equal or not within 3 % forward and 6 % backward (5 to
+    12 % of what the most frequent token gets), up to score variance 16; keys that are half alike within 8 % up to 4.
+    """
+
+    def _averaged(self) -> tuple[FloatArray, FloatArray]:
+        n, values, dropped = len(self.kernel), self._values, 1 / (1 - self.dropout) - 1
+        if self.qk == 0:
+            own = np.full(len(self._asks), values.mean())
+            return np.full(self._asks.shape, values.mean()), own + dropped * np.diagonal(values).mean() / n
+        w, (one, itself) = self._weights, self._same_pairs
+        low, apart = float(w.mean @ values @ w.mean), float((w.apart * values).sum())
+        of_one = float((one * values).sum()) - apart * float(one.sum())
+        gap = float((itself * values).sum()) - apart
+        more, near = self._pairs
+        out = low + more * (of_one + near * (gap - of_one))
+        slope = self._slope + self._rest
+        out += np.sqrt(np.outer(slope, slope)) * self._asks
+        own = low + (w.rows.second - w.met) * gap + slope * self._asks_own
+        alone = float(w.value[1] ** 2 @ np.diagonal(values))
+        return out, np.maximum(own, 0.0) + w.rows.second * alone * dropped
+
+    def _sent_back(
+        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
+    ) -> tuple[FloatArray, FloatArray]:
+        out = self._to_keys(gradient, own, value, scores)
+        if scores:
+            out += self._to_queries(gradient, own)
+        return out, np.diagonal(out).copy()
+
+    def _to_keys(self, gradient: FloatArray, own: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+        """Gradient kernel at what keys and values are made of; arguments as of `_sent_back`."""
+        n, dropped = len(self.kernel), 1 / (1 - self.dropout) - 1
+        if self.qk == 0:
+            shared = np.full((n, n), gradient.sum() / n**2)
+            return np.asarray(value * (shared + dropped * own.sum() / n**2 * np.eye(n)))
+        w, (more, near), pairs = self._weights, self._pairs, gradient.copy()
+        np.fill_diagonal(pairs, 0.0)
+        out = np.zeros((n, n))
+        if value:
+            close = float((pairs * more * near).sum())
+            one, itself = self._same_pairs
+            itself_too = float(own @ w.rows.second)
+            out += (float((pairs * more).sum()) - close) * one + (close + itself_too) * itself
+            out += w.apart * (own.sum() - out.sum()) + pairs.sum() * np.outer(w.mean, w.mean)
+            out[np.diag_indices(n)] += dropped * itself_too * w.value[1] ** 2
+        if scores:
+            moved = pairs * self._moves[1] / max(self._different_spread, 1e-12)
+            close = float((moved * near).sum())
+            itself_too = self.qk * float(own * w.rows.weighted @ (self._asks_own + self.query_bias))
+            one, itself = self._moved_pairs
+            keys = (float(moved.sum()) - close) * one + (close + itself_too) * itself
+            keys[np.diag_indices(n)] += dropped * itself_too * w.slope[1] ** 2 * np.diagonal(self._values)
+            keys -= w.apart * keys.sum()
+            out += keys if self._turn is None else keys * self._turn
+        return out
+
+    def _to_queries(self, gradient: FloatArray, own: FloatArray) -> FloatArray:
+        """Gradient kernel at what queries are made of."""
+        if self.qk == 0:
+            return np.zeros_like(gradient)
+        w, slope, dropped = self._weights, self._slope, 1 / (1 - self.dropout) - 1
+        scored = self._turned - float((w.apart * self._turned).sum())
+        one, itself = (max(float((moved * scored).sum()), 0.0) for moved in self._moved_pairs)
+        alike = self.qk * self._moves[0] * (one + self._pairs.near * (itself - one))
+        if self._turn is not None:
+            alike *= self._turn
+        out = gradient * (np.sqrt(np.outer(slope, slope)) + alike)
+        alone = dropped * w.spread * float(w.slope[1] ** 2 @ np.diagonal(self._values))
+        np.fill_diagonal(out, own * (slope + self.qk * w.rows.jacobian * (itself + alone)))
+        return out
+
+    # --- keys ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _values(self) -> FloatArray:
+        return self.kernel if self.values is None else self.values
+
+    @cached_property
+    def _alike(self) -> Alike:
+        kernel, n = self._turned, len(self.kernel)
+        centred = _centred(kernel)
+        size = float(np.maximum(np.diagonal(centred), 0.0).mean())
+        # keys that are not alike share what they have in common on average
+        rest = 1 - np.maximum(_correlation(centred), 0.0)
+        shared = float((rest * kernel).sum()) / max(float(rest.sum()), 1e-300)
+        rho = _correlation(kernel - shared)
+        s = float(np.clip(self.qk * float((self._asks_own + self.query_bias).mean() * size), _SMALLEST, _LARGEST))
+        left, least = np.exp(s * (rho - 1)), math.exp(-s)
+        same = np.maximum(left - least, 0.0) / (1 - least)
+        squared = (np.maximum(left**2 - least**2, 0.0) / (1 - least**2)).sum(1)
+        mean = squared
+        if n > 1:  # as rows of n keys overlap, which is less than e^s where they are sharp
+            whole = s / (1 - 1 / n)
+            overlap = np.expm1(np.asarray(log_value(whole, _STEPS * whole, n, self._fluctuation)))
+            mean = np.interp(rho, _STEPS, overlap / overlap[-1]).sum(1)
+        return Alike(np.maximum(rho, 0.0), left, same, (mean, squared))
+
+    @property
+    def _fluctuation(self) -> float:
+        return 2 / self.d_head + 4 / self.d_model
+
+    @cached_property
+    def _weights(self) -> Weights:
+        n, same = len(self.kernel), self._alike.same
+        different = n**2 / float(same.sum())
+        distinct = n - different < _DISTINCT * n
+        spread = self._mean_distance(self._turned) / (1 - 1 / max(different, 2.0))
+        variance = self.qk * (self._asks_own + self.query_bias) * spread
+        typical = min(float(variance.mean()), _LARGEST)
+        length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
+        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n)
+        every = np.full(n, math.sqrt(1 / n))
+        if distinct:
+            mean, shapes = every**2, [every] * 3
+        else:
+            rows, mean, shapes = self._of_groups(rows, typical)
+        mean_favour, favour = rows.favour[:, -1]
+        mean = mean * self._apart_of(self._alike.like[0]) ** mean_favour
+        mean /= mean.sum()
+        tilt = self._apart_of(self._alike.like[1]) ** (favour / 2)
+        before, second, jacobian = (_shape(same, tilt * root) for root in shapes)
+        rows = rows._replace(
+            **{name: getattr(rows, name)[..., : n_rows - 1] for name in rows._fields if name != "favour"}
+        )
+        apart = (1 - same) * np.outer(mean, mean)
+        return Weights(
+            rows,
+            mean,
+            _summed(same, mean),
+            np.stack([_shape(same, mean), second]),
+            np.stack([before, jacobian]),
+            apart / max(float(apart.sum()), 1e-300),
+            different,
+            variance,
+            float(spread),
+        )
+
+    def _of_groups(self, rows: Rows, typical: float) -> tuple[Rows, FloatArray, list[FloatArray]]:
+        """Rows of keys some of which are alike, from those of as many different keys, the last of which has the
+        `typical` score variance; E A_k; and shapes: `Weights.slope`, with that of `Weights.value` in between."""
+        same, like = self._alike.same, self._alike.like
+        means, squares = softmax_of_groups(typical, self._fluctuation, like)
+        mean = means.mean / like[0]
+        made = [squares.second, squares.jacobian, squares.weighted]
+        roots = [np.sqrt(np.maximum(y, 0.0)) / like[1] for y in made]
+        scaled = [
+            column * (_summed(same, root) / max(float(column[-1]), 1e-300))
+            for column, root in zip((rows.second, rows.jacobian, rows.weighted), roots, strict=True)
+        ]
+        rows = rows._replace(second=np.minimum(scaled[0], 1.0), jacobian=scaled[1], weighted=scaled[2])
+        before = np.maximum(squares.mean - squares.second, 0.0) / like[1]
+        return rows, mean, [before, *roots[:2]]
+
+    def _apart_of(self, like: FloatArray) -> FloatArray:
+        """How far every key lies from the row's mean, over what groups of such sizes make of it; 1 on average."""
+        centred = np.diagonal(self._turned) - 2 * self._turned_means[0][0] + self._turned_means[1][0]
+        found = np.maximum(centred, 0.0) / self._about_mean(like)
+        return np.asarray(np.maximum(found / max(float(found.mean()), 1e-300), 1e-9))
+
+    def _about_mean(self, like: FloatArray) -> FloatArray:
+        """How far a key lies from the mean of groups that share nothing."""
+        n = len(like)
+        return np.asarray(np.maximum(1 - 2 * like / n + like.sum() / n**2, 0.05))
+
+    def _mean_distance(self, kernel: FloatArray) -> float:
+        """How far keys lie from their mean."""
+        return max(float(np.diagonal(kernel).mean() - kernel.mean()), 0.0)
+
+    @property
+    def _different_spread(self) -> float:
+        """How far different keys lie apart, unturned: what all share cancels in the scores of two rows."""
+        return self._mean_distance(self.kernel) / (1 - 1 / max(self._weights.different, 2.0))
+
+    @cached_property
+    def _same_pairs(self) -> tuple[FloatArray, FloatArray]:
+        """How overlaps of two rows of independent scores, and of a row with itself, stand on pairs of keys."""
+        (one, itself), alike = self._weights.value, self._alike
+        return alike.rho * np.outer(one, one), alike.same * np.outer(itself, itself)
+
+    @cached_property
+    def _moved_pairs(self) -> tuple[FloatArray, FloatArray]:
+        """The same of what scores send back, by how values lie about their mean."""
+        like = self._alike.like[1]  # what a key far from the mean gets beyond is in `slope` already
+        own = self._about_mean(like) * self._apart_of(like)
+        apart = _centred(self._values) / np.sqrt(np.outer(own, own))
+        one, itself = self._weights.slope
+        return apart * np.outer(one, one), apart * self._alike.shared * np.outer(itself, itself)
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _row_score_variance(self) -> FloatArray:
+        return self._weights.variance
+
+    @property
+    def _rows(self) -> Rows:
+        return self._weights.rows
+
+    @cached_property
+    def _slope(self) -> FloatArray:
+        """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
+        coherent = 1.0 if self.omega is None else float(self.omega[0])
+        gap = max(float((self._same_pairs[1] * self._values).sum() - (self._weights.apart * self._values).sum()), 0.0)
+        squared = self.qk * coherent / self.d_model * self._different_spread * gap
+        return np.asarray(squared * (1 - self._weights.rows.second) ** 2)
+
+    @cached_property
+    def _rest(self) -> FloatArray:
+        """The same of what is left of structure, to first order in the scores: keys that avoid each other."""
+        rho, values, n = self._alike.rho, self._values, len(self.kernel)
+        shared = float((self._weights.apart * values).sum())
+        counted = self._mean_distance(self._turned) * float((rho * (values - shared)).sum())
+        left = max(float((_centred(self._turned) * values).sum()) - counted, 0.0) / n**2
+        return np.asarray(self.qk * left * (1 - self._weights.rows.second) ** 2)
+
+    @cached_property
+    def _near(self) -> tuple[FloatArray, FloatArray]:
+        """(x of two rows, as `theory.two_rows` has it; c/s), from each row (first axis)."""
+        own = np.maximum(self._weights.variance, 1e-12)[:, None]
+        c = np.clip(self._pair_scores * self._different_spread, LEAST * own, own)
+        s, beyond = map(np.asarray, within_table(own))
+        return np.asarray(position(s, c / beyond)), c / own
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        w, (x, near) = self._weights, self._near
+        log_overlap = w.rows.with_others[0]
+        whole = np.log(np.maximum(w.rows.second, w.met) / w.met) / np.maximum(log_overlap.sum(0), 1e-300)
+        more = of_rows(log_overlap, x)
+        more *= whole[:, None]
+        np.expm1(more, out=more)
+        more *= w.met
+        return Pairs(_symmetric(more), _symmetric(np.maximum(near, 0.0)))
+
+    @cached_property
+    def _moves(self) -> tuple[FloatArray, FloatArray]:
+        """(E of two rows' Jacobians, summed over keys that are the same; E c times it)."""
+        w, x = self._weights, self._near[0]
+        own = np.maximum(w.variance, 1e-12)
+        _, jacobian, weighted = w.rows.with_others
+        itself = np.exp(jacobian.sum(0))
+        met = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
+        return _symmetric(met), _symmetric(of_rows(weighted, x) * met * own[:, None])
+
+    # --- sums over what a row sees ---------------------------------------------------------------------------------
+
+    @property
+    def _row_length(self) -> FloatArray:
+        return np.full(1, float(len(self.kernel)))
+
+    def _over_keys(self, values: FloatArray) -> FloatArray:
+        return np.asarray(values.mean(0, keepdims=True))
+
+    def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
+        return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
+
+
+def _centred(kernel: FloatArray) -> FloatArray:
+    """A kernel about the mean of all."""
+    mean = kernel.mean(0)
+    return np.asarray(kernel - mean - mean[:, None] + mean.mean())
+
+
+def _correlation(kernel: FloatArray) -> FloatArray:
+    """How alike two keys are, of what they have; a key that has nothing is like itself alone."""
+    own = np.diagonal(kernel)
+    root = np.where(own > _FAINT, 1 / np.sqrt(np.maximum(own, _FAINT)), 0.0)
+    rho = np.clip(kernel * np.outer(root, root), -1.0, 1.0)
+    np.fill_diagonal(rho, 1.0)
+    return np.asarray(rho)
+
+
+def _summed(same: FloatArray, root: FloatArray) -> float:
+    return float(root @ same @ root)
+
+
+def _shape(same: FloatArray, root: FloatArray) -> FloatArray:
+    return root / math.sqrt(max(_summed(same, root), 1e-300))
+
+
+def _symmetric(values: FloatArray) -> FloatArray:
+    return np.asarray((values + values.T) / 2)
