@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,11 +106,18 @@ def test_qk_norm_on_tokens_of_different_sizes_is_pointed_at(eps: float, fidelity
 
 
 @pytest.mark.parametrize(
-    ("kind", "positions", "qk_gain", "said"),
-    [("encoder", "none", 1.5, True), ("encoder", "none", 0.3, False), ("encoder", "learned", 1.0, False),
-     ("decoder", "none", 1.5, False)],
+    ("kind", "placement", "fidelity", "said"),
+    [("encoder", "pre", "moments", "take fidelity kernel"), ("encoder", "pre", "auto", ""),
+     ("decoder", "pre", "auto", ""), ("encoder-decoder", "post", "auto", "of width 128"),
+     ("encoder-decoder", "pre", "auto", "head is the table")],
 )  # fmt: skip
-def test_equal_tokens_meet_large_scores(kind: str, positions: str, qk_gain: float, said: bool) -> None:
-    a = SMALL.replace(kind=kind, positions=positions, n_segments=0, vocab_size=300, seq_len=48)
+def test_equal_tokens_meet_large_scores(kind: str, placement: str, fidelity: Any, said: str) -> None:
+    both = {"n_decoder_layers": SMALL.n_layers, "target_len": 48} if kind == "encoder-decoder" else {}
+    a = SMALL.replace(
+        kind=kind, norm_placement=placement, positions="none", n_segments=0, vocab_size=100, seq_len=48, **both
+    )
     inputs = default_batch(a, batch_size=2).statistics(a)
-    assert any("equal ones" in note for note in predict(scheme("xavier", qk_gain=qk_gain)(a), inputs).notes) == said
+    for gain, large in ((1.5, True), (0.3, False)):
+        found = predict(scheme("xavier", qk_gain=gain)(a), inputs, fidelity=fidelity).notes
+        notes = [note for note in found if "enter as equal ones" in note]
+        assert len(notes) == (large and said != "") and all(said in note for note in notes)
