@@ -288,8 +288,16 @@ ROWS: tuple[Row, ...] = (
         "Normalised skips",
         "SPA Fig 3, Table 2",
         "E-SPA with skips and without norms keeps the speed of Pre-LN",
+        trained_by="signalprop sweep sweep-spa-tab2",
+        page="docs/results/spa-tab2.md",
     ),
-    Row("spa-tab3", "Depth scaling of vanilla E-SPA", "SPA Table 3", "deeper vanilla E-SPA networks train"),
+    Row(
+        "spa-tab3",
+        "Depth scaling of vanilla E-SPA",
+        "SPA Table 3",
+        "deeper vanilla E-SPA networks train",
+        trained_by="signalprop sweep sweep-spa-tab3",
+    ),
     Row(
         "spa-fig8/9/10",
         "Ablations of E-SPA",
