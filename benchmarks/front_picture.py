@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import signalprop as sp
+from signalprop.files.storage import write_json
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 NUMBERS, PICTURE = FOLDER / "deep.json", FOLDER / "deep.png"
@@ -70,5 +71,5 @@ def drawn(found: dict[str, Any]) -> Any:
 
 if __name__ == "__main__":
     if "--redraw" not in sys.argv:
-        NUMBERS.write_text(json.dumps(numbers(), indent=1) + "\n")
+        write_json(NUMBERS, numbers())
     drawn(json.loads(NUMBERS.read_text())).savefig(PICTURE)

@@ -55,7 +55,7 @@ def test_slopes_are_those_of_least_squares() -> None:
     [
         ({"widths": (32,)}, "expected two or more"), ({"widths": (32, 32)}, "expected two or more"),
         ({"seeds": 1, "widths": (32, 64)}, "three networks"), ({"steps": 0}, "steps are 0"),
-        ({"optimizer": "adam"}, "optimizer is 'adam'; choose adamw, muon, sgd"), ({"lr": -1.0}, "lr -1"),
+        ({"optimizer": "adam"}, "optimizer is 'adam'; expected one of adamw, muon, sgd"), ({"lr": -1.0}, "lr -1"),
         ({"tolerance": 0.0}, "tolerance 0"), ({"lr": 1e30, "steps": 2}, "give a smaller lr="),
     ],
 )  # fmt: skip
@@ -77,6 +77,6 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     assert found["widths"] == [64, 128] and found["ok"] is False and len(found["probes"]) == 4
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     assert command("coordinates", *small, "--scheme", "xavier", "--tolerance", "9").status == 0
-    for bad, message in ((["--widths", "64,x"], "is not a width"), (["--optimizer", "sophia"], "choose adamw")):
+    for bad, message in ((["--widths", "64,x"], "is not a width"), (["--optimizer", "sophia"], "one of adamw")):
         failed = command("coordinates", "gpt2", *bad)
         assert failed.status == 2 and message in failed.err

@@ -181,9 +181,9 @@ def top_kernel(
     scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
     r = np.clip(last.kernel / scale, 0.0, 1.0)
 
-    def across(kernel: FloatArray, logits: Array = 0.0) -> FloatArray:
+    def across(kernel: FloatArray, along: Array = 0.0) -> FloatArray:
         leaves = np.broadcast_to(norm_leaves(a, r), (t, t)).copy()
-        np.fill_diagonal(leaves, norm_leaves(a, 1.0, logits))
+        np.fill_diagonal(leaves, norm_leaves(a, 1.0, along))
         return np.asarray(kernel * leaves)
 
     if a.head == "classes":
@@ -221,7 +221,7 @@ def top_kernel(
     kernel = kernel_of(a.has_final_norm and not a.squash)
     if a.has_final_norm or a.squash:
         return kernel, kernel
-    return kernel, across(kernel_of(True), np.diagonal((1 - top.own) ** 2 * top.logits))
+    return kernel, across(kernel_of(True), np.diagonal(top.along))
 
 
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:

@@ -139,7 +139,7 @@ def coordinates(
             of range, no loss, or a training that is not finite.
     """
     if optimizer not in RATES:
-        raise InputError(f"optimizer is {optimizer!r:.40}; choose {', '.join(RATES)}")
+        raise InputError(f"optimizer is {optimizer!r:.40}; expected one of {', '.join(RATES)}")
     widths = tuple(p.architecture.d_model for p in tables)
     if len(set(widths)) < 2 or len(set(widths)) != len(widths) or len(widths) * seeds < 3:
         raise InputError(f"widths are {list(widths)} with {seeds} seeds; expected two or more, and three networks")

@@ -89,6 +89,11 @@ class TopGradient(NamedTuple):
     through: Array
     logits: Array
 
+    @property
+    def along(self) -> Array:
+        """d times the share of the gradient that lies along the stream beyond chance: s, of large logits 2 ln V."""
+        return (1 - self.own) ** 2 * np.minimum(self.logits, 2 * math.log(max(self.n_classes, 2)))
+
     def variance(self, copied: Array, *, normed: bool) -> Array:
         """E |pi - e_y|^2 where the target is the token that is read with probability `copied`.
 
@@ -173,7 +178,7 @@ def _log_sum(s: Array, classes: int) -> Array:
     return np.where(s <= 2 * log_classes, s / 2 + log_classes, np.sqrt(2 * np.asarray(s) * log_classes))
 
 
-def norm_leaves(a: Architecture, r: Array, logits: Array = 0.0) -> Array:
+def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
     """What a norm's Jacobian leaves of a gradient that knows nothing of what the norm reads, to first order in 1/d.
 
     It takes away one of d directions, that of what it reads, and a LayerNorm the mean of the features. Two tokens whose
@@ -181,9 +186,11 @@ def norm_leaves(a: Architecture, r: Array, logits: Array = 0.0) -> Array:
     stream. Norms below the first one meet a gradient that has lost this already.
 
     Args:
-        r: token correlation of what is read, of a pair; 1 for one token. logits: their variance s times (1 - own)^2.
+        r: token correlation of what is read, of a pair; 1 for one token. along: `TopGradient.along`.
     """
-    return 1.0 if a.squash else 1 - (2 - np.square(r) + logits + (a.norm == "layernorm")) / a.d_model
+    if a.squash:
+        return 1.0
+    return np.maximum(1 - (2 - np.square(r) + along + (a.norm == "layernorm")) / a.d_model, 0.0)
 
 
 class AtTop(NamedTuple):
@@ -233,7 +240,7 @@ def gradient_at_top(
         if a.has_final_norm:
             return AtTop(given, 1.0, given)
         alone = norm_leaves(a, 1.0)
-        return AtTop(given, alone, given * norm_leaves(a, r) / alone)
+        return AtTop(given, alone, ratio(given * norm_leaves(a, r), alone))
     c = coincidences(a, loss)
     top = top_gradient(p, log_variance, r, log_token_share)
 
@@ -246,5 +253,5 @@ def gradient_at_top(
     if a.has_final_norm or a.squash:
         return AtTop(shared, 1.0, shared)
     kept_variance, kept_shared = moments(True)
-    alone = norm_leaves(a, 1.0, (1 - top.own) ** 2 * top.logits)
-    return AtTop(shared, alone * ratio(kept_variance, variance), kept_shared * norm_leaves(a, r) / alone)
+    alone = norm_leaves(a, 1.0, top.along)
+    return AtTop(shared, alone * ratio(kept_variance, variance), ratio(kept_shared * norm_leaves(a, r), alone))

@@ -310,8 +310,11 @@ const closedForm = (() => {
       if (norm) shared -= aligned * (2 * (own - copied) * (own * same - crossed) - (own - copied) ** 2 * positive);
       return [variance, clip(fraction * ratio(shared * through, variance), 0, 1)];
     };
-    const [variance, shared] = moments(a.finalNorm), [keptVariance, keptShared] = moments(true);
-    return [shared, ratio(keptVariance, variance), keptShared];
+    const [variance, shared] = moments(a.finalNorm);
+    if (a.finalNorm) return [shared, 1, shared];
+    const [keptVariance, keptShared] = moments(true), along = other ** 2 * min(s, 2 * log(max(classes, 2)));
+    const leaves = (of, more) => max(1 - (2 - of ** 2 + more + (a.norm === "layernorm")) / a.d, 0), one = leaves(1, along);
+    return [shared, one * ratio(keptVariance, variance), ratio(keptShared * leaves(given, 0), one)];
   }
 
   /** Log of the factor alpha^2 on the token's row in the last stream (the skip path alone). */
