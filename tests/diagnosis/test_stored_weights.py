@@ -362,3 +362,11 @@ class TestResuming:
         (tmp_path / "w.json.partial").unlink()
         assert command(*asked).status == 0
         assert not (tmp_path / "w.json.partial").exists()
+
+
+def test_another_architecture_is_refused(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one, other = written(tmp_path / "one", a=heavy(64)), written(tmp_path / "other", b=heavy(64))
+    with pytest.raises(InputError, match="have no tensor of one name; expected two checkpoints of one architecture"):
+        read_weights(one, other)

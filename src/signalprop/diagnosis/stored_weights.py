@@ -175,8 +175,8 @@ def read_weights(
         kept: where what was read stays, every `KEPT_AFTER` bytes, and from where an interrupted call goes on.
 
     Raises:
-        InputError: no such files, or one that is not what its header says; a tensor that has another shape there; what
-            was kept is of files of another size or time.
+        InputError: no such files, or one that is not what its header says; a tensor that has another shape there, or
+            no tensor in common; what was kept is of files of another size or time.
     """
     stored = stored_tensors(source)
     there = {} if against is None else {tensor.name: tensor for tensor in stored_tensors(against)}
@@ -187,6 +187,10 @@ def read_weights(
                 f"{tensor.name} has shape {list(tensor.shape)} in {source}, {list(other.shape)} in {against}; expected "
                 "checkpoints of one architecture"
             )
+    if there and not any(tensor.name in there for tensor in stored):
+        raise InputError(
+            f"{source} and {against} have no tensor of one name; expected two checkpoints of one architecture"
+        )
     readable = [tensor for tensor in stored if tensor.readable]
     both = {tensor.name for tensor in readable if tensor.name in there and there[tensor.name].readable}
     seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
