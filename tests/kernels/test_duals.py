@@ -220,3 +220,10 @@ def test_one_variance_entry_by_entry(name: str, n: int, alike: bool) -> None:
         assert np.abs(found - moment).max() <= tolerance * np.abs(moment).max()
     there = r.copy()
     assert (dual_of_kernel(name, np.full(n, 1.7), there, out=there) == dual_of_kernel(name, np.full(n, 1.7), r)).all()
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "silu"])
+def test_rounding_beyond_1_counts_as_1(name: str) -> None:
+    """Also where rows are equal in pairs, as all are when tokens are one direction."""
+    found = dual_of_kernel(name, 1.0, np.full((8, 8), 1 + 2**-52))
+    np.testing.assert_allclose(found, dual_of_kernel(name, 1.0, np.ones((8, 8))), rtol=1e-12)

@@ -182,7 +182,7 @@ def _symmetric(
     if _is_twofold(correlation, half) and (s is None or np.array_equal(s[:half], s[half:])):
         off = _symmetric(block, correlation[:half, half:])
         every = np.arange(half)[:, None]
-        own = block(every, every, np.diagonal(correlation)[:half, None].copy())
+        own = block(every, every, np.clip(np.diagonal(correlation)[:half, None], -1.0, 1.0))
         whole = np.tile(off, (2, 2))
         np.fill_diagonal(whole, np.tile(own[:, 0], 2))
         return whole

@@ -97,7 +97,9 @@ class UnmaskedAttention(TokenAttention):
         out += np.sqrt(np.outer(slope, slope)) * self._asks
         own = low + (w.rows.second - w.met) * gap + slope * self._asks_own
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
-        return out, np.maximum(own, 0.0) + w.rows.second * alone * dropped
+        own = np.maximum(own, 0.0) + w.rows.second * alone * dropped
+        root = np.sqrt(own)
+        return np.minimum(out, np.outer(root, root)), own  # near one direction rounding of the expansion could pass it
 
     def _sent_back(
         self, gradient: FloatArray, own: FloatArray, value: int, scores: int

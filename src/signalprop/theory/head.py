@@ -190,7 +190,9 @@ def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
     """
     if a.squash:
         return 1.0
-    return np.maximum(1 - (2 - np.square(r) + along + (a.norm == "layernorm")) / a.d_model, 0.0)
+    # a dense layer with a norm of its own does not see the stream's size, so it sends nothing along it
+    lost = 0.0 if a.head_transform and a.head == "lm" else 2 - np.square(r) + along
+    return np.maximum(1 - (lost + (a.norm == "layernorm")) / a.d_model, 0.0)
 
 
 class AtTop(NamedTuple):

@@ -313,7 +313,7 @@ const closedForm = (() => {
     const [variance, shared] = moments(a.finalNorm);
     if (a.finalNorm) return [shared, 1, shared];
     const [keptVariance, keptShared] = moments(true), along = other ** 2 * min(s, 2 * log(max(classes, 2)));
-    const leaves = (of, more) => max(1 - (2 - of ** 2 + more + (a.norm === "layernorm")) / a.d, 0), one = leaves(1, along);
+    const leaves = (of, more) => max(1 - ((a.headTransform ? 0 : 2 - of ** 2 + more) + (a.norm === "layernorm")) / a.d, 0), one = leaves(1, along);
     return [shared, one * ratio(keptVariance, variance), ratio(keptShared * leaves(given, 0), one)];
   }
 
