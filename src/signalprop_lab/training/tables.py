@@ -260,7 +260,7 @@ def page(store: Store) -> str:
     if found:
         lines = [f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})" for check, kind, told in found]
         parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(lines)]
-    rows = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    rows = course_rows(sweep, {item.name: item for item in summaries(store)})
     if rows:
         header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
         parts += ["## Over the steps", wrapped(COURSE), markdown_table(header, rows)]

@@ -137,12 +137,15 @@ def test_a_lead_is_followed_over_the_steps() -> None:
         entry(sweep, cell, seed, 2.0, course=courses[cell][seed].tolist()) for cell in (ONE, TWO) for seed in range(4)
     ]
     store = store_of(grid_of(sweep, BASE), entries)
-    (row,) = course_rows(sweep.verdict, {item.name: item for item in summaries(store)})
+    items = {item.name: item for item in summaries(store)}
+    (row,) = course_rows(sweep, items)
     difference = courses[ONE] - courses[TWO]
     means, errors = difference.mean(0), difference.std(0, ddof=1) / 2
     assert row == [f"{TWO} ends below {ONE}", *(f"{m:+.4f} ± {e:.4f}" for m, e in zip(means, errors, strict=True))]
     assert f"| {row[3]} " in page(store)
     assert "course" not in as_csv(store["rows"])
+    (turned,) = course_rows(sweep.model_copy(update={"direction": "maximize"}), items)  # a low accuracy is a high loss
+    assert turned[1] == f"{-means[0]:+.4f} ± {errors[0]:.4f}"
 
 
 def test_one_function_under_two_names_is_named() -> None:
