@@ -188,12 +188,12 @@ def top_kernel(
 
     if a.head == "classes":
         kernel = np.diag(_answering(a, t, inputs, grid))
-        return kernel, kernel if a.has_final_norm else across(kernel)
+        return kernel, across(kernel)
     if a.head == "none" or inputs.kind == "stream":
         f = inputs.loss_fraction
         kernel = np.full((t, t), f * f * max(0.0, inputs.target_correlation))
         np.fill_diagonal(kernel, f)
-        return kernel, kernel if a.has_final_norm else across(kernel)
+        return kernel, across(kernel)
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
     top = top_gradient(p, variance, r, log_token_share)
     if (

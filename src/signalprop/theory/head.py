@@ -183,12 +183,13 @@ def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
 
     It takes away one of d directions, that of what it reads, and a LayerNorm the mean of the features. Two tokens whose
     gradients are one vector lose both directions: 2 - r^2 of d. What cross-entropy sends lies s/d more along the
-    stream. Norms below the first one meet a gradient that has lost this already.
+    stream. Norms below the first one meet a gradient that has lost this already, as does a post-norm under a final
+    norm; a norm that squashes removes nothing.
 
     Args:
         r: token correlation of what is read, of a pair; 1 for one token. along: `TopGradient.along`.
     """
-    if a.squash:
+    if a.squash or a.has_final_norm:
         return 1.0
     # a dense layer with a norm of its own does not see the stream's size, so it sends nothing along it
     lost = 0.0 if a.head_transform and a.head == "lm" else 2 - np.square(r) + along
@@ -235,12 +236,10 @@ def gradient_at_top(
     """
     a = p.architecture
     if a.head == "classes":
-        return AtTop(0.0, 1.0 if a.has_final_norm else norm_leaves(a, 1.0), 0.0)
+        return AtTop(0.0, norm_leaves(a, 1.0), 0.0)
     loss = inputs.decoder or inputs
     if a.head == "none" or inputs.kind == "stream":
         given = loss.loss_fraction * max(0.0, loss.target_correlation)
-        if a.has_final_norm:
-            return AtTop(given, 1.0, given)
         alone = norm_leaves(a, 1.0)
         return AtTop(given, alone, ratio(given * norm_leaves(a, r), alone))
     c = coincidences(a, loss)

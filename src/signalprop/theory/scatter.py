@@ -171,7 +171,7 @@ class _Response:
         vectors = (1.0, np.array([1.0, 1.0]) / t), (max(t - 1, 1.0), np.array([t - 1, -1.0]) / t)
         out = np.zeros((self.n, 2, 2))
         for skip, branch, (members, by) in zip(kept, added, vectors, strict=True):
-            variance = (4 * skip * branch + 2 * self.maps_in_a_row * branch**2) / (self.d * members)
+            variance = self._of_sum(skip * branch, branch**2) / members
             out += variance[:, None, None] * np.outer(by, by)
         from_branch, total = self._pair(added), self._pair(kept) + self._pair(added)
         out += hidden[:, None, None] * _outer(from_branch)
@@ -179,8 +179,12 @@ class _Response:
             v, w = self._pair(kept)[:, 0], from_branch[:, 0]
             cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
             own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
-            out += ((4 * cross + 2 * self.maps_in_a_row * own) / self.d)[:, None, None] * _outer(total)
+            out += self._of_sum(cross, own)[:, None, None] * _outer(total)
         return out
+
+    def _of_sum(self, cross: FloatArray, own: FloatArray) -> FloatArray:
+        """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
+        return np.asarray((4 * cross + 2 * self.maps_in_a_row * own) / self.d)
 
     def _hidden(self) -> FloatArray:
         """Relative variance of a feed-forward by the draws of its hidden units, forward and back, (sublayers, 2)."""
@@ -289,12 +293,12 @@ class _Response:
         Args:
             sent: share of the branch in the gradient of the stream that is read.
         """
-        share, maps = self.here.share, self.maps_in_a_row
-        sizes = 4 * share * (1 - share) + 2 * maps * share**2
+        share = self.here.share
+        sizes = self._of_sum(share * (1 - share), share**2) + self.hidden[:, 0] * share**2
         if not self.p.architecture.embedding_norm:
-            sizes[0] += 2 * (1 - share[0]) ** 2  # rows of the embedding are Gaussian
-        unseen = sent * (2 * (1 - share) + maps * share)  # the norm's gradient is orthogonal to the sum
-        return np.asarray((sizes - unseen) / self.d + self.hidden[:, 0] * share**2)
+            sizes[0] += 2 * (1 - share[0]) ** 2 / self.d  # rows of the embedding are Gaussian
+        unseen = sent * self._of_sum(1 - share, share) / 2  # the norm's gradient is orthogonal to the sum
+        return np.asarray(sizes - unseen)
 
     def _recalibrate(self, through: FloatArray, r: FloatArray) -> None:
         """What averages over positions get wrong in a causal stack, from what its kernels say of the same step.
