@@ -55,9 +55,9 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: Flo
     return _of_kernel(name, 0, variance, correlation, out)
 
 
-def slope_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
+def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
     """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
-    return _of_kernel(name, 1, variance, correlation, out)
+    return _of_kernel(name, 1, variance, correlation, None)
 
 
 def _of_kernel(

@@ -39,12 +39,10 @@ def figure_7(n_layers: int = 100, length: int = 100, repeats: float = 0.02) -> d
     }
 
 
-def figure_6(n_layers: int = 36, length: int = 100, repeats: float = 0.05) -> dict[str, Parametrization]:
-    """The two networks of SPA figure 6: what repeated tokens do to the diagonal under E-SPA, last gamma 0.02."""
-    return {
-        "repeats ignored": e_spa(n_layers, length, 0.0, 0.02),
-        "repeats corrected for": e_spa(n_layers, length, repeats, 0.02),
-    }
+def figure_6(repeats: float = 0.05) -> dict[str, Parametrization]:
+    """The two networks of SPA figure 6 (36 layers, 100 tokens, last gamma 0.02): what repeats do to the diagonal."""
+    names = {"repeats ignored": 0.0, "repeats corrected for": repeats}
+    return {name: e_spa(36, 100, share, 0.02) for name, share in names.items()}
 
 
 def alibi(n_layers: int, length: int, placement: Placement, skip: float, branch: float) -> Parametrization:
@@ -52,9 +50,9 @@ def alibi(n_layers: int, length: int, placement: Placement, skip: float, branch:
     return _table(n_layers, length, "alibi", placement, "alibi", skip=skip, branch=branch)
 
 
-def u_spa(n_layers: int, length: int, repeats: float, last: float = LAST_RHO) -> Parametrization:
-    """U-SPA without skips and norms: rho from `repeats` (the tokens' own kernel) to `last`."""
-    rho = rho_schedule(n_layers, last, repeats)
+def u_spa(n_layers: int, length: int, repeats: float) -> Parametrization:
+    """U-SPA without skips and norms: rho from `repeats` (the tokens' own kernel) to `LAST_RHO`."""
+    rho = rho_schedule(n_layers, LAST_RHO, repeats)
     p = _table(n_layers, length, "none", "none", "u-spa", skip=0.0, branch=1.0)
     return _shaped(p, rho, Shaping(kind="u-spa"))
 

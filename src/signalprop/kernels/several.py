@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.stack import Back, Read, Stack
 from signalprop.kernels.state import State, exp_of, inverse_roots, normalised, unevenness
 from signalprop.network.moments import FloatArray
@@ -73,8 +72,8 @@ class Kernels(Several):
 class StackOfStreams(Stack):
     """A stack whose state is `Kernels`."""
 
-    def __init__(self, p: Parametrization, shapes: Sequence[Shapes] | None = None, grid: Grid | None = None) -> None:
-        super().__init__(p, shapes, grid)
+    def __init__(self, p: Parametrization, grid: Grid | None = None) -> None:
+        super().__init__(p, grid=grid)
         self.connections = connections_of(p)
         self.rho: FloatArray = np.zeros(0)  # of what the present sublayer reads
 
@@ -116,9 +115,7 @@ class StackOfStreams(Stack):
 class BackOfStreams(Back):
     """The way back over a stretch of sublayers of a `StackOfStreams`."""
 
-    def __init__(
-        self, stack: StackOfStreams, across: State, meet: Callable[[int, State, State], None] | None = None
-    ) -> None:
+    def __init__(self, stack: StackOfStreams, across: State) -> None:
         super().__init__(stack, across, None)
         self.connections = stack.connections
         self.outputs: dict[int, State] = {}  # of branches whose gates send a gradient

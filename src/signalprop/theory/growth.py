@@ -47,8 +47,8 @@ class FixedPoint:
 
 
 @typed
-def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
-    """The fixed points of one layer of a bidirectional stack (`parametrization`), repeated without end.
+def fixed_point(parametrization: Parametrization) -> FixedPoint:
+    """The fixed points of the first layer of a bidirectional stack (`parametrization`), repeated without end.
 
     Pre-norm: branches are added for ever, so r* = (c_A + c_F)(r*) / (v_A + v_F)(r*), and the gradient's correlation is
     that of what the two branches send back. Post-norm: r* is the fixed point of the layer's map, and the gradient the
@@ -58,7 +58,7 @@ def fixed_point(parametrization: Parametrization, layer: int = 0) -> FixedPoint:
         InputError: the layer is causal, or neither pre-norm with unit skip nor post-norm.
     """
     p = parametrization
-    attention, feed_forward = layer_starts(p)[layer] + np.arange(2)
+    attention, feed_forward = layer_starts(p)[0] + np.arange(2)
     placement = PLACEMENTS[p.placement[attention]]
     if p.architecture.kind != "encoder":
         raise InputError(f"fixed points are for bidirectional stacks, this is an {p.architecture.kind}")

@@ -142,13 +142,13 @@ def _scaled(p: Parametrization) -> Parametrization:
     return p.with_columns(skip=math.sqrt(1 - beta2), branch=math.sqrt(beta2))
 
 
-def paper_fixed_point(attention: float, feed_forward: float, *, by_variance: bool, dropout: float = DROPOUT) -> float:
+def paper_fixed_point(attention: float, feed_forward: float, *, by_variance: bool) -> float:
     """r of TGS v1 appendix F with their C1 and C2: attention weighed by C1 as printed, or by its variance C1 r."""
     r = 0.5
     for _ in range(1000):
         relu = r + (math.sqrt(1 - r * r) - r * math.acos(r)) / math.pi
         weight = attention * (r if by_variance else 1.0)
-        r = (1 - dropout) * (weight + feed_forward * relu) / (weight + feed_forward)
+        r = (1 - DROPOUT) * (weight + feed_forward * relu) / (weight + feed_forward)
     return r
 
 
