@@ -31,6 +31,7 @@ transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 VOCABULARY = 61
+IDS = 3 + torch.arange(2 * 12).reshape(2, 12) * 5 % (VOCABULARY - 3)
 _LLAMA = {
     "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "vocab_size": VOCABULARY, "max_position_embeddings": 24, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -271,3 +272,22 @@ def trained(model: nn.Module) -> nn.Module:
             if name.rpartition(".")[2] in ("multiplier", "skip", "value_skip", "attention_gain"):
                 q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
     return model
+
+
+def shaped(name: str = "llama", scheme: str = "e-spa", n_layers: int = 2, **options: Any) -> nn.Module:
+    """A tiny model with a scheme on it, in evaluation mode, whose scores are no longer 0."""
+    model = vanilla(name, n_layers)
+    if name == "vit":
+        options.setdefault("activation", "keep")
+    sp.apply(model, scheme, seed=3, **options)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for q in model.parameters():
+            q.add_(0.1 * q.std(correction=0).clamp(min=0.05) * torch.randn_like(q))
+    return model.eval()
+
+
+def close(one: Tensor, other: Tensor, bound: float = 1e-5) -> None:
+    """Largest difference over the largest number."""
+    error = float((one - other).detach().abs().max() / other.detach().abs().max())
+    assert error <= bound, error

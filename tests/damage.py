@@ -210,3 +210,22 @@ class Bomb:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.marker,)
+
+
+def problem_of(result: Result) -> str | None:
+    """What is raw about the end of a command."""
+    status, out, err = result
+    lines = [line for line in err.splitlines() if line.startswith("signalprop: ") and "warning" not in line[:22]]
+    try:
+        assert status in (0, 1, 2), f"status {status}"
+        assert "Traceback" not in err and "SIGNALPROP_DEBUG" not in err, "an error from the inside"
+        assert all(c.isprintable() or c == "\n" for c in err), "characters that steer a terminal"
+        if status == 2:
+            assert len(lines) == 1 and out == "", f"{len(lines)} lines on stderr, {len(out)} characters on stdout"
+            check_line(lines[0])
+    except AssertionError as error:
+        return f"{error}: {err[-400:]!r}"
+    return None
+
+
+# --- command lines ----------------------------------------------------------------------------------------------------

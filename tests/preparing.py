@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from signalprop_lab.training.examples import IGNORED, Example, Prepared
 from signalprop_lab.training.recipe import Recipe, parse
 
 _WORDS = ["tree", "house", "runs", "blue", "river", "under", "sings", "cold", "stone", "bright", "walks", "old", "ähre"]
@@ -41,3 +42,16 @@ def recipe(task: str, cache: Path, architecture: dict[str, Any] | None = None, *
             "data": {"cache": str(cache)} | {k: str(v) if isinstance(v, Path) else v for k, v in data.items()},
         }
     )
+
+
+def example(prepared: Prepared, i: int, seed: int = 0) -> Example:
+    return prepared.train.example(i, np.random.default_rng([seed, i]))  # type: ignore[union-attr]
+
+
+def validation(prepared: Prepared) -> list[Example]:
+    return [prepared.validation.example(i, np.random.default_rng()) for i in range(len(prepared.validation))]
+
+
+def labels_in(examples: list[Example]) -> np.ndarray[Any, Any]:
+    found = np.concatenate([np.ravel(e["labels"]) for e in examples])
+    return found[found != IGNORED]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commandline import Result
+from damage import problem_of
 from fuzzing import campaign
 
 
@@ -53,9 +54,9 @@ def test_a_seed_and_a_number_repeat_a_line() -> None:
     ],
 )
 def test_what_is_raw(result: Result) -> None:
-    assert campaign.problem_of(result) is not None
+    assert problem_of(result) is not None
 
 
 @pytest.mark.parametrize("result", [Result(0, "a", ""), Result(1, "a", "b\n"), Result(2, "", "signalprop: one\n")])
 def test_what_is_not(result: Result) -> None:
-    assert campaign.problem_of(result) is None
+    assert problem_of(result) is None
