@@ -52,6 +52,14 @@ class Point:
     seed: int
 
 
+def _of_seed(data: dict[str, Any], seed: int) -> dict[str, Any]:
+    """The recipe with its seed in place of `{seed}` in `model.pretrained`: runs that go on from those of the same seed."""
+    model = data.get("model")
+    if isinstance(model, dict) and isinstance(model.get("pretrained"), str):
+        model["pretrained"] = model["pretrained"].replace("{seed}", str(seed))
+    return data
+
+
 @dataclass(frozen=True)
 class Grid:
     """A sweep with its cells, all of whose recipes are valid."""
@@ -71,7 +79,7 @@ class Grid:
             if self.sweep.tune is not None:
                 put(data, self.sweep.tune.key, point.rate)
             put(data, "seed", point.seed)
-            return parse(data)
+            return parse(_of_seed(data, point.seed))
         except InputError as error:
             raise InputError(f"sweep {self.sweep.name}, cell {point.cell}: {error}") from None
 

@@ -49,9 +49,10 @@ def prepare(recipe: Recipe) -> Prepared:
         InputError: data that cannot be read, or too little of them; an earlier run that is not there yet.
     """
     for path in (recipe.model.pretrained, recipe.data.tokenizer.path):
-        earlier = Path(path or "").parts[1:2]
-        if path and path.startswith("runs/") and not Path(path).exists() and {*earlier} & {*shipped()}:
-            raise InputError(f"{recipe.name} goes on from {path}; first run signalprop train {earlier[0]}")
+        place, name = (*Path(path or "").parts, "", "")[:2]
+        earlier = {"runs": ("train", name), "sweeps": ("sweep", f"sweep-{name}")}.get(place)
+        if path and earlier and earlier[1] in shipped() and not Path(path).exists():
+            raise InputError(f"{recipe.name} goes on from {path}; first run signalprop {' '.join(earlier)}")
     made: dict[str, Callable[[Recipe], Prepared]] = {
         "causal-lm": lambda recipe: _language_model(recipe, 1, lambda tokenizer: (next_tokens, None)),
         "masked-lm": _masked_lm,

@@ -36,6 +36,15 @@ def test_cells_are_the_product_of_the_axes(tmp_path) -> None:
     assert grid.directory(Point("scaled / 8", 0.03, 5)) == "runs/scaled__8/lr=0.03/seed=5"
 
 
+def test_a_run_begins_from_the_model_of_its_own_seed() -> None:
+    start = {"pretrained": "sweeps/first/runs/plain/seed={seed}/folded"}
+    grid = grid_of(Sweep(**changed(axes={"clip": {"1": {"optimizer.clip": 1.0}}})), BASE | {"model": start})
+    for seed in (0, 7):
+        folder = f"sweeps/first/runs/plain/seed={seed}/folded"
+        assert grid.recipe(Point("1", 0.03, seed)).model.pretrained == folder
+    assert grid.base["model"] == start
+
+
 def test_a_base_is_found_beside_the_sweep(tmp_path, monkeypatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))

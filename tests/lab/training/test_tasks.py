@@ -212,6 +212,19 @@ def test_sequence_classification(tmp_path: Path, cache: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("runs/llama-small/folded", "train llama-small"),
+        ("sweeps/pretrained/runs/Pre-LN/seed=0/folded", "sweep sweep-pretrained"),
+    ],
+)
+def test_what_was_not_trained_before_is_asked_for(path: str, command: str, cache: Path) -> None:
+    asked = recipe("causal-lm", cache, tokenizer={"kind": "pretrained", "path": path})
+    with pytest.raises(InputError, match=f"goes on from {path}; first run signalprop {command}$"):
+        prepare(asked)
+
+
 @pytest.mark.parametrize("task", ["translation", "sequence-classification", "image-classification"])
 def test_streams_of_examples(task: str, tmp_path: Path, translations: Path, cache: Path) -> None:
     source = {
