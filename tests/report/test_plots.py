@@ -15,8 +15,8 @@ from signalprop.errors import InputError, MissingExtra
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.html.diagnoses import diagnosis_sections
-from signalprop.report.plots import COLOURS, figure, save_plot
-from signalprop.report.section_plots import sections_figure
+from signalprop.report.plots import figure, save_plot
+from signalprop.report.section_plots import COLOURS, sections_figure
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -39,45 +39,53 @@ def measured(p: Profile) -> Profile:
     return replace(p, source="measured", fidelity="model", n_seeds=3, forward=forward, gradient=gradient or None)
 
 
+def panels(canvas: Any) -> list[Any]:
+    return [axis for part in canvas.subfigs for axis in part.axes]
+
+
 def legend(canvas: Any) -> list[str]:
-    return [text.get_text() for text in canvas.legends[0].get_texts()]
-
-
-def curves(panel: Any) -> list[Any]:
-    """The lines of theory: everything but error bars and their caps."""
-    return [line for line in panel.lines if line.get_linewidth() == 1.8]
+    return [text.get_text() for part in canvas.subfigs for text in part.legends[0].get_texts()]
 
 
 def test_a_comparison_draws_a_line_and_points_with_error_bars() -> None:
     p = predicted()
     canvas = figure(compare(p, measured(p)))
-    assert canvas.get_size_inches().tolist() == [12, 8]
-    assert legend(canvas) == ["predicted (moments)", "measured (3 seeds)"]
-    stream, gradient, correlation, ratio = canvas.axes
-    x, y = curves(stream)[0].get_data()
+    assert canvas.get_size_inches()[0] == 12
+    assert legend(canvas) == ["predicted", "measured"]
+    stream, gradient, correlation, sensitivity = panels(canvas)
+    x, y = stream.lines[0].get_data()
     np.testing.assert_allclose(x, np.arange(1, 13) / 2)
-    np.testing.assert_allclose(y, p.forward["stream_out"].variance)
-    np.testing.assert_allclose(curves(gradient)[0].get_ydata(), p.gradient["stream_in"].variance)
-    np.testing.assert_allclose(curves(correlation)[0].get_ydata(), p.forward["stream_out"].token_correlation)
-    attention, feed_forward = curves(ratio)
-    np.testing.assert_allclose(attention.get_ydata(), p.sensitivity_ratios[::2])
-    np.testing.assert_allclose(feed_forward.get_ydata(), p.sensitivity_ratios[1::2])
-    assert all(len(panel.containers) == 1 for panel in canvas.axes)
-    assert "encoder, 6 layers, d_model 256, pre-norm, relu: xavier" in canvas.get_suptitle()
+    np.testing.assert_allclose(y, p.forward["stream_out"].variance, rtol=1e-7)
+    np.testing.assert_allclose(gradient.lines[0].get_ydata(), p.gradient["stream_in"].variance, rtol=1e-7)
+    np.testing.assert_allclose(correlation.lines[0].get_ydata(), p.forward["stream_out"].token_correlation, rtol=1e-7)
+    np.testing.assert_allclose(sensitivity.lines[0].get_ydata(), p.layer_sensitivities, rtol=1e-7)
+    (bars,) = stream.containers
+    low, high = bars[2][0].get_segments()[3][:, 1]
+    assert (low, high) == pytest.approx((0.9 * y[3], 1.1 * y[3]), rel=1e-6)  # two standard errors of 5 %
+    assert bars[0].get_color() != stream.lines[0].get_color()
+    assert canvas.get_suptitle() == "encoder, 6 layers, d_model 256, pre-norm, relu: xavier, measured in 3 networks"
 
 
 def test_several_schemes_have_a_colour_each() -> None:
     names = ["xavier", "deepscalelm", "fixed"]
     canvas = figure([predicted(name=name) for name in names])
-    assert legend(canvas) == [f"predicted {name} (moments)" for name in names]
-    assert [line.get_color() for line in curves(canvas.axes[0])] == list(COLOURS[:3])
+    assert legend(canvas) == names
+    assert [line.get_color().upper() for line in panels(canvas)[0].lines] == list(COLOURS[:3])
+
+
+def test_several_depths_share_an_axis() -> None:
+    canvas = figure([predicted(n_layers=2), predicted(n_layers=6)])
+    assert legend(canvas) == ["xavier, 2 layers", "xavier, 6 layers"]
+    short, long = panels(canvas)[0].lines
+    assert short.get_xdata()[-1] == long.get_xdata()[-1] == 1
+    assert short.get_linestyle() != long.get_linestyle() and short.get_color() != long.get_color()
 
 
 def test_several_schemes_at_several_depths_have_heat_maps() -> None:
     """In the order and the colours of the curves; a pair that is missing is empty."""
     pairs = [("xavier", 6), ("xavier", 2), ("noci", 2)]
     made = {pair: predicted(name=pair[0], n_layers=pair[1]) for pair in pairs}
-    ratio, correlation = figure(list(made.values())).axes[-2:]
+    ratio, correlation = panels(figure(list(made.values())))[-2:]
     names = [(label.get_text(), label.get_color()) for label in ratio.get_yticklabels()]
     assert names == [("xavier", COLOURS[0]), ("noci", COLOURS[1])]
     assert [label.get_text() for label in ratio.get_xticklabels()] == ["2 layers", "6 layers"]
@@ -85,17 +93,15 @@ def test_several_schemes_at_several_depths_have_heat_maps() -> None:
     assert texts[3] == "" and float(texts[1]) == pytest.approx(made["xavier", 6].gradient_ratio, rel=1e-3)
     shade = correlation.images[0].get_array()
     assert shade[1, 0] == pytest.approx(made["noci", 2].forward["stream_out"].token_correlation[-1])
-    assert len(figure(list(made.values())[:2]).axes) == 4
+    assert len(panels(figure(list(made.values())[:2]))) == 4
 
 
 def test_an_encoder_decoder_draws_its_stacks_apart() -> None:
-    canvas = figure(predicted("t5-small", n_layers=3))
-    encoder, decoder = curves(canvas.axes[0])
-    np.testing.assert_allclose(encoder.get_xdata(), np.arange(1, 7) / 2)
-    np.testing.assert_allclose(decoder.get_xdata(), 3 + np.arange(1, 10) / 3)
-    assert {text.get_text() for text in canvas.axes[0].texts} == {"encoder", "decoder"}
-    kinds = [text.get_text() for text in canvas.axes[3].get_legend().get_texts()]
-    assert kinds == ["attention", "cross-attention", "feed-forward"]
+    stream = panels(figure(predicted("t5-small", n_layers=3)))[0]
+    (line,) = (line for line in stream.lines if len(line.get_xdata()) > 2)
+    both = np.concatenate([np.arange(1, 7) / 2, [np.nan], 3 + np.arange(1, 10) / 3])
+    np.testing.assert_allclose(line.get_xdata(), both, rtol=1e-7)
+    assert [text.get_text() for text in stream.texts] == ["decoder →"]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
@@ -134,8 +140,8 @@ def test_a_diagnosis_is_drawn_with_the_charts_and_numbers_of_its_page() -> None:
     variance, cosine, removal, angles, _, casts = (axis for part in canvas.subfigs for axis in part.axes)
     np.testing.assert_array_equal(variance.lines[0].get_ydata(), [1.0, 30.0, np.nan])
     assert (variance.get_yscale(), cosine.get_ylim()[0], removal.get_yscale()) == ("log", 0, "linear")
-    (bars,) = removal.containers
-    assert [y[1, 1] - y[0, 1] for y in bars[2][0].get_segments()] == pytest.approx([0.02] * 3)
+    (band,) = removal.collections
+    assert np.ptp(band.get_paths()[0].vertices[:, 1]) == pytest.approx(0.04)  # two standard errors to either side
     shown = np.ma.filled(angles.images[0].get_array(), np.nan)
     np.testing.assert_allclose(shown, np.array(angular, np.float64), atol=1e-5)
     assert angles.images[0].get_extent() == [-0.5, 2.5, 0.5, 2.5]

@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,7 @@ class Kind:
         name: in tables and files, and that of its folder. folder: another one, where it is a variant of the kind there,
             whose functions are told its `name`.
         roles: its weights, in the order in which they are drawn and shown.
-        words, short: its name in a sentence, and in a narrow column. line: style of its curves.
+        words, short: its name in a sentence, and in a narrow column.
         counted: the part of a network that its parameters and operations count to; default: its name.
         attends: it has queries and keys, so its scores have a scale. reads_memory: it reads the encoder's output.
         activates: the architecture's activation is in it.
@@ -114,7 +114,6 @@ class Kind:
     roles: tuple[Role, ...]
     words: str
     short: str
-    line: Literal["-", "--", ":", "-."] = "-"
     counted: str = ""
     attends: bool = False
     reads_memory: bool = False
@@ -184,7 +183,7 @@ def _discovered() -> Iterator[Kind]:
 
 
 # What is added to the stream by something of which nothing else is known (`signalprop.streams`).
-UNKNOWN = Kind(name="branch", roles=(), words="branch", short="branch", line=":")
+UNKNOWN = Kind(name="branch", roles=(), words="branch", short="branch")
 _BY_NAME: dict[str, Kind] = {kind.name: kind for kind in (*sorted(_discovered(), key=lambda kind: kind.name), UNKNOWN)}
 KINDS: tuple[str, ...] = tuple(_BY_NAME)
 ROLE: dict[str, Role] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from signalprop.monitoring.coordinates import Coordinates
-from signalprop.report.plots import COLOURS
+from signalprop.report.section_plots import COLOURS
 
 
 def figure(found: Coordinates) -> Any:

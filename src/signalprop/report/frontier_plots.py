@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from signalprop.frontier import Cell, Frontier
-from signalprop.report.plots import COLOURS
+from signalprop.report.section_plots import COLOURS
 
 
 def figure(found: Frontier) -> Any:

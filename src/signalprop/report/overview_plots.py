@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from signalprop.network.moments import FloatArray
+from signalprop.report.html.blocks import Block
 from signalprop.report.tables import variance
 from signalprop.results.profile import Profile
 
 _DECADES = 4.0  # of the gradient's ratio, to either side of 1, beyond which all is equally dark
 
 
-class HeatMap(NamedTuple):
-    """One quantity by scheme and depth.
+def heat_maps(profiles: Sequence[Profile]) -> list[Block]:
+    """Blocks for pictures alone, of the gradient's ratio and of the top's token correlation by scheme and depth.
 
-    Attributes:
-        rows, columns: schemes, and numbers of layers. shade: (rows, columns), between the limits; NaN where there is no
-            such network, whose text is "".
-    """
-
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[int, ...]
-    shade: FloatArray
-    texts: tuple[tuple[str, ...], ...]
-    limits: tuple[float, float]
-    colours: str
-
-
-def heat_maps(profiles: Sequence[Profile]) -> list[HeatMap]:
-    """Of the gradient's ratio and of the top's token correlation.
-
-    None where there are not several schemes at several depths, or a gradient is missing.
+    None where there are not several schemes at several depths, or a gradient is missing. `shade`: (schemes, depths),
+    between the limits; NaN where there is no such network, whose text is "".
     """
     cells = {(p.scheme, p.architecture.n_layers_total): p for p in profiles}
     rows = tuple(dict.fromkeys(scheme for scheme, _ in cells))
@@ -44,10 +28,13 @@ def heat_maps(profiles: Sequence[Profile]) -> list[HeatMap]:
         return []
     grid = [[cells.get((scheme, depth)) for depth in columns] for scheme in rows]
 
-    def made(title: str, value: Any, text: Any, limits: tuple[float, float], colours: str) -> HeatMap:
+    def made(title: str, value: Any, text: Any, limits: tuple[float, float], colours: str) -> Block:
         shade = np.array([[math.nan if p is None else value(p) for p in row] for row in grid])
-        texts = tuple(tuple("" if p is None else text(p) for p in row) for row in grid)
-        return HeatMap(title, rows, columns, np.clip(shade, *limits), texts, limits, colours)
+        return {
+            "type": "cells", "title": title, "x": "", "rows": rows, "columns": [f"{n} layers" for n in columns],
+            "shade": np.clip(shade, *limits), "texts": [["" if p is None else text(p) for p in row] for row in grid],
+            "limits": limits, "colours": colours,
+        }  # fmt: skip
 
     def top(p: Profile) -> float:
         return float(p.forward["stream_out"].token_correlation[-1])
@@ -69,18 +56,3 @@ def _decades(p: Profile) -> float:
 def _ratio(p: Profile) -> str:
     assert p.gradient is not None
     return variance(p.gradient["stream_in"], 0)
-
-
-def draw_map(panel: Any, found: HeatMap, colours: Sequence[str]) -> None:
-    """Draw it on a matplotlib panel; the name of a scheme has its colour."""
-    low, high = found.limits
-    image = panel.imshow(found.shade, aspect="auto", cmap=found.colours, vmin=low, vmax=high)
-    panel.set_title(found.title, fontsize=11)
-    panel.set_xticks(range(len(found.columns)), [f"{n} layers" for n in found.columns])
-    panel.set_yticks(range(len(found.rows)), found.rows)
-    for k, label in enumerate(panel.get_yticklabels()):
-        label.set_color(colours[k % len(colours)])
-    for (row, column), shade in np.ndenumerate(found.shade):
-        red, green, blue, _ = image.cmap(image.norm(shade))
-        ink = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
-        panel.text(column, row, found.texts[row][column], ha="center", va="center", fontsize=9, color=ink)

@@ -11,7 +11,7 @@ import numpy as np
 
 from signalprop.errors import require
 from signalprop.files.storage import write_bytes
-from signalprop.report.plots import COLOURS
+from signalprop.report.section_plots import COLOURS
 from signalprop.results.text import spread
 from signalprop_lab.reproductions.result import Curve, Panel, Reproduction
 

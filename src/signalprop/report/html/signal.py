@@ -21,9 +21,9 @@ from signalprop.report.html.blocks import Block, Style
 from signalprop.report.html.curves import SOURCE_WORDS, Curve, curves_of, title_of
 from signalprop.report.html.parts import Items, Part
 from signalprop.report.html.signal_cards import agreement_findings, signal_findings
-from signalprop.report.plots import depths
 from signalprop.report.tables import AGREEMENT, agreement_rows, variance
 from signalprop.results import comparison, profile
+from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
 from signalprop.results.text import depth_in_words, number
@@ -95,8 +95,12 @@ def _style(source: str, k: int) -> Style:
 
 
 def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str], at: Sequence[int]) -> list[Block]:
-    """The four charts; `at` names the place of every curve by sublayer, the place after it is that by layer."""
-    forward, gradient, correlation, sensitivity = [], [], [], []
+    """The four charts, and a fifth of several streams.
+
+    Args:
+        at: the place of every curve by sublayer; the place after it is that by layer.
+    """
+    forward, gradient, correlation, sensitivity, between = [], [], [], [], []
     for curve, k in zip(curves, at, strict=True):
         p, ids = curve.profile, (groups.index(curve.group), sources.index(curve.source), k)
         gap, starts = _borders(p), layer_starts(layout(p.architecture))
@@ -112,6 +116,8 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
         with np.errstate(divide="ignore"):
             logs = np.log(p.layer_sensitivities)
         sensitivity.append(blocks.log_series(*ids[:2], k + 1, _split(logs, _borders(p, starts))))
+        if p.stream_covariance is not None:
+            between.append(blocks.series(*ids, _split(alike(p.stream_covariance), gap)))
     lowest = min((float(c.profile.forward["stream_out"].token_correlation.min()) for c in curves), default=0.0)
     marks = _marks(curves)
     made = [
@@ -127,6 +133,8 @@ def charts(curves: Sequence[Curve], groups: Sequence[str], sources: Sequence[str
         blocks.chart("sensitivity", "Sensitivity of the layers", sensitivity, x="layer",
                      y="variance that a layer adds / of the stream it meets", scale="log", marks=marks,
                      caption="Layers far below 1 / depth hardly matter; the sum is the network's sensitivity."),
+        blocks.chart("between-streams", "Correlation between streams", between, x="layer", y="correlation",
+                     limits=(-1.03, 1.03), marks=marks, caption="Mean over pairs of the residual streams."),
     ]  # fmt: skip
     return [item for item in made if item["series"]]
 
@@ -153,6 +161,16 @@ def _borders(p: Profile, rows: Any = slice(None)) -> list[int]:
 
 def _split(values: ArrayLike, gap: list[int]) -> FloatArray:
     return np.insert(np.asarray(values, np.float64), gap, np.nan)
+
+
+def depths(profile: Profile) -> FloatArray:
+    """Position of every sublayer's output, in layers; the decoder's layers follow the encoder's."""
+    rows, a = layout(profile.architecture), profile.architecture
+    in_decoder = (rows.stack == STACKS.index("decoder")) & (a.kind == "encoder-decoder")
+    starts = layer_starts(rows)
+    sizes = np.diff(starts, append=len(rows.layer))
+    rank = np.arange(len(rows.layer)) - np.repeat(starts, sizes)
+    return np.asarray(rows.layer + in_decoder * a.n_layers + (rank + 1) / np.repeat(sizes, sizes), np.float64)
 
 
 def places_of(curves: Sequence[Curve]) -> tuple[list[Block], list[int]]:

@@ -10,7 +10,6 @@ KIND = Kind(
     roles=ROLES,
     words="cross-attention",
     short="cross",
-    line=":",
     counted="attention",
     attends=True,
     reads_memory=True,

@@ -110,7 +110,6 @@ KIND = Kind(
     ),
     words="experts",
     short="moe",
-    line=":",
     activates=True,
     settings=Settings,
 )  # fmt: skip

@@ -13,6 +13,5 @@ KIND = Kind(
     ),
     words="feed-forward",
     short="ffn",
-    line="--",
     activates=True,
 )

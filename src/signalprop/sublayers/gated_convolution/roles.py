@@ -38,6 +38,5 @@ KIND = Kind(
     ),
     words="gated convolution",
     short="conv",
-    line="-.",
     settings=Settings,
 )

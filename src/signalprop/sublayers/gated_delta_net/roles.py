@@ -51,7 +51,6 @@ KIND = Kind(
     roles=Settings.roles("decay", "write"),
     words="gated DeltaNet",
     short="delta",
-    line="-.",
     settings=Settings,
     longest=128,
     beyond="of gated DeltaNets they are means over the first 64",

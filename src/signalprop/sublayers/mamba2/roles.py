@@ -66,7 +66,6 @@ KIND = Kind(
     ),
     words="Mamba-2",
     short="mamba",
-    line="-.",
     settings=Settings,
     longest=128,
     beyond="of Mamba-2 they are means over the first 64, and token correlations were 7 % off",
