@@ -11,6 +11,7 @@ from torch import nn
 
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import Batch, default_batch
+from signalprop.diagnosis import diagnose
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.inputs import tensor_moments
@@ -219,3 +220,13 @@ class TestBadInput:
             measure(build("gpt2"), arguments_for(model))
         with pytest.raises(InputError, match="one number with a gradient"):
             measure(model, arguments_for(model), loss=lambda out: 3.0)
+
+
+def test_sequences_beyond_a_rotary_models_positions_are_told_of(build: Any) -> None:
+    model = build("llama").eval()
+    ids = np.arange(80).reshape(1, 80) % VOCABULARY
+    batch = Batch(tokens=ids, targets=ids)
+    told = "sequences of 80 tokens: the model's configuration has 40 positions"
+    assert told in measure(model, batch).notes
+    assert told in diagnose(model, [batch], jacobian_sequences=0).notes
+    assert not any("configuration has" in note for note in measure(model).notes)

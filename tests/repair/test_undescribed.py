@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import own_model
 import signalprop as sp
 from own_model import LENGTH, VOCABULARY, D, OwnGPT
 from signalprop.data.batches import Batch
@@ -178,3 +180,62 @@ def test_layers_that_are_copies_have_a_note() -> None:
     copied, apart = sp.predict(Stock().eval()), sp.predict(Stock().drawn_apart().eval())
     assert any("hold equal weights" in note for note in copied.notes)
     assert not any("hold equal weights" in note for note in apart.notes)
+
+
+class Handwritten(nn.Module):
+    """An RMSNorm with a gain alone, or a LayerNorm with gain and shift, under names of its own."""
+
+    def __init__(self, gain: str, shift: str = "") -> None:
+        super().__init__()
+        self.of_gain, self.of_shift, self.eps = gain, shift, 1e-6
+        self.register_parameter(gain, nn.Parameter(1 + 0.3 * torch.randn(D)))
+        if shift:
+            self.register_parameter(shift, nn.Parameter(0.1 * torch.randn(D)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if self.of_shift else x
+        x = getattr(self, self.of_gain) * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return x + getattr(self, self.of_shift) if self.of_shift else x
+
+    def stock(self) -> nn.Module:
+        """PyTorch's norm of the same numbers."""
+        norm: Any = nn.LayerNorm(D, self.eps) if self.of_shift else nn.RMSNorm(D, self.eps)
+        norm.weight = nn.Parameter(getattr(self, self.of_gain).detach().clone())
+        if self.of_shift:
+            norm.bias = nn.Parameter(getattr(self, self.of_shift).detach().clone())
+        return norm
+
+
+@pytest.mark.parametrize("names", [("g",), ("gamma",), ("scale", "shift"), ("gain", "b")])
+def test_norms_may_call_gain_and_bias_as_they_like(names: tuple[str, ...]) -> None:
+    nano = NanoGPT().eval()
+    nano.head.weight = nano.wte.weight  # type: ignore[union-attr]
+    for home in (*nano.blocks, nano):  # type: ignore[misc]
+        for name in [name for name, m in home.named_children() if isinstance(m, nn.LayerNorm)]:
+            setattr(home, name, Handwritten(*names))
+    usual = copy.deepcopy(nano)
+    for home in (*usual.blocks, usual):  # type: ignore[misc]
+        for name, norm in [*home.named_children()]:
+            if isinstance(norm, Handwritten):
+                setattr(home, name, norm.stock())
+    table, expected = sp.read_parametrization(nano), sp.read_parametrization(usual)
+    np.testing.assert_allclose(table.norm_gain, expected.norm_gain)
+    np.testing.assert_allclose(table.norm_bias, expected.norm_bias)
+    with torch.no_grad():
+        before = nano(IDS, IDS)[0]
+        sp.apply(nano, "stable-resnet", initialize=False)
+        sp.fold(nano)
+        sp.apply(nano, "deepscalelm", seed=0)
+        sp.apply(usual, "deepscalelm", seed=0)
+        assert sp.check(nano, "deepscalelm").ok
+        drawn = usual(IDS, IDS)[0]
+        torch.testing.assert_close(nano(IDS, IDS)[0], drawn, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(sp.fold(nano)(IDS, IDS)[0], drawn, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(before, drawn)
+
+
+def test_any_number_of_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width, heads in ((48, 3), (40, 5), (66, 11)):
+        monkeypatch.setattr(own_model, "D", width)
+        monkeypatch.setattr(own_model, "HEADS", heads)
+        assert sp.predict(NanoGPT().eval()).architecture.n_heads == heads

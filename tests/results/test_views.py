@@ -44,6 +44,10 @@ def test_words() -> None:
     for text in (repr(PROFILE), repr(comparison)):
         assert "encoder, 2 layers, d_model 16" in text and "deepscalelm" in text and len(text) < 250
     assert "sweep of shape (3,)" in repr(SWEEP) and SWEEP._repr_html_() is None
+    model = sp.build(sp.scheme("deepscalelm")(SMALL), seed=0).eval()
+    results = [sp.check(model, "deepscalelm"), sp.diagnose(model), sp.fit(model, format="fp16")]
+    for one in (sp.scheme("deepscalelm")(SMALL), sp.trace(sp.scheme("deepscalelm")(SMALL), at=[1]), *results):
+        assert repr(one).startswith(f"<{type(one).__name__}: ") and len(repr(one)) < 250, repr(one)
     assert PROFILE.summary() in comparison.summary() and "median error" in comparison.summary()
     assert f"{PROFILE.gradient_ratio:#.4g}" in PROFILE.summary()
 

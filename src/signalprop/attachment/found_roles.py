@@ -25,7 +25,7 @@ from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.placement import device_of
-from signalprop.streams.proof import epsilon
+from signalprop.streams.proof import epsilon, gain_and_bias
 from signalprop.streams.replay import AttentionShape, Replayed
 from signalprop.streams.roles import Proof, prove_roles
 
@@ -240,7 +240,7 @@ def _fields(
         "bias": biased(("output", "up", "down")),
         "qkv_bias": biased(("query", "key", "value")),
         "norm": next((norm.kind for norm in found.norms), "layernorm"),
-        "norm_bias": any(isinstance(getattr(module, "bias", None), Tensor) for module in norms),
+        "norm_bias": any(isinstance(gain_and_bias(module)[1], Tensor) for module in norms),
         "norm_eps": next((e for module in norms if (e := epsilon(module)) is not None), 1e-5),
         "positions": "none",
         "dropout": _dropout(model, branches, modules),

@@ -33,6 +33,7 @@ from signalprop.network.parametrization import (
 )
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.streams.placement import weights_here
+from signalprop.streams.proof import gain_and_bias
 
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
 
@@ -207,13 +208,13 @@ def rms(tensor: Tensor, where: str) -> float:
 
 def gain(norm: nn.Module | None, offset: float, where: str) -> float:
     """Root mean square of a norm's gains; 1 without a norm, or for a norm without weight."""
-    weight = None if norm is None else numbers_of(getattr(norm, "weight", None))
+    weight = numbers_of(gain_and_bias(norm)[0])
     return 1.0 if weight is None else rms(weight if offset == 0 else weight + offset, where)
 
 
 def norm_bias(norm: nn.Module | None, where: str) -> float:
     """Root mean square of a norm's bias over features; 0 without one."""
-    bias = None if norm is None else numbers_of(getattr(norm, "bias", None))
+    bias = numbers_of(gain_and_bias(norm)[1])
     return 0.0 if bias is None else rms(bias, f"{where} bias")
 
 

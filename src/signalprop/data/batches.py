@@ -341,6 +341,17 @@ def shortened(architecture: Architecture, longest: int = LONGEST) -> Architectur
     return a.replace(seq_len=min(a.seq_len, longest), target_len=target)
 
 
+def beyond_positions(architecture: Architecture, length: int) -> str:
+    """A note where sequences of `length` tokens turn further than the configuration of a rotary model goes; else ''.
+
+    Positions that are added end there, so that nothing is computed beyond them.
+    """
+    a = architecture
+    if a.family is None or a.positions != "rotary" or a.input != "tokens" or length <= a.seq_len:
+        return ""
+    return f"sequences of {length:,} tokens: the model's configuration has {a.seq_len:,} positions"
+
+
 def default_statistics(architecture: Architecture) -> InputStatistics:
     """Statistics without any data: Zipf's law for tokens, white patches for images, white frames for speech.
 

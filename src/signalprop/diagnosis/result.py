@@ -263,6 +263,11 @@ class Diagnosis(Value, Document):
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        found = ", ".join(f"{v.severity} {v.kind}" for v in self.verdicts) or "nothing found"
+        loss = "" if self.loss is None or self.loss.value is None else f", loss {self.loss.value:.4g}"
+        return f"<Diagnosis: {self.model}, {len(self.signal)} layers{loss}; {found}>"
+
     @model_validator(mode="after")
     def _of_the_same_layers(self) -> Self:
         """A file may say of its layers what it likes; what reads it goes by their number."""

@@ -10,7 +10,7 @@ from torch import nn
 from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.kept import Kept, digest, result_of
@@ -35,7 +35,7 @@ _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 @typed
 def diagnose(
     model: nn.Module,
-    batches: Iterable[Batch],
+    batches: Iterable[Batch] | None = None,
     *,
     name: str = "",
     mapping: Mapping | None = None,
@@ -54,7 +54,8 @@ def diagnose(
     The model is left as it is. The signal is streamed; only token ids are kept, for sections that need several passes.
 
     Args:
-        batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`).
+        batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`); default: 4 sequences of at
+            most 128 tokens of the embedded text, numbered by frequency.
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
@@ -71,14 +72,14 @@ def diagnose(
     """
     attached = reading_batches(attach(model, mapping))
     model, mapping = attached.model, attached.mapping
-    held = list(batches)
+    held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
     check(model, held, mapping, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
 
     def step(section: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, total: progress(section, done, total)
 
-    notes: list[str] = []
+    notes = [line for line in (beyond_positions(mapping.architecture, _length(held)),) if line]
     if blocked := without_gradient(model):
         notes.append(f"no gradients and no distances from the identity: {blocked}")
         jacobian_sequences = 0

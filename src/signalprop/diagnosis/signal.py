@@ -27,6 +27,7 @@ from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
 from signalprop.streams.placement import weights_here
+from signalprop.streams.proof import gain_and_bias
 from signalprop.watching.first_positions import Positions, Streams, check_length
 from signalprop.watching.recording import Recorder
 from signalprop.watching.reduction import Padding, collect, moments
@@ -153,7 +154,7 @@ class _Observer(Streams):
         """What a norm of the architecture's kind makes of a tensor by the weights of the module."""
         a = self.mapping.architecture
         wide, n = x.float(), x.shape[-1]
-        weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
+        weight, bias = gain_and_bias(norm)
         gain = torch.ones(n, device=x.device) if weight is None else weight.detach().float() + self.mapping.gain_offset
         eps = float(getattr(norm, "variance_epsilon", getattr(norm, "eps", None)) or a.norm_eps)
         if a.norm == "rmsnorm":

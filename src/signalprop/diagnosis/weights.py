@@ -16,6 +16,7 @@ from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import ROLES, STACKS, roles_of
 from signalprop.prediction import predict
+from signalprop.streams.proof import gain_and_bias
 from signalprop.theory.bounds import nearness
 
 
@@ -60,7 +61,7 @@ def live_weights(
 
 def _gain(row: AttachedRow, offset: float) -> Number:
     """Root mean square of the gains of a sublayer's norm; None where it has none."""
-    weight = getattr(row.norm, "weight", None)
+    weight, _ = gain_and_bias(row.norm)
     if weight is None:
         return None
     gain = weight.detach().double() + offset

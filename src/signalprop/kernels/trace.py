@@ -70,6 +70,10 @@ class Trace:
     gradient_sd: Mapping[str, FloatArray] | None = None
     source: str = ""
 
+    def __repr__(self) -> str:
+        at = ", ".join(map(str, self.at))
+        return f"<Trace: {self.parametrization.scheme}; {self.n_tokens} tokens, {self.sequences} sequences; at {at}>"
+
     @property
     def collapse_depth(self) -> int | None:
         """First depth at which the mean of 1 - cosine is below 1e-6; None if there is none."""

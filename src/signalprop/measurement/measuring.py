@@ -20,7 +20,7 @@ from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
-from signalprop.data.batches import Batch, default_batch, shortened
+from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import is_compiled, loss_and_logits
@@ -124,7 +124,8 @@ def measure(
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
     ran = "compiled code ran uncompiled" if any(is_compiled(module) for module in attached.outer.modules()) else ""
-    notes = tuple(line for line in (note, ran, _zero_rows(attached, arguments)) if line)
+    far = beyond_positions(attached.mapping.architecture, found.architecture.seq_len)
+    notes = tuple(line for line in (note, ran, far, _zero_rows(attached, arguments)) if line)
     read = batch.source if isinstance(batch, Batch) else ""
     statistics = {**found.statistics, **experts.variation()}
     return replace(found, reads=read, notes=(*found.notes, *notes), statistics=statistics)

@@ -356,6 +356,9 @@ class Parametrization(Document):
         self._refuse_sweep("table")
         return parametrization_text(self)
 
+    def __repr__(self) -> str:
+        return f"<Parametrization: {self.scheme}; {self.skip.shape[-1]} sublayers, d_model {self.architecture.d_model}>"
+
     def __str__(self) -> str:
         return self.table() if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
 

@@ -107,6 +107,9 @@ class Check:
             f"wrong, first {first.place} {first.name}{f' ({first.path})' if first.path else ''}: {why or first.verdict}"
         )
 
+    def __repr__(self) -> str:
+        return f"<Check: {self.summary()}>"
+
     def __str__(self) -> str:
         return f"{self.table()}\n{self.summary()}"
 

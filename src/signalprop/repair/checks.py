@@ -31,6 +31,7 @@ from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.placement import weights_here
+from signalprop.streams.proof import gain_and_bias
 
 FALSE_ALARM = 1e-4  # chance that a right model fails
 _SHAPE = ["shape_in", "shape_out", "shape_gain"]
@@ -151,7 +152,7 @@ def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, fl
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
     scores = [norm for row in attached.rows for norm in (row.query_norm, row.key_norm) if norm is not None]
     # the gains of these are part of the score scale
-    taken: dict[int, list[Part]] = {id(getattr(norm, "weight", None)): [] for norm in scores}
+    taken: dict[int, list[Part]] = {id(gain_and_bias(norm)[0]): [] for norm in scores}
     found: list[_Entry] = []
     for part in walk(attached, p):
         if not part.checked:

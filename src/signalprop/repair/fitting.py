@@ -31,6 +31,7 @@ from signalprop.repair.left_out import left_out
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.streams.proof import gain_and_bias
 
 Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
 FORMATS = {
@@ -78,6 +79,11 @@ class Fit:
     gain_rounding: float
     activations: tuple[Activation, ...]
     left_out: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        inner = f", {len(self.inner)} branches inside" if self.inner else ""
+        places = f"{len(self.over)} of {len(self.activations)} places beyond {self.top:g}"
+        return f"<Fit: {self.format}, stream divided by {self.stream:g}{inner}; {places}>"
 
     @property
     def changed(self) -> bool:
@@ -332,11 +338,11 @@ class _Fitting:
         self._scale(held.bias, bias, copies, held.rows, where)
 
     def _norm(self, norm: Any, factor: float, where: str) -> None:
-        weight = getattr(norm, "weight", None)
+        weight, bias = gain_and_bias(norm)
         if not isinstance(weight, Tensor):
             raise InputError(f"{where}: a norm without a gain cannot be rescaled")
         self._scale(weight, factor, 0, None, where, self.attached.mapping.gain_offset)
-        self._scale(getattr(norm, "bias", None), factor, 0, None, where)
+        self._scale(bias, factor, 0, None, where)
 
     def _scale(self, tensor: Any, factor: float, axis: int, rows: Any, where: str, offset: float = 0.0) -> None:
         if tensor is None or factor == 1:
@@ -367,4 +373,4 @@ def exact_logits(model: nn.Module, arguments: Dictionary[str, Any]) -> Tensor:
 
 def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:
     eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight + offset, eps)
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], gain_and_bias(norm)[0] + offset, eps)

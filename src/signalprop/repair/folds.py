@@ -28,6 +28,7 @@ from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
 from signalprop.repair.tiny_pass import TinyPass, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.streams.proof import affine, gain_and_bias
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
 _NEGLIGIBLE = 1e-6
@@ -166,7 +167,7 @@ class _Folding:
         """Factors on a module's weight and bias, beside those that there are."""
         module = _with_weight(module, where)
         self.modules[id(module)] = module
-        for name, factor in (("weight", weight), ("bias", bias)):
+        for name, factor in zip(affine(module), (weight, bias), strict=True):
             self.factors[id(module), name] = product(self._factor(module, name), factor)
 
     def _rewired(self, carrier: Rewired, i: int, where: str, *, post: bool) -> None:
@@ -195,7 +196,7 @@ class _Folding:
                      if self.attached.model.get_submodule(path) is carrier), None)  # fmt: skip
         last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
         ends = any(held.copies for held in last) or (last and isinstance(carrier, nn.MultiheadAttention))
-        if isinstance(getattr(carrier, "weight", None), Tensor) or not ends:
+        if isinstance(gain_and_bias(carrier)[0], Tensor) or not ends:
             self._scale(carrier, weight, bias, where)
             return
         for held in last:
@@ -220,7 +221,7 @@ class _Folding:
         self._scale(query.holder, factor, factor, row.label)
 
     def _multiplied(self, module: Multiplied, where: str) -> None:
-        if isinstance(getattr(module, "weight", None), Tensor):
+        if isinstance(gain_and_bias(module)[0], Tensor):
             self._scale(module, module.input_scale * module.branch_scale, module.branch_scale, where)
             return
         readers = self._readers(module)  # of a norm without weight
@@ -269,7 +270,7 @@ class _Folding:
         why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
         tiny_pass = TinyPass(keep_events=True)
         leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]
-        norms = {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
+        norms = self._norms() | {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
         tiny_pass.run(self.attached.model, arguments_for(self.attached, None), [*leaves, head])
         entries = tiny_pass.inputs.get(id(head), [])
         if len(entries) != 1:
@@ -282,7 +283,7 @@ class _Folding:
         if not made:
             raise _refused("the head", why)
         since, norm = made[-1]
-        gains = getattr(norm, "weight", None)
+        gains, _ = gain_and_bias(norm)
         readers = [
             module
             for module, side, tensor in tiny_pass.events[since + 1 :]
@@ -302,7 +303,7 @@ class _Folding:
             tensor, where = getattr(module, name, None), self.where.get(key, type(module).__name__)
             if not isinstance(tensor, Tensor):
                 continue
-            gain = key in norms and name == "weight"
+            gain = key in norms and name == affine(module)[0]
             if gain and self.attached.mapping.gains_differ and not _equal(factor, 1.0):
                 raise _refused(where, "some of the model's norms have the gain weight, and some 1 + weight")
             for other, attribute in self.holders.get(id(tensor), []):
@@ -332,7 +333,7 @@ def _with_weight(module: Any, where: str) -> nn.Module:
         raise InputError(
             f"{where}: there is an adapter beside a map that takes a multiplier; fold before adapters are added"
         )
-    if not isinstance(module, nn.Module) or not isinstance(getattr(module, "weight", None), Tensor):
+    if not isinstance(module, nn.Module) or not isinstance(gain_and_bias(module)[0], Tensor):
         what = type(module)._vanilla if isinstance(module, Splice) else type(module)
         raise _refused(where, f"{what.__name__} has no `weight` that its multiplier could go into")
     return module

@@ -20,6 +20,7 @@ from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.spliced_modules import Mixing, Rewired
 from signalprop.repair.undoing import all_or_nothing, everything, local
 from signalprop.repair.weight_assignment import Assignment, assignments
+from signalprop.streams.proof import affine
 
 _NONE: Dictionary[str, float] = {}
 
@@ -246,4 +247,5 @@ def set_gain(norm: nn.Module, weight: float) -> None:
     """Give every weight of a norm one value, and every bias 0."""
     with torch.no_grad():
         for name, value in norm.named_parameters():
-            fill(value, torch.full(value.shape, weight if name == "weight" else 0.0, dtype=torch.float64))
+            wanted = weight if name == affine(norm)[0] else 0.0
+            fill(value, torch.full(value.shape, wanted, dtype=torch.float64))

@@ -34,6 +34,7 @@ from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.proof import gain_and_bias
 
 Mode = Literal["gauge", "absorbed"]
 
@@ -313,12 +314,15 @@ def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) 
         for reader in here.holders(lambda role: role.reads) if several else here.readers:
             scale(reader, row.input_scale, bias=False)
         if row.norm_scale != 1 and here.norm is not None and id(here.norm) not in scaled:
-            if getattr(here.norm, "weight", None) is None:
+            gain, shift = gain_and_bias(here.norm)
+            if gain is None:
                 raise InputError(
                     f"{here.label}: its norm has no weight to absorb {row.norm_scale:.3g} into; use mode='gauge'"
                 )
             scaled.add(id(here.norm))
-            scale(here.norm, row.norm_scale)
+            for tensor in (gain, shift):
+                if tensor is not None:
+                    scale(tensor, row.norm_scale)
         if row.score_ratio != 1:
             query = here.weights["query"]
             if query.rows is not None:

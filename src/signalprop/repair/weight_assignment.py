@@ -18,6 +18,7 @@ from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.parametrization import Distribution, Parametrization
+from signalprop.streams.proof import gain_and_bias
 
 Rows = slice | Sequence[int]
 
@@ -206,7 +207,7 @@ def _norm(
         return
     common: dict[str, Any] = {"where": where, "row": row, "place": where, "role": "norm", "learning_rate": rate}
     common["decays"] = False
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    weight, bias = gain_and_bias(norm)
     if isinstance(weight, Tensor):
         yield Part(name=f"{name}norm gain", tensor=weight, constant=gain - offset, offset=offset, **common)
     elif gain != 1:

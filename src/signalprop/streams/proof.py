@@ -126,7 +126,7 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
         return Norm(path, "unknown", None, None)
     module, wide, given = model.get_submodule(path), x.double(), y.double()
     own = epsilon(module)
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    weight, bias = gain_and_bias(module)
     if any(isinstance(held, Tensor) and held.is_meta for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # fetched only while it runs
     if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):
@@ -151,11 +151,29 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
     return Norm(path, kind, offset, error)  # type: ignore[arg-type]
 
 
+def affine(module: nn.Module) -> tuple[str, str]:
+    """The names of a module's gain and bias: `weight` and `bias`, or what norms that have no `weight` call them."""
+    if getattr(module, "weight", None) is not None:
+        return "weight", "bias"
+    gain, bias = (
+        next((name for name in names if isinstance(getattr(module, name, None), nn.Parameter)), names[0])
+        for names in _AFFINE
+    )
+    return gain, bias
+
+
+def gain_and_bias(norm: nn.Module | None) -> tuple[Any, Any]:
+    """What a norm holds under these names; None without."""
+    gain, bias = (None, None) if norm is None else (getattr(norm, name, None) for name in affine(norm))
+    return gain, bias
+
+
 def epsilon(norm: nn.Module) -> float | None:
     """What a norm adds under its root, where it says so."""
     own = [float(value) for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)]
     return own[0] if own else None
 
 
+_AFFINE = (("weight", "g", "gamma", "scale", "gain"), ("bias", "b", "beta", "shift"))
 _EPSILONS = ("eps", "variance_epsilon", "epsilon", "norm_eps", "layer_norm_eps")
 _USUAL = (1e-5, 1e-6, 1e-12, 0.0, 1e-8, torch.finfo(torch.float32).eps)  # of norms that do not say theirs

@@ -16,7 +16,7 @@ from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.latent import latent_attention
 from signalprop.streams.multi_head import multi_head_attention
 from signalprop.streams.parts import Branch, Layer, Seen, Stack
-from signalprop.streams.proof import Norm, norm_of, tensors_of_pass
+from signalprop.streams.proof import Norm, gain_and_bias, norm_of, tensors_of_pass
 from signalprop.streams.recurrences import Given, recurrence
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, rows_of, same
 
@@ -278,7 +278,7 @@ class _Replay:
         held = self.model.get_submodule(branch.module).named_parameters()
         vectors = {n: p.detach().double().cpu() for n, p in held if p.ndim == 1 and not n.endswith(("weight", "bias"))}
         sinks = {n: (f"{branch.module}.{n}", vector) for n, vector in vectors.items()}
-        counts = tuple(dict.fromkeys(heads or _DIVISORS))
+        counts = tuple(dict.fromkeys((*heads, *_COUNTS)))
         return Hints(counts, tuple(scales), tuple(windows), rotations, norms, tables, sinks)
 
     def _numbers(self, layer: Layer) -> dict[str, Any]:
@@ -290,8 +290,8 @@ class _Replay:
         """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""
         own = {b.norm for b in layer.branches} | {b.post_norm for b in layer.branches}
         for path, module in self.model.named_modules():
-            weight = getattr(module, "weight", None)
-            one = isinstance(weight, Tensor) and weight.ndim == 1 and not isinstance(module, nn.Embedding)
+            gain, _ = gain_and_bias(module)
+            one = isinstance(gain, Tensor) and gain.ndim == 1 and not isinstance(module, nn.Embedding)
             if one and path.startswith(f"{layer.path}.") and path not in own:
                 yield path
 
@@ -314,7 +314,7 @@ class _Replay:
                 yield Rotation(frequencies, halves, gain)
 
 
-_DIVISORS = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+_COUNTS = range(1, 129)  # of which those are tried that divide the width
 
 
 def _numbers(place: Any) -> Iterator[tuple[str, Any]]:
