@@ -13,7 +13,6 @@ from torch import nn
 
 from applied import vanilla
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data import Batch, default_batch
 from signalprop.diagnosis.run import diagnose
@@ -22,6 +21,7 @@ from signalprop.measurement import Probe, measure
 from signalprop.monitoring import SignalMonitor
 from signalprop.repair import apply, check
 from signalprop.streams.found import anatomy
+from signalprop.streams.wrappers import unwrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*fan_in_fan_out:UserWarning")  # peft's
 

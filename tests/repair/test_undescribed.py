@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 import own_model
 import signalprop as sp
 from own_model import LENGTH, VOCABULARY, D, OwnGPT
+from signalprop.attachment.found_roles import mapping_with_roles as roles
 from signalprop.data.batches import Batch
 
 IDS = torch.randint(0, VOCABULARY, (3, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -88,6 +90,58 @@ def test_it_is_watched_with_its_scores() -> None:
         numbers = monitor.step(loss)
     assert numbers is not None and monitor.warnings == []
     assert {"signal/layer_3/score_std", "signal/layer_3/variance", "signal/outside"} <= numbers.keys()
+
+
+def watched(model: nn.Module, steps: int = 3) -> dict[str, float]:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-2)
+    with sp.SignalMonitor(model, every=1, skip_first=0) as monitor:
+        for _ in range(steps):
+            loss = model(IDS, IDS)[1]
+            loss.backward()
+            numbers = monitor.step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert numbers is not None
+    return numbers
+
+
+class Plain(NanoGPT):
+    """Its loss is PyTorch's by default, to which -1 is no target."""
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        logits, _ = super().forward(idx, idx)
+        return logits, None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("scheme", ["", "stable-resnet"])
+def test_it_is_watched_in_training_whatever_its_loss_leaves_out(
+    scheme: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs: list[Any] = []
+    monkeypatch.setattr("signalprop.attachment.attached.mapping_with_roles", lambda *a: proofs.append(0) or roles(*a))
+    nano = Plain()
+    if scheme:
+        sp.apply(nano, scheme, seed=0)
+    proofs.clear()
+    numbers = watched(nano)
+    assert {"signal/layer_3/score_std", "signal/layer_3/update", "signal/outside"} <= numbers.keys()
+    assert not caplog.records
+    assert len(proofs) == (not scheme)  # what the weights are is proved once, not at every sample
+
+
+def test_weights_that_are_not_proved_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    nano = NanoGPT().bfloat16()
+    numbers = watched(nano)
+    assert "signal/layer_3/variance" in numbers and "signal/layer_3/score_std" not in numbers
+    assert [record.message[:9] for record in caplog.records] == ["no bands:"]
+
+
+def test_adapters_and_wrappers_hide_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    adapted = get_peft_model(NanoGPT(), LoraConfig(r=2, target_modules=["qkv", "proj"]))  # type: ignore[arg-type]
+    for outer in (adapted, torch.compile(NanoGPT()), nn.DataParallel(NanoGPT())):
+        assert str(sp.anatomy(outer)).startswith("NanoGPT")
+    assert "signal/outside" in watched(adapted)
+    assert [record.message[:20] for record in caplog.records] == ["step 1: no gradients"]
 
 
 def test_two_losses_are_no_loss() -> None:

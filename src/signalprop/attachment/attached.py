@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights
-from signalprop.attachment.live_model import unwrapped, without_adapters
+from signalprop.attachment.live_model import without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.attachment.probe_points import plan_of
 from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE, Kind, Role, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout, layout
 from signalprop.streams.multi_head import bias_beside
+from signalprop.streams.wrappers import unwrapped
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from torch import nn
 
 from signalprop.attachment.arguments import batch_arguments
 from signalprop.attachment.found import mapping_found
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
@@ -23,6 +22,7 @@ from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
 from signalprop.streams.arguments import text_config
 from signalprop.streams.replay import fused_rows as rows_in_fused
+from signalprop.streams.wrappers import unwrapped
 
 HEAD = "lm_head"  # of a model that does not tell its own
 

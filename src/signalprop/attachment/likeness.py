@@ -13,7 +13,6 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from signalprop.attachment.families import HEAD, base_of, mapping_at, missing, place_of
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, describe, find_any, split
 from signalprop.errors import InputError
 from signalprop.families import find
@@ -25,6 +24,7 @@ from signalprop.network.kinds import KINDS, ROLE, kind_of
 from signalprop.network.layout import layer_starts, layout
 from signalprop.network.parametrization import fan
 from signalprop.streams.parts import Seen
+from signalprop.streams.wrappers import unwrapped
 
 LAYER = "{layer}"  # in a path: the layer's own
 _NOT_PATHS = ("fused_order",)

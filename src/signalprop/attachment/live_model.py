@@ -1,7 +1,6 @@
-"""A live PyTorch model, whatever wraps it: the module inside, what adapters make of its weights, its device, its mode.
+"""A live PyTorch model: what adapters make of its weights, its device, its mode (what wraps it: `streams.wrappers`).
 
-The one home of unwrapping. Libraries that may not be installed are looked up among the imported modules: what has not
-been imported has wrapped nothing.
+Libraries that may not be installed are looked up among the imported modules.
 """
 
 from __future__ import annotations
@@ -18,31 +17,6 @@ from torch import Tensor, nn
 
 from signalprop.network.architecture import Architecture
 from signalprop.streams.placement import device_of, kept_elsewhere
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
-
-    FSDP2 (`fully_shard`) and accelerate's `device_map` wrap nothing: they change modules in place.
-    """
-    while (inner := _inner(model)) is not None:
-        model = inner
-    return model
-
-
-def _inner(model: nn.Module) -> nn.Module | None:
-    compiled = getattr(model, "_orig_mod", None)
-    if isinstance(compiled, nn.Module):
-        return compiled
-    found: Any = None
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        found = model.module
-    elif (peft := sys.modules.get("peft")) is not None:  # by type: a PeftModel has all attributes of what it wraps
-        if isinstance(model, (peft.PeftModel, peft.PeftMixedModel)):
-            found = model.base_model
-        elif isinstance(model, peft.tuners.tuners_utils.BaseTuner):
-            found = model.model
-    return found if isinstance(found, nn.Module) else None
 
 
 def adapters_in(model: nn.Module) -> list[str]:

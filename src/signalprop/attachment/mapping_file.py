@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import HELD, BatchArguments, batch_arguments
 from signalprop.attachment.likeness import LAYER, SublayerFields, mapping_like, with_layer
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap, find_any, split
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
@@ -25,6 +24,7 @@ from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layer_starts, layout
 from signalprop.streams.parts import Seen
+from signalprop.streams.wrappers import unwrapped
 
 SCHEMA: Final = "signalprop/mapping/1"
 _USUAL = SublayerMap("")

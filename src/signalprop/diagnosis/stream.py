@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import evaluating, placed, unwrapped
+from signalprop.attachment.live_model import evaluating, placed
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, SYNTHETIC, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
@@ -31,6 +31,7 @@ from signalprop.hooks import loss_and_logits
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
+from signalprop.streams.wrappers import unwrapped
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence

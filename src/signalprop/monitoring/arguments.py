@@ -83,7 +83,14 @@ class Arguments:
             raise InputError("the step's arguments hold no token ids; give batch=, a signalprop.data.Batch")
         ids = self._ids.cpu().numpy()
         keep = None if self._mask is None else (self._mask != 0).cpu().numpy()
+        if self._computes_its_loss and a.causal and keep is None and ids.shape[1] > 1:
+            return Batch(tokens=ids[:, :-1], targets=ids[:, 1:], source="the first sampled step")
         return Batch(tokens=ids, targets=self._targets(a, ids, keep), keep=keep, source="the first sampled step")
+
+    @property
+    def _computes_its_loss(self) -> bool:
+        """Whether the model may be given targets; which number its own loss leaves out (-1, -100) is not known."""
+        return self._mapping.found or "targets" in getattr(self._mapping.arguments, "inputs", {})
 
     def statistics(self) -> InputStatistics | None:
         """Input statistics of the kept sequences; None (the default ones) where there are none."""

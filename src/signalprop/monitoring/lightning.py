@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from signalprop.attachment.families import mapping_of
-from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, MissingExtra
 from signalprop.files.validation import typed
 from signalprop.monitoring.monitor import SignalMonitor
+from signalprop.streams.wrappers import unwrapped
 
 
 def _callback_class() -> Any:

@@ -18,7 +18,6 @@ from torch import nn
 
 from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.mapping import Mapping
-from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import layer_modules
 from signalprop.errors import InputError
@@ -34,6 +33,7 @@ from signalprop.monitoring.movement import Movement, movement_of
 from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.requests import REQUESTS, Layers, measured_on, random_states_kept
 from signalprop.monitoring.roll_call import RollCall, is_other_rank, mesh_of, together
+from signalprop.monitoring.weights import Weights
 from signalprop.network.parametrization import Parametrization
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.passes import Pass
@@ -167,6 +167,7 @@ class SignalMonitor:
             )
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             opened(jsonl).close()
+        self._weights = Weights(self._attached, self._logs)
         self._recorder: Recorder | TapRecorder | None = None
         self._checks: Checks | None = None
         self._sampling: int | None = None
@@ -290,10 +291,10 @@ class SignalMonitor:
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())
         requested: Layers = {}
-        read = self._weights
+        read = self._weights.now
         if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
             here = self._all_here()
-            gathered = self._weights() if here and self._tolerances is not None else None
+            gathered = self._weights.now() if here and self._tolerances is not None else None
             read, requested = (lambda: gathered), (self._requested(step) if here else {})
         if not self.active:
             return None
@@ -355,7 +356,7 @@ class SignalMonitor:
         try:
             batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
             with random_states_kept(self._model):
-                return measured_on(self._attached, batch, also, self._arguments.skip_first, self._mesh)
+                return measured_on(self._weights.reading(), batch, also, self._arguments.skip_first, self._mesh)
         except InputError as error:
             if self._asked:
                 self._logs.say_once(f"step {step}: {', '.join(also)} not measured: {error}")
@@ -368,14 +369,6 @@ class SignalMonitor:
     def _tell(self, jumps: Sequence[Jump]) -> None:
         if self.active:
             self._logs.tell_jumps(jumps)
-
-    def _weights(self) -> Parametrization | None:
-        """What the weights are now; None where they cannot be read, or one is not finite."""
-        try:
-            return read_parametrization(self._model, mapping=self._mapping)
-        except InputError as error:
-            self._logs.say_once(f"no bands: {error}")
-            return None
 
     def _all_here(self) -> bool:
         """Whether all processes that hold a part of a sharded parameter have the monitor; else a warning, once."""

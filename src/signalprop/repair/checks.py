@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach, require_roles
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping, SublayerMap, number
 from signalprop.attachment.parametrization_of import score_scale, trainable
 from signalprop.errors import InputError
@@ -32,6 +31,7 @@ from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.placement import weights_here
 from signalprop.streams.proof import gain_and_bias
+from signalprop.streams.wrappers import unwrapped
 
 FALSE_ALARM = 1e-4  # chance that a right model fails
 _SHAPE = ["shape_in", "shape_out", "shape_gain"]

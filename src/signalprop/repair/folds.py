@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, is_transposed
-from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE
@@ -29,6 +28,7 @@ from signalprop.repair.tiny_pass import TinyPass, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
 from signalprop.streams.proof import affine, gain_and_bias
+from signalprop.streams.wrappers import unwrapped
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
 _NEGLIGIBLE = 1e-6

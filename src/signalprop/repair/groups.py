@@ -10,7 +10,6 @@ from typing import Any, Literal
 from torch import nn
 
 from signalprop.attachment.attached import Attached, attach
-from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
@@ -18,6 +17,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import attached_vanilla, the_record
 from signalprop.repair.weight_assignment import Part, assignments
 from signalprop.schemes.mup import epsilon_factors
+from signalprop.streams.wrappers import unwrapped
 
 Optimizer = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule-free"]
 Adjustment = Literal["original", "match_rms_adamw"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, Held, attach, require_roles, with_known_weights
-from signalprop.attachment.live_model import adapters_in, unwrapped
+from signalprop.attachment.live_model import adapters_in
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
@@ -35,6 +35,7 @@ from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.proof import gain_and_bias
+from signalprop.streams.wrappers import unwrapped
 
 Mode = Literal["gauge", "absorbed"]
 

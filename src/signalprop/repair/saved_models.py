@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import attach, require_roles
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.mapping_file import mapping_of_json
 from signalprop.errors import InputError, first_line, require
@@ -34,6 +33,7 @@ from signalprop.repair.saving import (
     read_tensors,
 )  # fmt: skip
 from signalprop.repair.undoing import all_or_nothing, everything
+from signalprop.streams.wrappers import unwrapped
 
 
 @typed

@@ -21,7 +21,6 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import BatchArguments
-from signalprop.attachment.live_model import unwrapped
 from signalprop.attachment.mapping_file import mapping_json
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
@@ -30,6 +29,7 @@ from signalprop.models.transformer import Transformer
 from signalprop.repair.initialisation import whole
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, the_record
+from signalprop.streams.wrappers import unwrapped
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"

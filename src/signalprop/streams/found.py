@@ -21,6 +21,7 @@ from signalprop.streams.picture import picture
 from signalprop.streams.placement import device_of, without_numbers
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
+from signalprop.streams.wrappers import unwrapped
 
 SCHEMA = "signalprop/anatomy/1"
 
@@ -96,6 +97,7 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
     Raises:
         InputError: the model does not run on them, or no residual stream was found.
     """
+    model = unwrapped(model)
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     numbers = not without_numbers(model)
     if numbers:

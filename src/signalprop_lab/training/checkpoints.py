@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, sync, sync_names, sync_tree, write_json
 from signalprop.repair.initialisation import fill, whole
+from signalprop.streams.wrappers import unwrapped
 from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, TRAINER_STATE, digest_of, step_of, within
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import first, gathered

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import unwrapped
 from signalprop.errors import InputError, require
 from signalprop.files.storage import check_regular
 from signalprop.repair.initialisation import fill, whole
+from signalprop.streams.wrappers import unwrapped
 from signalprop_lab.training.processes import first
 
 WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors", "training.json", "process-{}.json"

@@ -15,6 +15,7 @@ from PIL import Image
 from sklearn.metrics import accuracy_score, f1_score
 
 from preparing import documents_of, example, labels_in, lines, recipe, text_of, validation
+from signalprop.errors import InputError
 from signalprop_lab.training import examples
 from signalprop_lab.training import position as position_module
 from signalprop_lab.training import tokenized as tokenized_module

@@ -1,0 +1,37 @@
+"""The model inside wrappers: the one home of unwrapping.
+
+Libraries that may not be installed are looked up among the imported modules: what has not been imported has wrapped
+nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
+
+    FSDP2 (`fully_shard`) and accelerate's `device_map` wrap nothing: they change modules in place.
+    """
+    while (inner := _inner(model)) is not None:
+        model = inner
+    return model
+
+
+def _inner(model: nn.Module) -> nn.Module | None:
+    compiled = getattr(model, "_orig_mod", None)
+    if isinstance(compiled, nn.Module):
+        return compiled
+    found: Any = None
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        found = model.module
+    elif (peft := sys.modules.get("peft")) is not None:  # by type: a PeftModel has all attributes of what it wraps
+        if isinstance(model, (peft.PeftModel, peft.PeftMixedModel)):
+            found = model.base_model
+        elif isinstance(model, peft.tuners.tuners_utils.BaseTuner):
+            found = model.model
+    return found if isinstance(found, nn.Module) else None
