@@ -252,7 +252,7 @@ ROWS: tuple[Row, ...] = (
         "Weights of residual branches",
         "SPA Fig 11",
         "without norms Stable ResNet keeps a small gap to Pre-LN, smallest with branches of weight 0.1",
-        missing=NOT_YET.format("sweep-spa-fig11"),
+        trained_by="signalprop sweep sweep-spa-fig11",
     ),
     Row(
         "spa-fig12",
