@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from diagnosing import diagnosed, tiny
 from reported import as_measured, predicted, table_of, write_run
 from signalprop.kernels.state import normalised
 from signalprop.kernels.trace import trace
+from signalprop.prediction import predict
 from signalprop.report.html import write_report
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
@@ -29,6 +31,11 @@ CUT_OFF = """[...document.querySelectorAll(".ytick text")].filter((label) =>
   .map((label) => `${label.closest("figure").id}: ${label.textContent}`)"""
 VISIBLE = """(id) => document.querySelector(`#${id} .plot`).data
   .filter((t) => t.hoverinfo !== "skip" && !(t.line.color || "").startsWith("rgba(0,0,0,0)"))"""
+
+
+# Charts whose vertical axis has fewer than two numbers, with those that it has.
+UNLABELLED = """[...document.querySelectorAll('figure.block:has(.main-svg)')].map((f) => [
+    f.id, ...[...f.querySelectorAll('.ytick text')].map((text) => text.textContent)]).filter((f) => f.length < 3)"""
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +116,25 @@ class TestLoading:
             page.wait(f"document.querySelector('#{figure} .plot .main-svg')")
         assert page.messages == []
         assert [address for address in page.requests if not address.startswith(("file:", "data:", "blob:"))] == []
+        assert page.run(UNLABELLED) == []
         assert page.run("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the window"
         ink = page.run("getComputedStyle(document.body).backgroundColor")
         assert (np.mean([int(part) for part in ink[4:-1].split(",")]) < 60) == dark
+
+    def test_an_axis_has_numbers_however_near_values_are(self, page: Page, tmp_path: Path) -> None:
+        network = predict(table_of("xavier"))
+        stream = network.forward["stream_out"]
+        for low, high in ((11.4, 13.9), (0.99991, 0.99993), (3e-8, 4e-8)):
+            values = np.linspace(low, high, len(stream.variance))
+            near = replace(stream, variance=values, log_variance=np.log(values), variance_sd=None)
+            shown = replace(network, forward={**network.forward, "stream_out": near}, notes=())
+            write_report(tmp_path / "near.html", [("near", shown)])
+            page.open(tmp_path / "near.html")
+            page.wait("document.querySelector('figure.block .main-svg')")
+            logarithmic = "[...document.querySelectorAll('figure.block button')].filter((b) => b.textContent === 'log')"
+            page.run(f"{logarithmic}[0].click()")
+            page.wait(f"{logarithmic}[0].getAttribute('aria-pressed') === 'true'")
+            assert page.run(UNLABELLED) == []
 
     @pytest.mark.slow
     def test_printing_leaves_the_labels_of_the_axes(self, page: Page, everything: Path) -> None:

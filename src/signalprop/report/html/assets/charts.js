@@ -181,27 +181,40 @@ const charts = (() => {
     if (height.kind === "log") {
       // Powers of ten are labelled as such; where there are labels between them, the library would write those as small
       // single digits, so that all are plain numbers. It writes powers a quarter larger than it is told.
-      const span = decades(chosen);
-      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : { tickfont: { color: colour("soft"), size: 9.6 } }), ...(span < 3 ? { dtick: span < 0.5 ? "D1" : "D2" } : {}) });
+      const [low, high] = extent(chosen, height), span = Math.log10(high / low);
+      const narrow = span < 0.5 && high > low; // few digits lie within: even steps instead
+      return axis({ type: "log", exponentformat: "power", ...(span < 5 ? { tickformat: "~g" } : { tickfont: { color: colour("soft"), size: 9.6 } }), ...(narrow ? { tick0: 0, dtick: `L${step(low, high)}` } : span < 3 ? { dtick: "D2" } : {}) });
     }
     if (height.kind === "signed") {
-      const values = [-10, -1, -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10, 100];
+      const [low, high] = extent(chosen, { kind: "", bend: (y) => y });
+      let values = [-10, -1, -0.1, -LINEAR, 0, LINEAR, 0.1, 1, 10, 100];
+      if (high > low && values.filter((y) => low <= y && y <= high).length < 2) {
+        const size = step(low, high), first = Math.ceil(low / size);
+        values = Array.from({ length: Math.floor(high / size) - first + 1 }, (_, k) => Number(((first + k) * size).toPrecision(6)));
+      }
       return axis({ tickvals: values.map(height.bend), ticktext: values.map(String), zeroline: true, zerolinecolor: colour("soft") });
     }
     return axis({ exponentformat: "power", ...(chart.limits ? { range: chart.limits } : { rangemode: chart.zero ? "tozero" : "normal" }) });
   }
 
-  /** How many powers of ten a logarithmic axis spans; with few it is labelled at 1, 2 and 5, with less than half of one at every digit. */
-  function decades(chosen) {
-    let low = Infinity, high = 0;
+  /** The lowest and the highest height of curves, bands included. */
+  function extent(chosen, height) {
+    let low = Infinity, high = -Infinity;
     for (const series of chosen) {
-      for (const y of series.y) {
-        if (!(y > 0)) continue;
-        low = Math.min(low, y);
-        high = Math.max(high, y);
-      }
+      series.y.forEach((y, i) => {
+        if (y === null || (height.kind === "log" && !(y > 0))) return;
+        const found = (series.error || series.low) && edges(series, i, height) || [height.bend(y), height.bend(y)];
+        low = Math.min(low, found[0]);
+        high = Math.max(high, found[1]);
+      });
     }
-    return Math.log10(high / low);
+    return [low, high];
+  }
+
+  /** A round number of which there are three to eight between two others. */
+  function step(low, high) {
+    const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough));
+    return Number(([1, 2, 5].findLast((digit) => digit * power <= rough) * power).toPrecision(1));
   }
 
   function layout(chart, chosen, height, unified, lines) {

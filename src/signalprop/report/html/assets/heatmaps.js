@@ -55,7 +55,7 @@ const heatmaps = (() => {
       font: { family: charts.family(), size: 12, color: charts.colour("ink") },
       xaxis: charts.axis({ title: title(map.x), showgrid: false, constrain: "domain" }),
       yaxis: charts.axis({
-        title: title(map.y), showgrid: false, constrain: "domain", autorange: map.down ? "reversed" : true, ...(square ? { scaleanchor: "x" } : {}),
+        ...(map.step[1] === 1 && map.rows < 7 ? { tick0: 0, dtick: 1 } : {}), title: title(map.y), showgrid: false, constrain: "domain", autorange: map.down ? "reversed" : true, ...(square ? { scaleanchor: "x" } : {}),
       }),
     };
     return Plotly.react(box, [trace], layout, charts.CONFIG);
