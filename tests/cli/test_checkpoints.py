@@ -195,3 +195,21 @@ def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Pat
     (tmp_path / "m").mkdir()
     assert command("apply", llama, "--scheme", "xavier", "--out", tmp_path / "m").status == 0
     assert (tmp_path / "m" / "signalprop.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def test_a_network_that_was_built_goes_through_the_commands(kind: Any, command: Command, tmp_path: Path) -> None:
+    a = sp.Architecture(kind=kind, n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=12, vocab_size=60)
+    source = tmp_path / "final"
+    sp.save(sp.build(sp.scheme("lns")(a.replace(norm_placement="pre")), seed=3), source)
+    found = result_of(command, "diagnose", str(source), "--tokens", "48", "--no-report")
+    assert (found["model"], len(found["signal"])) == ("final", 2)
+    assert result_of(command, "check", str(source), "--scheme", "lns")["ok"]
+    kept, fresh = (result_of(command, "measure", str(source), "--seed", "3", *more) for more in ([], ["--random-init"]))
+    assert kept["sublayers"] == fresh["sublayers"]
+    other = result_of(command, "measure", str(source), "--seed", "4", "--random-init")
+    assert kept["sublayers"] != other["sublayers"]
+    for verb, *more in (("fit", "--format", "fp16"), ("apply", "--scheme", "xavier")):
+        status, _, err = command(verb, str(source), *more, "--out", str(tmp_path / verb))
+        assert (status, err.count("\n")) == (2, 1) and "this Transformer was built by signalprop" in err
+        assert not (tmp_path / verb).exists()

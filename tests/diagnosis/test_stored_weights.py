@@ -363,6 +363,14 @@ class TestResuming:
         assert command(*asked).status == 0
         assert not (tmp_path / "w.json.partial").exists()
 
+    def test_what_another_version_kept_is_no_result_of_this_one(self, tmp_path: Path, command: Command) -> None:
+        path, partial = written(tmp_path, a=torch.randn(40, 30), b=torch.ones(50, 20)), tmp_path / "w.json.partial"
+        read_weights(path, kept=Kept(partial, settings={"weights": str(path), "against": None}))
+        partial.write_text(partial.read_text().replace('"casts"', '"cast"'))
+        done = command("diagnose", str(path), "--weights-only", "--json", str(tmp_path / "w.json"), "--resume")
+        assert done.status == 2 and f"{partial} was kept by another version of signalprop, or changed" in done.err
+        assert "--resume goes on" not in done.err and partial.exists()
+
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     for name in ("one", "other"):

@@ -51,10 +51,19 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def stored_type(model: nn.Module) -> torch.dtype:
-    """The type in which the model's checkpoint has, or would have, its weights."""
+    """The type in which the model's checkpoint has, or would have, its weights.
+
+    Raises:
+        InputError: the model is none of transformers.
+    """
     import torch
 
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        raise InputError(
+            f"expected a checkpoint of transformers; this {type(model).__name__} was built by signalprop: in Python, "
+            "signalprop.load gives it, and signalprop.save keeps what was done to it"
+        )
     name = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
     found = getattr(torch, str(name).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else torch.float32

@@ -116,7 +116,7 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
 
     a = mapping.architecture
     length = asked.seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
-    start = getattr(loaded.model.config, "decoder_start_token_id", None)
+    start = getattr(getattr(loaded.model, "config", None), "decoder_start_token_id", None)  # built ones have no config
     return token_batches(
         asked.data,
         loaded.tokenizer,

@@ -84,7 +84,13 @@ class Kept:
         """
         name = json.dumps(key)
         if name in self._results:
-            return kind(**tuples(self._results[name]))
+            try:
+                return kind(**tuples(self._results[name]))
+            except InputError as error:
+                self._results = {}  # nothing to go on from
+                raise InputError(
+                    f"{self.path} was kept by another version of signalprop, or changed; remove it ({error})"
+                ) from None
         value = make()
         self._results[name] = finite(value.model_dump(mode="json"))
         self._write(lambda: self._append({"key": name, "value": self._results[name]}))

@@ -66,7 +66,7 @@ def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code:
         model = _gguf(path, dtype)
     else:
         model = read_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
-        wanted = (_class_names(model.config) or [type(model).__name__])[0]
+        wanted = (_class_names(getattr(model, "config", None)) or [type(model).__name__])[0]
         if type(model).__name__ != wanted and not hasattr(model, "signalprop_record"):
             notes = (f"the checkpoint has no weights for the head of a {wanted}; without it there is no loss",)
     tokenizer = read_tokenizer(source, trust_remote_code=trust_remote_code)
@@ -107,12 +107,15 @@ def read_model(
     if isinstance(place, Path):
         check_folder(place, trust_remote_code=trust_remote_code)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
+        from signalprop.models.transformer import Transformer, build
         from signalprop.repair import initialize
         from signalprop.repair import load as load_applied
 
         applied = load_applied(place)
         if dtype != "auto":
             applied = applied.to(getattr(torch, dtype))
+        if random_init and isinstance(applied, Transformer):
+            return build(applied.parametrization, seed=seed, dtype=next(applied.parameters()).dtype).eval()
         if random_init:
             initialize(applied, seed=seed)
         return applied
