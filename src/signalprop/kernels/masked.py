@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.rows import Averages, by_pairs, held
 from signalprop.network.moments import FloatArray
+from signalprop.network.products import product
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class View:
 
     def averaged(self, kernel: FloatArray) -> FloatArray:
         """What queries see of vectors of that kernel, turned by the distance of key and query, (Q, Q)."""
-        out = self._still * (self.weights @ kernel @ self.weights.T)
+        out = self._still * product(product(self.weights, kernel), self.weights.T)
         if self.turns:
             q, e = self.mask.shape
             left = self._turned.reshape(-1, e) @ kernel.astype(np.float32)
@@ -83,7 +84,7 @@ class View:
 
     def sent(self, gradient: FloatArray) -> FloatArray:
         """What goes back to the keys of gradients at what `averaged` gives, (E, E)."""
-        out = self._still * (self.weights.T @ gradient @ self.weights)
+        out = self._still * product(product(self.weights.T, gradient), self.weights)
         if self.turns:
             q, e = self.mask.shape
             right = gradient.astype(np.float32) @ self._turned.reshape(q, -1)

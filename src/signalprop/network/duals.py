@@ -33,6 +33,7 @@ from signalprop.errors import InputError
 from signalprop.network.activations import Activation, activation
 from signalprop.network.closed_forms import Five
 from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import product
 
 
 class Dual(NamedTuple):
@@ -163,7 +164,7 @@ def _power_series(coefficients: FloatArray, r: FloatArray) -> FloatArray:
     for i in range(1, block):
         np.multiply(powers[i - 1], r, out=powers[i])
     step = powers[-1] * r
-    partial = (padded.reshape(rows * blocks, block) @ powers).reshape(rows, blocks, r.size)
+    partial = product(padded.reshape(rows * blocks, block), powers).reshape(rows, blocks, r.size)
     total: FloatArray = partial[:, -1]
     for i in range(blocks - 2, -1, -1):
         total = total * step + partial[:, i]
