@@ -65,14 +65,18 @@ class Row:
 
 
 def of_this_width(series: Series) -> Series:
-    """With ln of the mean over networks of the cell's width, which is what is measured, in place of wide ones'.
+    """With the means over networks of the cell's width, which are what is measured, in place of wide ones'.
 
     Where one network's ln scatters by over .7 the response is no longer linear, and what the mean is above not known.
     """
-    if series.variance_excess is None or series.variance_sd is None:
+    excess, above, sd = series.variance_excess, series.token_correlation_excess, series.variance_sd
+    if excess is None or sd is None:
         return series
-    known = np.where(series.variance_sd <= LINEAR, series.variance_excess, 0.0)
-    return replace(series, log_variance=series.log_variance + known, variance_excess=series.variance_excess - known)
+    known = np.where(sd <= LINEAR, excess, 0.0)
+    found = replace(series, log_variance=series.log_variance + known, variance_excess=excess - known)
+    if above is None:
+        return found
+    return replace(found, token_correlation=series.token_correlation + above, token_correlation_excess=0 * above)
 
 
 def row_of(cell: Cell, measured: Measured) -> Row:
@@ -98,7 +102,7 @@ def errors_of(predicted: Profile, measured: Measured) -> dict[str, Errors]:
     assert predicted.gradient is not None
     mask, n = kept(predicted.n_sublayers), measured.networks
     stream, gradient = (
-        predicted.forward["stream_out"].select(mask),
+        of_this_width(predicted.forward["stream_out"].select(mask)),
         of_this_width(predicted.gradient["stream_in"].select(mask)),
     )
     pairs = ((stream, measured.forward), (stream, measured.forward), (gradient, measured.gradient))

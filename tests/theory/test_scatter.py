@@ -14,6 +14,7 @@ from signalprop.prediction import predict
 from signalprop.results.comparison import compare
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
+from signalprop.theory.small_errors import bend_of_ratio, of_own_sizes
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -70,15 +71,30 @@ def test_it_falls_as_the_root_of_the_width() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["deepscalelm", "xavier"])
-def test_the_mean_over_narrow_post_norm_networks(method: str) -> None:
+@pytest.mark.parametrize(("method", "placement"), [("deepscalelm", "post"), ("xavier", "post"), ("xavier", "pre")])
+def test_the_mean_over_narrow_networks(method: str, placement: str) -> None:
     fields = {**SMALL, "n_layers": 6, "d_model": 32, "d_ff": 128, "n_heads": 2}
-    p = scheme(method)(Architecture.preset("tgs", **fields, norm_placement="post"))
+    p = scheme(method)(Architecture.preset("tgs", **fields, norm_placement=placement))
     batch = default_batch(p.architecture, batch_size=1)
-    measured = simulate(p, n_seeds=400, batch=batch).gradient
-    predicted = predict(p, batch.statistics(p.architecture)).gradient
-    assert measured is not None and predicted is not None
-    ours, theirs = predicted["stream_in"], measured["stream_in"]
+    measured = simulate(p, n_seeds=400, batch=batch)
+    predicted = predict(p, batch.statistics(p.architecture))
+    assert measured.gradient is not None and predicted.gradient is not None
+    ours, theirs = predicted.gradient["stream_in"], measured.gradient["stream_in"]
     assert ours.variance_excess is not None and theirs.variance_se is not None
     below = theirs.log_variance - ours.log_variance
     assert (np.abs(ours.variance_excess - below) < 0.01 + 3 * theirs.variance_se).all()
+    ours, theirs = predicted.forward["stream_out"], measured.forward["stream_out"]
+    assert ours.token_correlation_excess is not None and theirs.token_correlation_se is not None
+    below = theirs.token_correlation - ours.token_correlation
+    left = np.abs(below - ours.token_correlation_excess) / theirs.token_correlation_se
+    assert left.mean() < 2 and left.mean() < 0.5 * np.abs(below / theirs.token_correlation_se).mean()
+
+
+def test_cosines_of_narrow_gaussian_tokens_are_smaller() -> None:
+    r, d = 0.6, 24
+    x, y = np.random.default_rng(0).standard_normal((2, 200_000, d))
+    y = r * x + np.sqrt(1 - r**2) * y
+    cosine = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    one_size = bend_of_ratio(np.array(r), np.full((2, 2), 2 * r**2 / d))[1]  # of very many tokens
+    lengths = of_own_sizes(np.array(r), 2 / d, np.array(2 * r / d), np.array(2 * r**2 / d))
+    assert cosine.mean() - r == pytest.approx(one_size + lengths, rel=0.1)

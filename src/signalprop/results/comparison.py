@@ -120,6 +120,7 @@ def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatAr
     if predicted.variance_sd is None or predicted.token_correlation_sd is None:
         return None, None
     excess = 0.0 if predicted.variance_excess is None else predicted.variance_excess
+    r_excess = 0.0 if predicted.token_correlation_excess is None else predicted.token_correlation_excess
 
     def score(difference: FloatArray, sd: FloatArray) -> FloatArray:
         size = sd / np.sqrt(networks)
@@ -128,7 +129,7 @@ def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatAr
 
     with np.errstate(invalid="ignore"):
         above = predicted.log_variance + excess - reference.log_variance
-    r = predicted.token_correlation - reference.token_correlation
+    r = predicted.token_correlation + r_excess - reference.token_correlation
     return score(above, predicted.variance_sd), score(r, predicted.token_correlation_sd)
 
 

@@ -7,14 +7,13 @@ what came before by the derivative of its moments. Derivation, and measured agai
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from signalprop.network.activations import activation
 from signalprop.network.kinds import kinds_in, rows_where
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
@@ -24,10 +23,20 @@ from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.theory.branches import Met, backward_maps, branches_of, first_attention, from_the_sum, met_by, placed
 from signalprop.theory.elements import BranchBackward, BranchMoments
+from signalprop.theory.hidden_units import hidden_units
 from signalprop.theory.network import is_shaped
+from signalprop.theory.small_errors import (
+    affine,
+    bend_of_ratio,
+    chained,
+    congruent,
+    of_own_sizes,
+    outer,
+    root,
+    to_state,
+)
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
-_TERMS = 24  # of Hermite's series of squared activations
 _HELD = 50.0  # ln of a ratio that is still a double when it is squared
 
 
@@ -77,16 +86,24 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
         return _Response(p, profile, overlaps).told()
 
 
-@dataclass(frozen=True)
-class _Point:
-    """Every sublayer at one forward signal: ln variance and correlation of branch and sum, and the way back."""
+class _Ahead(NamedTuple):
+    """Every sublayer at one forward signal: ln variance and correlation of branch and sum."""
 
     branch: tuple[FloatArray, FloatArray]
     total: tuple[FloatArray, FloatArray]  # before a norm after it
     share: FloatArray  # of the branch in the sum's variance
+    met: Met
+
+
+class _Point(NamedTuple):
+    """The same, and the way back."""
+
+    branch: tuple[FloatArray, FloatArray]
+    total: tuple[FloatArray, FloatArray]
+    share: FloatArray
+    met: Met
     skip2: FloatArray  # factor on a gradient along the skip, norms included
     maps: BranchBackward
-    met: Met
 
     def back(self, r: FloatArray) -> tuple[FloatArray, FloatArray]:
         """ln of the variance, and correlation, of what a gradient of variance 1 and correlation r becomes."""
@@ -105,21 +122,22 @@ class _Response:
         stream = profile.forward["stream_in"].token_correlation
         self.turn = np.where(stream > 0.5, -_STEP, _STEP)
         self.by_v, self.by_r = self.at(_STEP, 0.0), self.at(0.0, self.turn)
-        attends = rows_where(p, lambda kind: kind.attends)
-        self.maps_in_a_row = np.where(attends, 2.0, 1.0)  # wide random maps in a branch: values and output; down
-        self.hidden = np.where(attends, 0.0, 1.0)[:, None] * self._hidden()
+        self.attends = rows_where(p, lambda kind: kind.attends)
+        # random maps in a branch, in units of one to d_model features: values and output; down
+        self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
+        self.hidden = np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(p, self.here.met, profile)
         kept, added = (
             self._modes(1 - self.here.share, stream), self._modes(self.here.share, self.here.branch[1])
         )  # fmt: skip
         known = None if overlaps is None else overlaps.forward
         self.raw_noise = self._noise(kept, added, self.hidden[:, 0], known)
-        self.to_state = _state(self.here.total[1], ~self.after)
+        self.to_state = to_state(self.here.total[1], ~self.after)
         self.passed = self._derivative(lambda point: point.total)
         self.passed[self.after, 0] = 0.0
         self.overlaps = overlaps
 
-    def at(self, log_v: float, r: FloatArray | float) -> _Point:
-        """Every sublayer, its input's ln variance and correlation moved by so much."""
+    def ahead(self, log_v: FloatArray | float, r: FloatArray | float) -> _Ahead:
+        """The forward signal of every sublayer, its input's ln variance and correlation moved by so much."""
         p, stream = self.p, self.profile.forward["stream_in"]
         moved = np.clip(stream.token_correlation + r, -1.0, 1.0)
         lv = stream.log_variance + log_v
@@ -128,13 +146,15 @@ class _Response:
         kept, added = np.log(p.skip**2) + lv, np.log(p.branch**2) + made[0]
         total = np.logaddexp(kept, added)
         share = np.exp(added - total)
-        maps = from_the_sum(p, met, backward_maps(p, self.branches, met)[0])
-        norm = np.logaddexp(total, np.log(float(p.architecture.norm_eps)))
+        return _Ahead(made, (total, share * made[1] + (1 - share) * moved), share, met)
+
+    def at(self, log_v: float, r: FloatArray | float) -> _Point:
+        """The same, with the way back."""
+        p, ahead = self.p, self.ahead(log_v, r)
+        maps = from_the_sum(p, ahead.met, backward_maps(p, self.branches, ahead.met)[0])
+        norm = np.logaddexp(ahead.total[0], np.log(float(p.architecture.norm_eps)))
         out = np.exp(np.where(self.after, np.log(p.norm_output**2) - norm, 0.0))
-        return _Point(
-            made, (total, share * made[1] + (1 - share) * moved), share, out * p.skip**2,
-            BranchBackward(*(out * column for column in maps)), met,
-        )  # fmt: skip
+        return _Point(*ahead, out * p.skip**2, BranchBackward(*(out * column for column in maps)))
 
     def _derivative(self, of: Callable[[_Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
         """Of (ln variance, correlation) of something by those of the stream that is read, (sublayers, 2, 2)."""
@@ -174,37 +194,17 @@ class _Response:
             variance = self._of_sum(skip * branch, branch**2) / members
             out += variance[:, None, None] * np.outer(by, by)
         from_branch, total = self._pair(added), self._pair(kept) + self._pair(added)
-        out += hidden[:, None, None] * _outer(from_branch)
+        out += hidden[:, None, None] * outer(from_branch)
         if known is not None:
             v, w = self._pair(kept)[:, 0], from_branch[:, 0]
             cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
             own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
-            out += self._of_sum(cross, own)[:, None, None] * _outer(total)
+            out += self._of_sum(cross, own)[:, None, None] * outer(total)
         return out
 
     def _of_sum(self, cross: FloatArray, own: FloatArray) -> FloatArray:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
         return np.asarray((4 * cross + 2 * self.maps_in_a_row * own) / self.d)
-
-    def _hidden(self) -> FloatArray:
-        """Relative variance of a feed-forward by the draws of its hidden units, forward and back, (sublayers, 2)."""
-        p, a, met = self.p, self.p.architecture, self.here.met
-        first = "gate" if a.gated else "up"
-        size, r = self.d * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(met.r_read, -1.0, 1.0)
-        r_g = self.profile.gradient["stream_out"].token_correlation if self.profile.gradient is not None else 0 * r
-        f = activation(a.activation)
-        z = _nodes()[0]
-        x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
-        values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
-        sizes = []
-        for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
-            forward, back = _square_dual(values, pair), _square_dual(slopes, pair)
-            if a.gated:  # times a second map, forward; back through both, in halves
-                forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
-            sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
-        own = 1 / self.tokens
-        mixed = [own * alone + (1 - own) * two for alone, two in zip(*sizes, strict=True)]
-        return np.stack(mixed, -1) / a.d_ff
 
     # --- propagation ---
 
@@ -213,19 +213,22 @@ class _Response:
         profile = self.profile
         r = float(profile.forward["stream_in"].token_correlation[0])
         start = self._start(r, 0.0 if self.p.architecture.embedding_norm else 1.0)
-        noise = _congruent(self.to_state, self.raw_noise)
-        out = _through(self.passed, noise, start)
+        noise = congruent(self.to_state, self.raw_noise)
+        out = chained(self.passed, noise, start)
         entering = np.concatenate([start[None], out[:-1]])
         branch = self._derivative(lambda point: point.branch)
         own = self._noise(
             (0 * self.hidden[:, 0], 0 * self.hidden[:, 0]),
             self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0], None,
         )  # fmt: skip
-        at_branch = _congruent(branch, entering) + _congruent(_state(self.here.branch[1]), own)
+        at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), own)
+        covariances = {"stream_in": entering, "branch": at_branch, "stream_out": out}
+        means = self._means(entering, branch, own)
         forward = {
-            "stream_in": _banded(profile.forward["stream_in"], entering),
-            "branch": _banded(profile.forward["branch"], at_branch),
-            "stream_out": _banded(profile.forward["stream_out"], out),
+            name: _banded(
+                profile.forward[name], covariance, covariance[:, 0, 0] / 2 + means[name][:, 0], means[name][:, 1]
+            )
+            for name, covariance in covariances.items()
         }
         if profile.gradient is None:
             return replace(profile, forward=forward)
@@ -242,13 +245,77 @@ class _Response:
 
     def _start(self, r: float, size: float) -> FloatArray:
         """Covariance of (ln variance, correlation) of Gaussian tokens; size 0: relative to their own variance."""
+        turn = np.array([[size, 0.0], [-r, 1.0]])
+        return congruent(turn, self._gaussian(r))
+
+    def _gaussian(self, r: float) -> FloatArray:
+        """Covariance of (variance, covariance) of Gaussian tokens of variance 1."""
         t = self.tokens
         shared, own = 1 + (t - 1) * r, 1 - r
         one, other = np.array([1.0, 1.0]) / t, np.array([t - 1, -1.0]) / t
         raw = shared**2 * np.outer(one, one) + own**2 / max(t - 1, 1) * np.outer(other, other)
-        raw = 2 / self.d * raw
-        turn = np.array([[size, 0.0], [-r, 1.0]])
-        return np.asarray(turn @ raw @ turn.T)
+        return np.asarray(2 / self.d * raw)
+
+    # --- means ---
+
+    def _means(self, entering: FloatArray, by_stream: FloatArray, own: FloatArray) -> dict[str, FloatArray]:
+        """Means of (ln variance, correlation) over what is predicted, to second order, by point; (sublayers, 2).
+
+        Args:
+            entering: covariance of the stream that is read. by_stream: derivative of the branch by that stream's. own:
+                covariance of the branch's own noise in its (variance, covariance).
+        """
+        stream, here, d = self.profile.forward["stream_in"].token_correlation, self.here, self.d
+        before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
+        at_branch, at_sum = self._bends(entering, ~self.attends & (before | self.after))
+        lengths = of_own_sizes(stream, 2 / d, 2 * stream / d, 2 * stream**2 / d)  # of Gaussian tokens
+        read = np.stack([0 * stream, np.where(before, lengths, 0.0)], -1)
+        at_branch += np.einsum("nij,nj->ni", by_stream, read)
+        f, made_r, total_r = here.share, here.branch[1], here.total[1]
+        to_sum = np.moveaxis(np.array([[f, 0 * f], [f * (made_r - total_r), f]]), -1, 0)
+        at_sum += np.einsum("nij,njk,nk->ni", to_sum, by_stream, read) + bend_of_ratio(total_r, self.raw_noise)
+        at_sum[:, 1] += np.where(self.after, self._of_token_sizes(lengths), 0.0)
+        at_sum[self.after, 0] = 0.0
+        start = bend_of_ratio(stream[0], self._gaussian(stream[0]))
+        if self.p.architecture.embedding_norm:
+            start = np.array([0.0, start[1] + lengths[0]])
+        out = affine(self.passed, at_sum, start)
+        above = np.concatenate([start[None], out[:-1]])
+        branch = np.einsum("nij,nj->ni", by_stream, above) + at_branch + bend_of_ratio(made_r, own)
+        return {"stream_in": above, "branch": branch, "stream_out": out}
+
+    def _bends(self, entering: FloatArray, by_pairs: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+        """What curvature adds to the means of branch and sum, (sublayers, 2): averages over four points around here.
+
+        Args:
+            by_pairs: which branches take a function of every pair of tokens, whose own scatter bends it too.
+        """
+        r = self.profile.forward["stream_in"].token_correlation
+        around = entering.copy()
+        around[:, 1, 1] += np.where(by_pairs, (1 - r) ** 2 * (1 + 2 * r - r**2) / self.d, 0.0)
+        steps = np.sqrt(2) * root(around)
+        points = [self.ahead(*(sign * steps[:, :, k]).T) for k in (0, 1) for sign in (1, -1)]
+
+        def mean(at: Sequence[tuple[FloatArray, FloatArray]], here: tuple[FloatArray, FloatArray]) -> FloatArray:
+            return np.asarray(np.mean([np.stack(x, -1) for x in at], 0) - np.stack(here, -1))
+
+        return mean([x.branch for x in points], self.here.branch), mean([x.total for x in points], self.here.total)
+
+    def _of_token_sizes(self, at_start: FloatArray) -> FloatArray:
+        """What norms of every token by its own size add to the correlation of sums, over what one size would.
+
+        Args:
+            at_start: as much, of Gaussian tokens.
+        """
+        f, r, made_r = self.here.share, self.profile.forward["stream_in"].token_correlation, self.here.branch[1]
+        cross = f * (1 - f)
+        sizes = [
+            self._of_sum(cross * c, f**2 * o) for c, o in ((1, 1), ((r + made_r) / 2, made_r), (r * made_r, made_r**2))
+        ]
+        found = of_own_sizes(self.here.total[1], *sizes)
+        if not self.p.architecture.embedding_norm:
+            found[0] += (1 - f[0]) ** 2 * at_start[0]
+        return found
 
     def _back(self, entering: FloatArray, start: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction."""
@@ -268,19 +335,19 @@ class _Response:
         sent, shared = (maps.vv + maps.vc * r) / v, (maps.cv + maps.cc * r) / v
         kept, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
         known = None if self.overlaps is None else self.overlaps.backward
-        noise = _congruent(_state(base[1]), self._noise(kept, added, self.hidden[:, 1], known))
+        noise = congruent(to_state(base[1]), self._noise(kept, added, self.hidden[:, 1], known))
 
         flipped = slice(None, None, -1)
         turned = np.einsum("nij,nlk->nikjl", through, self.passed).reshape(self.n, 4, 4)  # Z -> M Z T
-        z = _affine(turned[flipped], by_signal.reshape(self.n, 4)[flipped], np.zeros(4))[flipped].reshape(-1, 2, 2)
+        z = affine(turned[flipped], by_signal.reshape(self.n, 4)[flipped], np.zeros(4))[flipped].reshape(-1, 2, 2)
         above = np.concatenate([z[1:], np.zeros((1, 2, 2))])
         at_norm = np.zeros((self.n, 2, 2))
         at_norm[self.after, 0, 0] = -1.0  # the norm after a sum divides gradients by its size
-        met = _congruent(through @ above @ self.to_state + at_norm, self.raw_noise)
+        met = congruent(through @ above @ self.to_state + at_norm, self.raw_noise)
         top = self._start(float(r[-1]), 0.0)
-        by_signals = _through(through[flipped], met[flipped], np.zeros((2, 2)))[flipped] + _congruent(z, entering)
-        by_maps = _through(through[flipped], noise[flipped], top)[flipped]
-        summed = _congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
+        by_signals = chained(through[flipped], met[flipped], np.zeros((2, 2)))[flipped] + congruent(z, entering)
+        by_maps = chained(through[flipped], noise[flipped], top)[flipped]
+        summed = congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
         bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2
         bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
@@ -319,63 +386,13 @@ class _Response:
         through[:, 1, 1] = (to_c - r_in * to_v) / v
 
 
-def _outer(x: FloatArray) -> FloatArray:
-    return np.asarray(x[:, :, None] * x[:, None, :])
-
-
-def _congruent(by: FloatArray, covariance: FloatArray) -> FloatArray:
-    """A C A^T."""
-    return np.asarray(by @ covariance @ np.swapaxes(by, -1, -2))
-
-
-def _state(r: FloatArray, sized: FloatArray | None = None) -> FloatArray:
-    """From (variance, covariance), of variance 1, to (ln variance, correlation); 0 in the first where it is normed."""
-    out = np.zeros((len(r), 2, 2))
-    out[:, 0, 0] = 1.0 if sized is None else sized
-    out[:, 1, 0], out[:, 1, 1] = -r, 1.0
-    return out
-
-
-def _affine(matrix: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
-    """x_(l+1) = matrix_l x_l + added_l for all l, by doubling; (n, k)."""
-    matrix, out = matrix.copy(), added.copy()
-    out[0] += matrix[0] @ start
-    step = 1
-    while step < len(out):
-        out[step:] = out[step:] + np.einsum("nij,nj->ni", matrix[step:], out[:-step])
-        matrix[step:] = matrix[step:] @ matrix[:-step]
-        step *= 2
-    return out
-
-
-def _through(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
-    """C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
-    n = len(by)
-    matrix = np.einsum("nij,nkl->nikjl", by, by).reshape(n, 4, 4)
-    return _affine(matrix, noise.reshape(n, 4), start.reshape(4)).reshape(n, 2, 2)
-
-
-def _banded(series: Series, covariance: FloatArray, excess: FloatArray | None = None) -> Series:
-    """The series with its standard deviations; as it is, where one of them is not finite."""
+def _banded(
+    series: Series, covariance: FloatArray, excess: FloatArray | None = None, above: FloatArray | None = None
+) -> Series:
+    """The series with its standard deviations and means; as it is, where one of them is not finite."""
     sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
-    if not np.isfinite(sd).all() or (excess is not None and not np.isfinite(excess).all()):
+    if not all(np.isfinite(x).all() for x in (sd, excess, above) if x is not None):
         return series
-    return replace(series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess)
-
-
-@cache
-def _nodes() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Nodes and weights of Gauss-Hermite quadrature, and Hermite's polynomials, of norm 1, there."""
-    z, w = np.polynomial.hermite_e.hermegauss(80)
-    factorials = np.cumprod(np.maximum(np.arange(_TERMS + 1.0), 1.0))
-    return z, w / w.sum(), np.polynomial.hermite_e.hermevander(z, _TERMS) / np.sqrt(factorials)
-
-
-def _square_dual(y: FloatArray, r: FloatArray) -> FloatArray:
-    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
-    _, weights, basis = _nodes()
-    squares = ((y * weights) @ basis) ** 2
-    total = y**2 @ weights - squares.sum(-1)  # what the terms leave, as one of the next power
-    for column in squares.T[::-1]:
-        total = total * r + column
-    return np.asarray(total / np.maximum(squares[:, 0], 1e-300))
+    return replace(
+        series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess, token_correlation_excess=above
+    )

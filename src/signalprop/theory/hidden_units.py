@@ -1,0 +1,58 @@
+"""How far one feed-forward lies from the mean by its hidden units' draws. Derivation: `docs/theory/scatter.md`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from signalprop.network.activations import activation
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
+from signalprop.theory.branches import Met
+
+_TERMS = 24  # of Hermite's series of squared activations
+
+
+def hidden_units(p: Parametrization, met: Met, profile: Profile) -> FloatArray:
+    """Relative variance of what a feed-forward gives, and of what it sends back, (sublayers, 2).
+
+    Args:
+        met: what branches read. profile: tells how alike gradients of two tokens are.
+    """
+    a = p.architecture
+    first = "gate" if a.gated else "up"
+    size, r = a.d_model * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(met.r_read, -1.0, 1.0)
+    r_g = profile.gradient["stream_out"].token_correlation if profile.gradient is not None else 0 * r
+    f = activation(a.activation)
+    z = _nodes()[0]
+    x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
+    values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
+    sizes = []
+    for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
+        forward, back = _square_dual(values, pair), _square_dual(slopes, pair)
+        if a.gated:  # times a second map, forward; back through both, in halves
+            forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
+        sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
+    own = 1 / a.seq_len
+    mixed = [own * alone + (1 - own) * two for alone, two in zip(*sizes, strict=True)]
+    return np.stack(mixed, -1) / a.d_ff
+
+
+@cache
+def _nodes() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Nodes and weights of Gauss-Hermite quadrature, and Hermite's polynomials, of norm 1, there."""
+    z, w = np.polynomial.hermite_e.hermegauss(80)
+    factorials = np.cumprod(np.maximum(np.arange(_TERMS + 1.0), 1.0))
+    return z, w / w.sum(), np.polynomial.hermite_e.hermevander(z, _TERMS) / np.sqrt(factorials)
+
+
+def _square_dual(y: FloatArray, r: FloatArray) -> FloatArray:
+    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
+    _, weights, basis = _nodes()
+    squares = ((y * weights) @ basis) ** 2
+    total = y**2 @ weights - squares.sum(-1)  # what the terms leave, as one of the next power
+    for column in squares.T[::-1]:
+        total = total * r + column
+    return np.asarray(total / np.maximum(squares[:, 0], 1e-300))
