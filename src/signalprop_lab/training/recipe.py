@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -71,8 +72,11 @@ class Model(Value):
             )
         if self.architecture is not None and self.scheme is None:
             raise ValueError("a network that signalprop builds needs a scheme; see `signalprop schemes`")
-        if (self.ends or self.weights or self.rates) and self.architecture is None:
-            raise ValueError("ends, weights and rates belong to a network that signalprop builds, by architecture")
+        own = next((name for name in ("ends", "weights", "rates") if getattr(self, name)), None)
+        if own is not None and self.architecture is None:
+            raise ValueError(
+                f"{own} belongs to a network that signalprop builds, by architecture; leave it out (of a base: null)"
+            )
         if self.options and self.scheme is None:
             raise ValueError("there are options, but no scheme that they belong to")
         if self.huggingface is not None and "model_type" not in self.huggingface:
@@ -343,9 +347,12 @@ def _check_architecture(recipe: Recipe) -> None:
     preset = given.get("preset")
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
         raise InputError(f"model.architecture.preset {preset!r:.80} is unknown; expected one of {', '.join(PRESETS)}")
-    unknown = sorted(given.keys() - Architecture.model_fields.keys() - {"preset"})
-    if unknown:
-        raise InputError(f"model.architecture has no field {unknown[0]!r}; see `signalprop predict --help`")
+    wrong = sorted(given.keys() - Architecture.model_fields.keys() - {"preset"})
+    if wrong:
+        near = get_close_matches(wrong[0], Architecture.model_fields, n=1) or [
+            "a field of Architecture, such as n_layers"
+        ]
+        raise InputError(f"model.architecture has no field {wrong[0]!r}; did you mean {near[0]}?")
 
 
 def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:

@@ -169,3 +169,13 @@ def test_bases_that_lead_back_to_one_another_are_refused(write: Write) -> None:
     path = write("two.yaml", "base: one.yaml\nname: two\n")
     with pytest.raises(InputError, match="based on one another"):
         load_recipe(path)
+
+
+def test_what_is_wrong_says_how_to_right_it(write: Write) -> None:
+    model = "model: {architecture: null, huggingface: {model_type: gpt2}}\n"
+    path = write("own.yaml", f"base: bytes-decoder\nname: own\n{model}")
+    with pytest.raises(InputError, match=r"ends belongs to .* by architecture; leave it out \(of a base: null\)"):
+        load_recipe(path)
+    assert load_recipe(path, ["model.ends=null"]).model.ends is None
+    with pytest.raises(InputError, match=r"no field 'nlayers'; did you mean n_layers\?"):
+        load_recipe("bytes-decoder", ["model.architecture.nlayers=3"])
