@@ -293,7 +293,8 @@ ROWS: tuple[Row, ...] = (
         "Supervised fine-tuning",
         "COD Table 2",
         "LayerNorm Scaling keeps its gain in fine-tuning",
-        missing=NOT_YET.format("sweep-pretrained, and then sweep-finetuned"),
+        trained_by="signalprop sweep sweep-pretrained, then sweep-finetuned",
+        page="docs/results/finetuned.md",
     ),
     Row(
         "cod-thm",
