@@ -224,15 +224,12 @@ class _Response:
         at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), own)
         covariances = {"stream_in": entering, "branch": at_branch, "stream_out": out}
         means = self._means(entering, branch, own)
-        forward = {
-            name: _banded(
-                profile.forward[name], covariance, covariance[:, 0, 0] / 2 + means[name][:, 0], means[name][:, 1]
-            )
-            for name, covariance in covariances.items()
-        }
+        for name, covariance in covariances.items():
+            means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
+        forward = {name: _banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
         if profile.gradient is None:
             return replace(profile, forward=forward)
-        found, excess = self._back(entering, start)
+        found, excess = self._back(entering, means["stream_in"])
         g = profile.gradient
         top = self._start(float(g["stream_out"].token_correlation[-1]), 0.0)
         above = np.concatenate([found[1:], top[None]]), np.append(excess[1:], 0.0)
@@ -317,8 +314,12 @@ class _Response:
             found[0] += (1 - f[0]) ** 2 * at_start[0]
         return found
 
-    def _back(self, entering: FloatArray, start: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction."""
+    def _back(self, entering: FloatArray, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction.
+
+        Args:
+            entering, mean: of the stream that is read; (ln of the mean variance, mean correlation) over the prediction.
+        """
         gradient = self.profile.gradient
         assert gradient is not None
         r = gradient["stream_out"].token_correlation
@@ -351,7 +352,8 @@ class _Response:
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
         bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2
         bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
-        excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2
+        lifted = affine(through[flipped], np.einsum("nij,nj->ni", by_signal, mean)[flipped], np.zeros(2))[flipped, 0]
+        excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2 + lifted
         return by_signals + by_maps, excess
 
     def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
