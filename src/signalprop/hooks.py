@@ -263,7 +263,7 @@ def first_tensor(values: Any) -> Tensor | None:
 
 def logits_of(output: Any) -> Tensor:
     """A model's logits (of several heads the first's), or what else it outputs first."""
-    logits = getattr(output, "logits", None)
+    _, logits = loss_and_logits(output)
     found = first_tensor(output if logits is None else logits)
     if found is None:
         raise InputError(f"the model outputs a {type(output).__name__} without a tensor; expected logits")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
@@ -127,6 +128,42 @@ def test_it_is_watched_in_training_whatever_its_loss_leaves_out(
     assert {"signal/layer_3/score_std", "signal/layer_3/update", "signal/outside"} <= numbers.keys()
     assert not caplog.records
     assert len(proofs) == (not scheme)  # what the weights are is proved once, not at every sample
+
+
+def test_it_is_watched_where_accelerate_casts(caplog: pytest.LogCaptureFixture) -> None:
+    prepared: Any = Accelerator(cpu=True, mixed_precision="bf16").prepare(NanoGPT())
+    forward = prepared.forward
+    assert {"signal/layer_3/score_std", "signal/outside"} <= watched(prepared).keys()
+    assert prepared.forward is forward and prepared(IDS, IDS)[0].dtype == torch.float32
+    assert not [record for record in caplog.records if record.name.startswith("signalprop")]
+
+
+class Named(NanoGPT):
+    """With the names of transformers, and no configuration that says how many words there are."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor | None]:  # type: ignore[override]
+        logits, loss = super().forward(input_ids, input_ids if labels is None else labels)
+        return {"loss": loss, "logits": logits}
+
+
+def test_words_are_counted_where_no_configuration_does() -> None:
+    named = Named().eval()
+    assert sp.measure(named, BATCH).architecture.vocab_size == sp.measure(named).architecture.vocab_size == VOCABULARY
+    kept = Batch(BATCH.tokens, BATCH.targets, keep=np.ones(BATCH.tokens.shape, np.bool_))
+    assert sp.diagnose(named).loss is not None and sp.diagnose(named, [kept]).loss is not None
+    with sp.SignalMonitor(named, every=1, skip_first=0) as monitor:
+        loss = named(IDS, IDS)["loss"]
+        assert loss is not None
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert "signal/layer_3/score_std" in (monitor.step(loss) or {})
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_it_is_watched_inside_its_compiled_graph(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    expected, compiled = watched(NanoGPT()), watched(torch.compile(NanoGPT(), backend=backend))  # type: ignore[arg-type]
+    torch.compiler.reset()
+    assert compiled == pytest.approx(expected, rel=1e-3)
+    assert not [record for record in caplog.records if record.name.startswith("signalprop")]
 
 
 def test_weights_that_are_not_proved_are_said_once(caplog: pytest.LogCaptureFixture) -> None:

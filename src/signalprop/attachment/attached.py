@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.attachment.families import mapping_for
+from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights
 from signalprop.attachment.live_model import without_adapters
 from signalprop.attachment.mapping import Mapping, Plan, SublayerMap, Weight, describe, find, find_any, split
@@ -252,12 +253,18 @@ def require_roles(attached: Attached) -> Attached:
 
 
 def reading_batches(attached: Attached) -> Attached:
-    """The same, able to read a Batch: of a mapping that was found, which argument holds the ids is proved now."""
-    if attached.mapping.arguments is not None:
+    """The same, able to read a Batch: of a mapping that was found, which argument holds the ids is proved now.
+
+    So is how many words there are, where no configuration says it.
+    """
+    mapping = attached.mapping
+    if mapping.arguments is not None and not (mapping.stream_only and mapping.architecture.vocab_size == UNKNOWN):
         return attached
     try:
         return require_roles(attached)
     except InputError as error:
+        if mapping.arguments is not None:
+            return attached
         raise InputError(f"the model cannot read a Batch (measure takes its own arguments, too): {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping as Dictionary
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from signalprop.streams.found import Anatomy, anatomy
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
 
+UNKNOWN = 2  # words, where no configuration says how many
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
 _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 
@@ -200,7 +202,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "branches": tuple(_sorts(layer, two and i >= len(stacks[0].layers)) for i, layer in enumerate(layers)),
         "final_norm": stacks[-1].final_norm is not None,
         "positions": "none",
-        "vocab_size": max(2, known(("vocab_size",)) or 2),
+        "vocab_size": max(UNKNOWN, known(("vocab_size",)) or UNKNOWN),
         "seq_len": known(_LENGTH) or 512,
         "input": "tokens",
         "head": "lm" if causal or found.model.endswith("MaskedLM") else "none",
@@ -278,7 +280,10 @@ def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArgume
         return batch_arguments(model, a, {"patches": "pixel_values"})
     if "input_ids" not in found.inputs or (found.invented and not set(found.inputs) - {"use_cache"} <= set(known)):
         return None
-    inputs = {held: name for name, held in known.items() if name in found.inputs} | {"keep": "attention_mask"}
+    inputs = {held: name for name, held in known.items() if name in found.inputs}
+    taken_by = inspect.signature(model.forward).parameters.values()
+    if any(p.name == "attention_mask" or p.kind is p.VAR_KEYWORD for p in taken_by):
+        inputs["keep"] = "attention_mask"
     token = None
     with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
         token = model.get_input_embeddings()  # type: ignore[operator]

@@ -78,7 +78,8 @@ def head_of(
     final = stacks[-1].final_norm
     seen = Seen(final, "output") if final is not None else stacks[-1].branches[-1].stream_out
     end = rows_of(proof.tensors[seen]) if seen in proof.tensors else None  # type: ignore[index]
-    out = None if proof.output is None or not proof.output.is_floating_point() else rows_of(proof.output)
+    logits = proof.output
+    out = None if logits is None or not logits.is_floating_point() or not logits.ndim else rows_of(logits)
     if end is None or out is None or (out.shape == end.shape and torch.equal(out, end)):
         return HeadMap(), none, ()
     token: Any = None if embedding.token is None else model.get_submodule(str(embedding.token))

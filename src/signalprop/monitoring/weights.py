@@ -25,9 +25,9 @@ class Weights:
             return None
 
     def reading(self) -> Attached:
-        """The model, able to read a Batch where that can be proved."""
+        """The model, with what its weights are where that is proved: it reads a Batch, and its scores are known."""
         try:
-            return self._attached if self._attached.mapping.arguments is not None else self._proved()
+            return self._proved()
         except InputError:
             return self._attached
 

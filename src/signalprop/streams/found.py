@@ -139,13 +139,23 @@ def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def as_it_was(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards modes and random states are as before."""
+    """Evaluation mode inside, and single precision; afterwards modes and random states are as before.
+
+    A model that accelerate has prepared for mixed precision has a forward that casts, in the place of its own.
+    """
     before = [(module, module.training) for module in model.modules()]
     states = torch.get_rng_state(), random.getstate()
+    device = device_of(model)
+    own, casting = (vars(model).get(name) for name in ("_original_forward", "forward"))
+    if own is not None and casting is not None:
+        vars(model)["forward"] = own
     model.eval()
     try:
-        yield
+        with torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False):
+            yield
     finally:
+        if own is not None and casting is not None:
+            vars(model)["forward"] = casting
         torch.set_rng_state(states[0])
         random.setstate(states[1])
         for module, training in before:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.hooks import Hooks, Site, first_tensor
+from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits
 from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
@@ -71,7 +71,9 @@ def tensors_of_pass(
     hooks = Hooks(model)
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
     with hooks, torch.no_grad():
-        output = first_tensor(model(**arguments))
+        given = model(**arguments)
+    _, logits = loss_and_logits(given)
+    output = first_tensor(given if logits is None else logits)
     return {seen: found[p] for seen in wanted if (p := (seen.path, seen.side, seen.call)) in found}, output
 
 

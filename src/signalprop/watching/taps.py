@@ -340,9 +340,9 @@ def _spots(attached: Attached) -> Iterator[tuple[nn.Module, str, int]]:
     output: there nothing is written in place, which sharding (FSDP2) and layers that are compiled one by one want.
     """
     rows, layers = attached.rows, attached.layers
-    argument: dict[int, nn.Module] = {}
-    last: dict[int, nn.Module] = {}
     held = [layer for layer in layers if isinstance(layer, nn.Module)] if layers else []
+    argument = {id(layer): layer for layer in held}  # where a mapping that was found sees the stream
+    last: dict[int, nn.Module] = {}
     for layer in held:
         inside = set(map(id, layer.modules()))
         own = [row for row in rows if id(row.branch) in inside]
