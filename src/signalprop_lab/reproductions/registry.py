@@ -262,7 +262,7 @@ ROWS: tuple[Row, ...] = (
         "One skip of the two",
         "SPA Fig 12",
         "one skip is better than none; the feed-forward's is best at a lower weight than the attention's",
-        missing=NOT_YET.format("sweep-spa-fig12"),
+        trained_by="signalprop sweep sweep-spa-fig12",
     ),
     Row(
         "cod-fig1/5",
