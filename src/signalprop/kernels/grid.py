@@ -24,6 +24,7 @@ from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.products import product
 
 _DENSE, _GEOMETRIC = 24, 64
 _SHORT = 200  # tokens up to which every position is followed
@@ -263,9 +264,9 @@ class GridAttention(TokenAttention):
 
     def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
         seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)
-        averaged = seen @ shared
+        averaged = product(seen, shared)
         single = seen @ e  # at the shorter row
-        double = averaged @ seen.T + np.where(self._seen, single, single[:, None])
+        double = product(averaged, seen.T) + np.where(self._seen, single, single[:, None])
         return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
@@ -274,19 +275,19 @@ class GridAttention(TokenAttention):
         if not value:
             kernel, _, double_mean, own, *_ = self._of_values
         e = own - np.diagonal(kernel)
-        apart = self.grid.seen @ kernel / self.grid.n[:, None]  # M S of keys that a row does not see
+        apart = product(self.grid.seen, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
         met = np.diagonal(h)
 
         def both(values: FloatArray) -> FloatArray:
             """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
-            return one @ values @ one.T - self._of_longer(two @ np.diagonal(values))
+            return product(product(one, values), one.T) - self._of_longer(two @ np.diagonal(values))
 
-        over_second = h @ one.T
-        core = one @ over_second - self._of_longer(two @ met)
+        over_second = product(h, one.T)
+        core = product(one, over_second) - self._of_longer(two @ met)
         step = two @ (e * over_second - apart * met[:, None]) - np.multiply.outer(three @ met, e)
-        mixed = one @ (apart * over_second) + np.where(self._seen, step, np.diagonal(step))
+        mixed = product(one, apart * over_second) + np.where(self._seen, step, np.diagonal(step))
         rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
         return kernel * core + rest, own * np.diagonal(core) + np.diagonal(rest)
 

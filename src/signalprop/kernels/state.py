@@ -150,7 +150,7 @@ class State:
             (off, own), (off_other, own_other) = keep.split(self.kernel), keep.split(other.kernel)
             return keep.total(off * off_other, own * own_other) / sizes
         if keep is None:
-            return float(np.vdot(self.kernel, other.kernel)) / sizes
+            return float(np.einsum("ij,ij->", self.kernel, other.kernel)) / sizes  # BLAS would start threads
         return float(keep @ (self.kernel * other.kernel) @ keep) / sizes
 
     def trace(self, keep: NDArray[np.bool_] | Grid | None = None) -> float:

@@ -11,6 +11,7 @@ from signalprop.kernels.grid import Grid
 from signalprop.kernels.stack import BranchKernel
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.products import product
 from signalprop.sublayers.gated_convolution.moments import of as moments_of
 from signalprop.sublayers.gated_convolution.roles import Settings
 from signalprop.sublayers.mamba2.scan import taken
@@ -56,7 +57,8 @@ class GatedConvolutionKernel(BranchKernel):
             return taken(kernel, self.width, ahead=ahead) * gain
         off, own = self.grid.split(kernel)
         moves = [self.grid.moved(-k if ahead else k) for k in range(self.width)]
-        pairs, alone = sum(move @ off @ move.T for move in moves), sum(move @ own for move in moves)
+        pairs = sum(product(product(move, off), move.T) for move in moves)
+        alone = sum(move @ own for move in moves)
         return self.grid.joined(np.asarray(pairs), np.asarray(alone)) * gain
 
 
