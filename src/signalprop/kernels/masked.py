@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.rows import Averages, by_pairs, held
-from signalprop.network.moments import FloatArray
+from signalprop.kernels.rows import Averages, Rows, by_pairs, held
+from signalprop.network.moments import Array, FloatArray
 from signalprop.network.products import product
 
 
@@ -98,6 +98,14 @@ class View:
         return n[:, None] > n, n[:, None] == n
 
 
+def flattened(score_variance: FloatArray, n: FloatArray) -> FloatArray:
+    """What is left of the score variance of rows of n keys, given over the features of normed queries and keys.
+
+    Their fourth cumulant is -6 s^2 / features; of short rows it sharpens weights: docs/theory/attention.md.
+    """
+    return np.asarray(np.maximum(1 - (3.5 - 18 / n + 18 / n**2) * score_variance, 0.5))
+
+
 @dataclass(frozen=True)
 class MaskedAttention(TokenAttention):
     """What attention under a mask does to kernels; `kernel` is that of the keys, which are the values too, (E, E).
@@ -119,10 +127,29 @@ class MaskedAttention(TokenAttention):
         common = np.maximum(self.qk * self._asks_own * self._mean_square - own, 0.0)
         return np.log(n) + (own - own / n) / 2, common + own / n
 
-    def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q)."""
+    @property
+    def rows(self) -> Rows:
+        """Every row of weights."""
+        return self._rows
+
+    @property
+    def row_length(self) -> FloatArray:
+        """Keys of every row, (Q,)."""
+        return self._row_length
+
+    @property
+    def own_part(self) -> FloatArray:
+        """Of the mean square of what a row averages, what grows with the sum of its squared weights, (Q,)."""
+        dropped = self._mean_square * (1 / (1 - self.dropout) - 1)
+        return np.asarray(self._rows.second * (self._of_values.spread + dropped))
+
+    def backward_to_both(self, gradient: FloatArray, sharper: Array = 0.0) -> tuple[FloatArray, FloatArray]:
+        """Gradient kernels at queries (Q, Q) and keys (E, E), from the one at what is averaged, (Q, Q).
+
+        sharper: by what part the squared weights of a row are larger where its gradient is, (Q,).
+        """
         own, keep = np.diagonal(gradient), 1 - self.dropout
-        second, jacobian, weighted, *_ = self._rows
+        second, jacobian, weighted = (one * (1 + sharper) for one in self._rows[:3])
         to_keys, on = self._different_queries(gradient, 1, 1)
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         keys = weighted * self.qk * self._asks_own * value_spread
@@ -134,6 +161,14 @@ class MaskedAttention(TokenAttention):
         to_queries = gradient * (np.outer(root, root) + self._keys_in_common)
         np.fill_diagonal(to_queries, own * (slope + jacobian * moved))
         return held(to_queries), held(to_keys)
+
+    def sent_to_values(self, gradient: FloatArray, sharper: Array = 0.0) -> FloatArray:
+        """Gradient kernel at the keys, (E, E), through what is averaged; as `backward_to_both`, without dropout."""
+        own, second = np.diagonal(gradient), self._rows.second * (1 + sharper)
+        out, on = self._different_queries(gradient, 1, 0)
+        out += self._over_both(own * (1 - second)) * self.view.of_keys
+        np.fill_diagonal(out, on + self._sent_to_keys(own * second))
+        return out
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         pairs = gradient.copy()
@@ -215,7 +250,7 @@ class MaskedAttention(TokenAttention):
     def _flattened(self) -> FloatArray:
         """What one size of queries and keys takes off the score variance of rows, as far as weights see it."""
         raw = self.qk * self._asks_own * self._scored
-        return np.asarray(np.maximum(1 - 3.5 * raw / self.normed, 0.5))
+        return flattened(raw / self.normed, self._row_length)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -229,6 +264,16 @@ class MaskedAttention(TokenAttention):
         return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows.second) ** 4)
 
     @cached_property
+    def _structural_slope(self) -> FloatArray:
+        """As in `TokenAttention`, less what keys have that are all alike: a key is part of the mean."""
+        n, v = self._row_length, self._of_values
+        mean, total = v.mean, np.diagonal(v.double_mean)
+        own = self._sum_of_seen(v.own - 2 * mean + total[:, None])
+        turned = self._sum_of_seen(self._from_mean)
+        whole = self.qk * own * turned / (n**3 * np.maximum(n - 1, 1)) * (1 - self._rows.second) ** 2
+        return np.asarray(np.maximum(super()._structural_slope - whole, 0.0))
+
+    @cached_property
     def _of_values(self) -> Averages:
         mean, double_mean = self._turned_means[0], self.view.averaged(self.kernel)
-        return Averages(self.kernel, mean, double_mean, self._own, self._mean_square, self._scored)
+        return Averages(self._turned, mean, double_mean, self._own, self._mean_square, self._scored)

@@ -37,6 +37,9 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "gated_delta_net": [
         {"n_heads": 4, "n_groups": 2, "d_value": 64, "d_key": 64, "eps": 1e-2, "rates": [2.0, 6.0]}
     ],
+    "shared_kv_attention": [{"query_rank": 96, "window": 5}, {"query_rank": 96, "sink": None}, {}],
+    "heavily_compressed_attention": [{"window": 5, "rate": 4}, {"rate": 3, "sink": None}, {"window": 2, "rate": 5}],
+    "compressed_sparse_attention": [{"window": 5}, {"rate": 2, "sink": None}, {"window": 2, "rate": 3, "sink": 1.0}],
 }  # fmt: skip
 
 
@@ -85,6 +88,8 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     std |= {name: std[name] * math.sqrt(case["s0"]) for name in asks}
     if asks:
         p = p.with_columns(score_scale=a.d_head**-0.5)
+    elif kind.attends:  # queries of one size
+        p = p.with_columns(score_scale=math.sqrt(case["s0"] / a.d_head))
     weights = {f"weight__{role}": value for role, value in std.items()}
     asked = ("query", "key", "global_query", "global_key")
     can_have = [role.name for role in kind.roles if role.biased is not never and role.name not in asked]

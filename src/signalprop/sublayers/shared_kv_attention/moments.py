@@ -7,151 +7,267 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.network.moments import Array, FloatArray, ratio
+from signalprop.kernels.rows import rows_of
+from signalprop.network.inputs import IntArray
+from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.sublayers.attention.heads import Row, mixes, settings
-from signalprop.sublayers.attention.moments import SelfAttention
-from signalprop.sublayers.attention.roles import Settings as Around
+from signalprop.sublayers.attention.heads import mixes, settings
+from signalprop.sublayers.shared_kv_attention.averages import Attended, Group, Seen, Weighed, pairs_of
 from signalprop.sublayers.shared_kv_attention.roles import NAME, SPARSE, compressed, settings_of
-from signalprop.theory import attention_scores
-from signalprop.theory.attention_rows import Band
 from signalprop.theory.elements import (
     Branch,
     BranchBackward,
+    BranchMoments,
     Pair,
     Rowset,
     Sent,
+    dropped,
     inner_correlation,
     through_inner_norm,
 )
-from signalprop.theory.softmax import softmax_moments
 
 
-class Runs(NamedTuple):
-    """The averages that a token sees beside its window.
+class Average(NamedTuple):
+    """One average of a run, before its norm, of tokens of mean square 1.
 
     Attributes:
-        rate: tokens of one. n: how many there are on average. weight: variance of the logits of a token's weights in
-            its run, of every sublayer. share: of what a token sees, mean square over tokens. halves: of how many
-            independent averages one is made.
+        size: mean square. linear: of it, what weights tilt alike in all runs. second: what a gradient sends to its
+            tokens, summed over them; within: and to pairs of different ones through one map. across: what two averages'
+            gradients send to pairs of tokens of the two runs.
     """
 
-    rate: int
-    n: int
-    weight: FloatArray
-    share: float
-    halves: int
+    size: float
+    linear: float
+    second: float
+    within: float
+    across: float
+
+
+def average(r: float, rate: int, halves: int, logits: float, d_model: int) -> Average:
+    """Of `rate` tokens of correlation r through one map, or of twice as many through one map for each half.
+
+    Args:
+        logits: score variance of tokens that share nothing. d_model: by which it scatters.
+    """
+    n = halves * rate
+    mean = (1 + (rate - 1) * r) / n  # of all products of two keys
+    spread = 0.0 if n == 1 else n / (n - 1) * (1 - mean)
+    rows = rows_of(np.array([logits * spread]), np.array([float(n)]), 4 / d_model)
+    second, weighted, jacobian = (float(x[0]) for x in (rows.second, rows.weighted, rows.jacobian))
+    # keys of one half are alike on purpose: what its weights have in common moves the average as a whole
+    alike = ((rate - 1) * (r - mean) ** 2 + (n - rate) * mean**2 - (1 - mean) ** 2 / max(n - 1, 1)) / n
+    linear = logits * (max(alike, 0.0) + spread**2 / d_model * (1 - second) ** 2) * (1 - second) ** 2
+    keys = weighted * logits * spread
+    size = mean + (second - 1 / n) * spread + linear
+    moved = 0.0 if n == 1 else (n * second - 1) / (1 - 1 / n) + n * jacobian * logits * spread / (1 - 1 / n)
+    across = 1 / halves + (0.0 if halves == 1 or spread == 0 else moved / spread * r / 4)
+    within = (1 - second - keys) * (1.0 if halves == 1 else (rate - 1) / (n - 1))
+    return Average(size, linear, second + keys, within, across)
 
 
 @dataclass(frozen=True)
-class SharedMoments(SelfAttention):
-    """The attention of one stack to tokens in a window, and to averages as another attention beside it.
-
-    Averages of how alike tokens are, over a window and over runs: `kernel` is exact position by position.
+class SharedMoments(BranchMoments):
+    """The attention of one stack to tokens in a window, and to averages beside it: token kernels at equal correlations.
 
     Attributes:
-        widths: of the stream and of a head. own: share of a token's window in what it sees, mean square over tokens.
-        runs: None where it sees only the window.
+        p: the table. name: of the kind. length: tokens.
     """
 
-    widths: tuple[int, int] = (1, 1)
-    own: float = 1.0
-    runs: Runs | None = None
-
-    def value_size(self, row: Row, second: Array) -> Array:
-        """As `SelfAttention.value_size`: keys and values are normed."""
-        return second + row.key
-
-    def scores(self, row: Row, second_query: Array, second_key: Array) -> tuple[Array, Array]:
-        """As `Heads.scores`, of normed queries and keys."""
-        return row.qk * ratio(second_key, second_key + row.key), 0.0
-
-    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        near = SelfAttention.forward(self, i, self._aligned(read))
-        if self.runs is None:
-            return near
-        far = SelfAttention.forward(self._to_runs, i, self._aligned((read[0], self._of_runs(i, read)[1])))
-        return Branch(*(self.own * x + self.runs.share * y for x, y in zip(near, far, strict=True)))
-
-    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """Queries count to the attention that they ask."""
-        near = SelfAttention.backward(self, i, self._aligned(read)).stream
-        own, both = (through_inner_norm(r, *self.widths) for r in (np.ones_like(near.vv), read[1]))
-        out = BranchBackward(near.vv * own, near.vc * own, near.cv * both, near.cc * both)
-        if self.runs is None:
-            return Sent(out)
-        size, r, second = self._of_runs(i, read)
-        far = SelfAttention.backward(self._to_runs, i, self._aligned((read[0], r))).stream
-        rate, tokens = self.runs.rate, self.n_keys
-        # to the tokens of a run: by the squares of their weights; of two tokens, by whether one run holds both
-        one = (rate - 1) / max(tokens - 1, 1)
-        vv, vc = (x * second / size for x in (far.vv, far.vc))
-        cv, cc = ((one * x + y) / rate**2 / size for x, y in ((far.vv, far.cv), (far.vc, far.cc)))
-        parts = zip(out, (vv, vc, cv, cc), strict=True)
-        return Sent(BranchBackward(*(np.asarray(self.own * x + self.runs.share * y) for x, y in parts)))
-
-    def _aligned(self, read: Pair) -> Pair:
-        return read[0], read[1] * inner_correlation(read[1], self.widths[1])
-
-    def _of_runs(self, i: int | Rowset, read: Pair) -> tuple[Array, Array, Array]:
-        """Mean square of an average over that of a token, correlation of two of them, mean square of a weight."""
-        assert self.runs is not None
-        r, rate = np.clip(np.asarray(read[1], float), 0.0, 1.0), self.runs.rate
-        logits = np.asarray(self.runs.weight[..., i] * read[0] * (1 - r), float)
-        second = np.asarray(softmax_moments(logits, rate).second)
-        size = r + (1 - r) * second
-        found = (size, ratio(r, size), second / rate)
-        return tuple(float(x) if np.ndim(x) == 0 else x for x in found)  # type: ignore[return-value]
+    p: Parametrization
+    name: str
+    length: int
 
     @cached_property
-    def _to_runs(self) -> SharedMoments:
-        """The attention to averages alone, all of which a token sees."""
-        assert self.runs is not None
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        fields |= {"n_keys": self.runs.n, "causal": False, "runs": None, "rotary_rows": self.rotary}
-        return SharedMoments(**fields)
+    def _seen(self) -> list[Seen]:
+        """The tokens, and the averages, that every token sees."""
+        a = self.p.architecture
+        s, more = settings_of(a, self.name), compressed(a, self.name)
+        at, base = np.arange(self.length), s.rotary_base or a.rotary_base
+        turned = s.d_rotary // 2 * 2 if a.positions == "rotary" else 0
+        turns = Turns(base ** (-np.arange(0, turned, 2) / max(turned, 1)), turned / a.d_head, 1)
+        window = min(s.window, self.length)
+        near = seen_by(np.minimum(at + 1, window), np.maximum(at - window + 1, 0), at, turns, window)
+        if more is None or self.length < more.rate:
+            return [near]
+        first = np.arange(1, self.length // more.rate + 1) * more.rate - 1
+        far = seen_by((at + 1) // more.rate, 0 * at, first, turns._replace(step=more.rate), self.length)
+        return [near, far]
+
+    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
+        found = [One(self, *one).forward() for one in self._each(i, read)]
+        variance, covariance = np.transpose(found).reshape(2, *np.broadcast(i, read[0]).shape)
+        out = dropped((variance, covariance), self.p.architecture.dropout)
+        return Branch(*(float(x) if np.ndim(x) == 0 else x for x in out))
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
+        found = [One(self, *one).backward() for one in self._each(i, read)]
+        (vv, vc), (cv, cc) = np.moveaxis(np.array(found), 0, -1).reshape(2, 2, *np.broadcast(i, read[0]).shape)
+        kept = 1 / (1 - self.p.architecture.dropout)
+        return Sent(BranchBackward(kept * vv, vc, kept * cv, cc))
+
+    def _each(self, i: int | Rowset, read: Pair) -> list[tuple[dict[str, float], float, float]]:
+        """What every sublayer is, the mean square of what it reads, and its correlation."""
+        a, w, shape = self.p.architecture, self.p.weights, np.broadcast(i, read[0]).shape
+        columns = {
+            "qk": a.d_head * self.p.score_scale**2, "output": output_gain(self.p),
+            **{role: a.d_model * w[role] ** 2 for role in ("key_value", "run_value", "run_weight")},
+        }  # fmt: skip
+        spread = {key: np.broadcast_to(x[..., i], shape).ravel() for key, x in columns.items()}
+        second, r = (np.broadcast_to(np.asarray(x, float), shape).ravel() for x in read)
+        return [
+            ({key: float(x[k]) for key, x in spread.items()}, float(second[k]), float(np.clip(r[k], 0.0, 1.0)))
+            for k in range(len(second))
+        ]
+
+
+class One:
+    """One sublayer on tokens of one mean square and correlation."""
+
+    def __init__(self, of: SharedMoments, gains: dict[str, float], second: float, r: float) -> None:
+        self.a, self.gains, self.second, self.r = of.p.architecture, gains, max(second, 1e-300), r
+        self.s, self.more = settings_of(self.a, of.name), compressed(self.a, of.name)
+        self.length = of.length
+        self.halves = 1 + (of.name == SPARSE)
+        key = r * inner_correlation(r, self.a.d_head)
+        latent = r * inner_correlation(r, self.s.query_rank)
+        asks = float(latent * inner_correlation(latent, self.a.d_head))
+        self.divided = 1 + self._epsilon("key_value")
+        size, ones = 1 / self.divided, np.ones(of.length)
+        known: dict[str, Any] = {
+            "qk": gains["qk"], "asks": asks, "d_head": self.a.d_head,
+            "chance": 1 / self.a.d_model + 1 / self.a.d_head, "dropout": self.a.attention_dropout or 0.0,
+        }  # fmt: skip
+        near = of._seen[0]
+        groups = [Group(near, size, size**0.5 * key**0.5 * ones, size * (1 - key) * ones, **known)]
+        if len(of._seen) == 2:
+            far, one, rest = of._seen[1], self._first, self._rest
+            # a direction that all averages share, of which the first, which has no run before it, has another part
+            later = self._alike(rest, rest) ** 0.5
+            first = self._alike(one, rest) / later if later > 0 else 0.0
+            n = np.maximum(far.n, 1.0)
+            common = (first + (n - 1) * later) / n
+            sizes = [x.size / (x.size + self._added) for x in (one, rest)]
+            apart = ((sizes[0] - first**2) + (n - 1) * (sizes[1] - later**2)) / n
+            groups.append(Group(far, sizes[1], common, apart, **known))
+        self.attended = Attended(groups, self.s.sink)
+
+    def _epsilon(self, role: str) -> float:
+        """Of a norm on what a map makes, in units of what it reads."""
+        return self.a.norm_eps / (self.gains[role] * self.second) if self.gains[role] > 0 else 1e150
+
+    @cached_property
+    def _added(self) -> float:
+        return self._epsilon("run_value")
+
+    @cached_property
+    def _rest(self) -> Average:
+        assert self.more is not None
+        return average(self.r, self.more.rate, self.halves, self.gains["run_weight"] * self.second, self.a.d_model)
+
+    @cached_property
+    def _first(self) -> Average:
+        """Of the first run."""
+        assert self.more is not None
+        return average(self.r, self.more.rate, 1, self.gains["run_weight"] * self.second, self.a.d_model)
+
+    def _alike(self, one: Average, other: Average) -> float:
+        """Correlation of two normed averages."""
+        sizes = (one.size + self._added) * (other.size + self._added)
+        return float((self.r / self.halves + (one.linear * other.linear) ** 0.5) / sizes**0.5)
+
+    def forward(self) -> tuple[float, float]:
+        """Variance and covariance."""
+        own, pairs = self.attended.forward()
+        gain, n = self.gains["output"], self.length
+        return gain * own / n, gain * pairs / max(n * (n - 1), 1)
+
+    def backward(self) -> FloatArray:
+        """((vv, vc), (cv, cc))."""
+        queries, keys = self.attended.backward()
+        one, two = (through_inner_norm(r, self.a.d_model, self.a.d_head) / self.divided for r in (1.0, self.r))
+        own = [one * (queries.own[k].sum() + keys[0].own[k].sum()) for k in (0, 1)]
+        pairs = [two * (queries.pairs[k] + keys[0].pairs[k]) for k in (0, 1)]
+        if len(keys) == 2:
+            for k in (0, 1):
+                to_tokens, to_pairs = self._through_runs(keys[1], k)
+                own[k], pairs[k] = own[k] + to_tokens, pairs[k] + to_pairs
+        n, gain = self.length, self.gains["output"] / self.second
+        return gain * np.array([np.array(own) / n, np.array(pairs) / max(n * (n - 1), 1)])
+
+    def _through_runs(self, keys: Weighed, k: int) -> tuple[float, float]:
+        """Sums over tokens, and over pairs of them, of what gradients at averages send; k: of independent ones, all."""
+        one, rest, widths = self._first, self._rest, (self.a.d_model, self.a.d_head)
+        size, later = one.size + self._added, rest.size + self._added
+        norm = through_inner_norm(1.0, *widths)
+        at_first, at_rest = keys.own[k][0] * norm / size, float(keys.own[k][1:].sum()) * norm / later
+        tokens = at_first * one.second + at_rest * rest.second
+        pairs = at_first * one.within + at_rest * rest.within
+        # what averages share goes to two of them as all of the gradient goes to each
+        root = np.sqrt(np.maximum(keys.own[k], 0.0))
+        if (whole := pairs_of(root)) > 0:
+            others = pairs_of(root[1:]) / whole
+            among = through_inner_norm(self._alike(rest, rest), *widths) * rest.across / later
+            mixed = through_inner_norm(self._alike(one, rest), *widths) / self.halves / (size * later) ** 0.5
+            pairs += keys.pairs[k] * (others * among + (1 - others) * mixed)
+        return float(tokens), float(pairs)
+
+
+class Turns(NamedTuple):
+    """Rotations: their frequencies, the share of features that turn, and how many positions keys stand apart."""
+
+    frequencies: FloatArray
+    share: float
+    step: int
+
+    def between(self, lag: IntArray) -> FloatArray:
+        """Mean cosine of all features between rows so far apart."""
+        if self.share == 0:
+            return np.ones(len(lag))
+        return np.asarray(1 - self.share + self.share * np.cos(np.outer(lag, self.frequencies)).mean(1))
+
+    def along(self, n: FloatArray) -> FloatArray:
+        """What is left of the square of a vector that so many keys in a row share."""
+        if self.share == 0:
+            return np.ones(len(n))
+        half = self.frequencies * self.step / 2
+        phasor = np.sin(np.outer(n, half)) / (n[:, None] * np.sin(half))
+        return np.asarray(1 - self.share + self.share * (phasor**2).mean(1))
+
+
+def seen_by(n: IntArray, low: IntArray, first: IntArray, turns: Turns, reach: int) -> Seen:
+    """What every row sees of a group whose keys are seen by `reach` rows from `first` on; n, low as in `Seen`."""
+    length, least = len(n), np.maximum(n, 1.0)
+    lag = np.arange(1, length)
+    cosine, coherence = turns.between(lag), turns.along(least)
+    if reach >= length:  # a row sees all that rows before it see
+        turned = np.append(np.cumsum(cosine)[::-1] / lag[::-1], 1.0)
+        bracket, again = 1 - 1 / least, np.ones(length)
+    else:
+        weight, turned, bracket, again = np.zeros((4, length))
+        for k in lag[: reach - 1].tolist():
+            early, late = least[:-k], least[k:]
+            both = np.minimum(early, reach - k)
+            at = both / late
+            weight[:-k] += at
+            turned[:-k] += at * cosine[k - 1]
+            bracket[:-k] += at * (1 - 1 / early - 1 / late + both / (early * late))
+            again[:-k] += at * both / early
+        turned, bracket, again = (x / np.where(weight > 0, weight, 1.0) for x in (turned, bracket, again))
+    last = np.minimum(first + (reach - 1), length - 1)
+    return Seen(n.astype(np.float64), low, first, last, coherence, turned, bracket, again)
 
 
 def of(p: Parametrization, stack: int, name: str = NAME) -> SharedMoments:
     """The attention of a table of one of the three kinds."""
-    a, s = p.architecture, settings_of(p.architecture, name)
+    a = p.architecture
     if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
         raise InputError("attention with shared keys and values is not shaped, and has no value_skip; leave them out")
-    zero = np.zeros_like(p.score_scale)
-    value = a.d_model * p.weights["key_value"] ** 2
-    added = np.divide(a.norm_eps, value, out=zero.copy(), where=value > 0)
-    output = output_gain(p)
-    rows = Row(
-        a.d_head * p.score_scale**2, zero, zero + 1.0, zero, output, zero, output, zero, zero + 1.0, zero, added,
-    )  # fmt: skip
-    fields = settings(a, stack) | {"d_model": 1 / (1 / a.d_model + 1 / a.d_head), "qk_norm": False, "causal": True}
-    length = fields["n_queries"]
-    near = np.minimum(np.arange(length) + 1, s.window)
-    more = compressed(a, name)
-    n_runs = np.zeros(length) if more is None else (np.arange(length) + 1) // more.rate
-    share = near / (near + n_runs)
-    runs = None
-    if more is not None and n_runs[-1] > 0:
-        weight = a.d_model * p.weights["run_weight"] ** 2
-        halves = 1 + (name == SPARSE)
-        runs = Runs(more.rate, max(round(float(n_runs.mean())), 1), weight, float(((1 - share) ** 2).mean()), halves)
-    if s.window < length:
-        fields["causal"] = Band(s.window, True)
-    if a.positions == "rotary":
-        turned = (min(length, s.window), s.d_rotary, s.rotary_base or a.rotary_base, 1.0)
-        kept = s.d_rotary / a.d_head
-        for field, rows_of in (("rotary", "pairs"), ("rotary_rows", "rows")):
-            coherence = attention_scores.rotary_coherence(*turned, causal=rows_of)
-            fields[field] = 1 - kept * (1 - coherence)
-    return SharedMoments(
-        np.stack(rows), False, **fields, given=Around(sink=s.sink), widths=(a.d_model, a.d_head),
-        own=float((share**2).mean()), runs=runs,
-    )  # fmt: skip
+    return SharedMoments(p, name, settings(a, stack)["n_queries"])
 
 
 def output_gain(p: Parametrization) -> FloatArray:

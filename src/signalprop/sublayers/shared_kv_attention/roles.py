@@ -134,8 +134,8 @@ def _kind(name: str, roles: tuple[Role, ...], words: str, short: str, settings: 
     return Kind(
         name=name, folder=NAME, roles=roles, words=words, short=short, counted="attention",
         attends=True, settings=settings, longest=512,
-        beyond="averages know one window for all: in a fresh DeepSeek-V4 of 12 layers token correlations were up to "
-        "1.8 times too high",
+        beyond="averages over positions do not compound: in a fresh DeepSeek-V4 of 12 layers token correlations were "
+        "up to 1.8 times too high",
     )  # fmt: skip
 
 
