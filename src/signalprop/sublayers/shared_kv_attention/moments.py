@@ -5,11 +5,13 @@ docs/theory/attention.md, "Shared keys and values".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.polynomial import chebyshev
 
 from signalprop.errors import InputError
 from signalprop.kernels.rows import rows_of
@@ -30,6 +32,19 @@ from signalprop.theory.elements import (
     inner_correlation,
     through_inner_norm,
 )
+
+_NODES = 9  # correlations between which sublayers are interpolated
+_PER_E = 1024  # mean squares of what is read are rounded to e^(1 / _PER_E); gradients are not
+
+
+class Gains(NamedTuple):
+    """Of one sublayer: score variance of unit keys, what maps to the stream make of a head; d_model sigma^2 of maps."""
+
+    qk: float
+    output: float
+    key_value: float
+    run_value: float
+    run_weight: float
 
 
 class Average(NamedTuple):
@@ -98,48 +113,65 @@ class SharedMoments(BranchMoments):
         far = seen_by((at + 1) // more.rate, 0 * at, first, turns._replace(step=more.rate), self.length)
         return [near, far]
 
+    @cached_property
+    def _tables(self) -> dict[tuple[float, ...], FloatArray]:
+        """Chebyshev coefficients in 1 - 2 r of `One.moments`, (nodes, 6), by gains and mean square."""
+        return {}
+
+    def _through(self, gains: Gains, second: float, r: float) -> FloatArray:
+        """`One.moments` by interpolation: sublayers that read a normed stream have one table."""
+        second = max(second, 1e-300)
+        near = math.exp(round(_PER_E * math.log(second)) / _PER_E)
+        key = (*gains, near)
+        if key not in self._tables:
+            nodes = chebyshev.chebpts2(_NODES)
+            values = [One(self, gains, near, (1 - x) / 2).moments() for x in nodes.tolist()]
+            self._tables[key] = np.asarray(
+                np.linalg.solve(chebyshev.chebvander(nodes, _NODES - 1), np.array(values)), np.float64
+            )
+        found = np.array(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), self._tables[key]), np.float64)
+        found[2:] *= near / second
+        return found
+
+    def _of_each(self, i: int | Rowset, read: Pair) -> FloatArray:
+        """`_through` of every sublayer, (6, ...)."""
+        shape = np.broadcast(i, read[0]).shape
+        columns = [np.broadcast_to(x, shape).ravel().tolist() for x in (*self._gains[..., i], *read)]
+        found = [self._through(Gains(*of), second, r) for *of, second, r in zip(*columns, strict=True)]
+        return np.array(found).T.reshape(6, *shape)
+
+    @cached_property
+    def _gains(self) -> FloatArray:
+        """The fields of Gains of every sublayer."""
+        a, w = self.p.architecture, self.p.weights
+        maps = [a.d_model * w[role] ** 2 for role in ("key_value", "run_value", "run_weight")]
+        return np.stack([a.d_head * self.p.score_scale**2, output_gain(self.p), *maps])
+
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        found = [One(self, *one).forward() for one in self._each(i, read)]
-        variance, covariance = np.transpose(found).reshape(2, *np.broadcast(i, read[0]).shape)
-        out = dropped((variance, covariance), self.p.architecture.dropout)
+        out = dropped(tuple(self._of_each(i, read)[:2]), self.p.architecture.dropout)
         return Branch(*(float(x) if np.ndim(x) == 0 else x for x in out))
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        found = [One(self, *one).backward() for one in self._each(i, read)]
-        (vv, vc), (cv, cc) = np.moveaxis(np.array(found), 0, -1).reshape(2, 2, *np.broadcast(i, read[0]).shape)
+        vv, vc, cv, cc = self._of_each(i, read)[2:]
         kept = 1 / (1 - self.p.architecture.dropout)
         return Sent(BranchBackward(kept * vv, vc, kept * cv, cc))
-
-    def _each(self, i: int | Rowset, read: Pair) -> list[tuple[dict[str, float], float, float]]:
-        """What every sublayer is, the mean square of what it reads, and its correlation."""
-        a, w, shape = self.p.architecture, self.p.weights, np.broadcast(i, read[0]).shape
-        columns = {
-            "qk": a.d_head * self.p.score_scale**2, "output": output_gain(self.p),
-            **{role: a.d_model * w[role] ** 2 for role in ("key_value", "run_value", "run_weight")},
-        }  # fmt: skip
-        spread = {key: np.broadcast_to(x[..., i], shape).ravel() for key, x in columns.items()}
-        second, r = (np.broadcast_to(np.asarray(x, float), shape).ravel() for x in read)
-        return [
-            ({key: float(x[k]) for key, x in spread.items()}, float(second[k]), float(np.clip(r[k], 0.0, 1.0)))
-            for k in range(len(second))
-        ]
 
 
 class One:
     """One sublayer on tokens of one mean square and correlation."""
 
-    def __init__(self, of: SharedMoments, gains: dict[str, float], second: float, r: float) -> None:
-        self.a, self.gains, self.second, self.r = of.p.architecture, gains, max(second, 1e-300), r
+    def __init__(self, of: SharedMoments, gains: Gains, second: float, r: float) -> None:
+        self.a, self.gains, self.second, self.r = of.p.architecture, gains, second, r
         self.s, self.more = settings_of(self.a, of.name), compressed(self.a, of.name)
         self.length = of.length
         self.halves = 1 + (of.name == SPARSE)
         key = r * inner_correlation(r, self.a.d_head)
         latent = r * inner_correlation(r, self.s.query_rank)
         asks = float(latent * inner_correlation(latent, self.a.d_head))
-        self.divided = 1 + self._epsilon("key_value")
+        self.divided = 1 + self._epsilon(gains.key_value)
         size, ones = 1 / self.divided, np.ones(of.length)
         known: dict[str, Any] = {
-            "qk": gains["qk"], "asks": asks, "d_head": self.a.d_head,
+            "qk": gains.qk, "asks": asks, "d_head": self.a.d_head,
             "chance": 1 / self.a.d_model + 1 / self.a.d_head, "dropout": self.a.attention_dropout or 0.0,
         }  # fmt: skip
         near = of._seen[0]
@@ -156,34 +188,38 @@ class One:
             groups.append(Group(far, sizes[1], common, apart, **known))
         self.attended = Attended(groups, self.s.sink)
 
-    def _epsilon(self, role: str) -> float:
+    def _epsilon(self, gain: float) -> float:
         """Of a norm on what a map makes, in units of what it reads."""
-        return self.a.norm_eps / (self.gains[role] * self.second) if self.gains[role] > 0 else 1e150
+        return self.a.norm_eps / (gain * self.second) if gain > 0 else 1e150
 
     @cached_property
     def _added(self) -> float:
-        return self._epsilon("run_value")
+        return self._epsilon(self.gains.run_value)
 
     @cached_property
     def _rest(self) -> Average:
         assert self.more is not None
-        return average(self.r, self.more.rate, self.halves, self.gains["run_weight"] * self.second, self.a.d_model)
+        return average(self.r, self.more.rate, self.halves, self.gains.run_weight * self.second, self.a.d_model)
 
     @cached_property
     def _first(self) -> Average:
         """Of the first run."""
         assert self.more is not None
-        return average(self.r, self.more.rate, 1, self.gains["run_weight"] * self.second, self.a.d_model)
+        return average(self.r, self.more.rate, 1, self.gains.run_weight * self.second, self.a.d_model)
 
     def _alike(self, one: Average, other: Average) -> float:
         """Correlation of two normed averages."""
         sizes = (one.size + self._added) * (other.size + self._added)
         return float((self.r / self.halves + (one.linear * other.linear) ** 0.5) / sizes**0.5)
 
+    def moments(self) -> FloatArray:
+        """(variance, covariance, vv, vc, cv, cc)."""
+        return np.concatenate([self.forward(), self.backward().ravel()])
+
     def forward(self) -> tuple[float, float]:
         """Variance and covariance."""
         own, pairs = self.attended.forward()
-        gain, n = self.gains["output"], self.length
+        gain, n = self.gains.output, self.length
         return gain * own / n, gain * pairs / max(n * (n - 1), 1)
 
     def backward(self) -> FloatArray:
@@ -196,7 +232,7 @@ class One:
             for k in (0, 1):
                 to_tokens, to_pairs = self._through_runs(keys[1], k)
                 own[k], pairs[k] = own[k] + to_tokens, pairs[k] + to_pairs
-        n, gain = self.length, self.gains["output"] / self.second
+        n, gain = self.length, self.gains.output / self.second
         return gain * np.array([np.array(own) / n, np.array(pairs) / max(n * (n - 1), 1)])
 
     def _through_runs(self, keys: Weighed, k: int) -> tuple[float, float]:
@@ -207,10 +243,10 @@ class One:
         at_first, at_rest = keys.own[k][0] * norm / size, float(keys.own[k][1:].sum()) * norm / later
         tokens = at_first * one.second + at_rest * rest.second
         pairs = at_first * one.within + at_rest * rest.within
-        # what averages share goes to two of them as all of the gradient goes to each
-        root = np.sqrt(np.maximum(keys.own[k], 0.0))
-        if (whole := pairs_of(root)) > 0:
-            others = pairs_of(root[1:]) / whole
+        if len(keys.own[0]) > 1:
+            # what averages share goes to two of them as gradients go to each
+            root = np.sqrt(np.maximum(keys.own[0], 0.0))
+            others = pairs_of(root[1:]) / max(pairs_of(root), 1e-300)
             among = through_inner_norm(self._alike(rest, rest), *widths) * rest.across / later
             mixed = through_inner_norm(self._alike(one, rest), *widths) / self.halves / (size * later) ** 0.5
             pairs += keys.pairs[k] * (others * among + (1 - others) * mixed)
