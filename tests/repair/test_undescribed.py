@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,14 @@ def test_it_is_repaired_and_folded_without_anything_given() -> None:
         before = nano(IDS, IDS)[0]
         after = sp.fold(copy.deepcopy(nano))(IDS, IDS)[0]
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "deepnorm", "sandwich", "deepscalelm"])
+def test_it_is_loaded_again_with_whatever_norms_the_scheme_left(scheme: str, tmp_path: Path) -> None:
+    nano = NanoGPT().eval()
+    sp.apply(nano, scheme, seed=0)
+    sp.save(nano, tmp_path / "saved")
+    torch.testing.assert_close(sp.load(tmp_path / "saved", NanoGPT()).eval()(IDS, IDS)[0], nano(IDS, IDS)[0])
 
 
 def test_it_is_diagnosed() -> None:

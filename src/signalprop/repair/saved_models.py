@@ -82,11 +82,11 @@ def load(
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
         if mapping is None and document.mapping is not None:
             mapping = mapping_of_json(document.mapping, model)
+        if mapping is None and document.by_hand:
+            raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)
-        if attached.mapping.found and attached.mapping.architecture != table.architecture:
-            raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"
         if document.kind == "module":

@@ -46,7 +46,7 @@ class Document(Value):
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
         weights: `drawn` by the scheme, or `kept`, as they were before.
-        mapping: the mapping that `apply` was given, where a file can say it.
+        mapping: the mapping that `apply` was given, where a file can say it. by_hand: it was given one.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -61,6 +61,7 @@ class Document(Value):
     shared: dict[str, str] = Field(default_factory=dict)
     weights: Literal["drawn", "kept"] = "drawn"
     mapping: dict[str, Any] | None = None
+    by_hand: bool = False
 
 
 @typed
@@ -168,9 +169,11 @@ def _document(
             "weights": "kept" if record.kept else "drawn",
         }
         by_hand = record.mapping
-        if by_hand is not None and not by_hand.found and isinstance(by_hand.arguments, BatchArguments):
-            with suppress(InputError):  # what no file can say has to be given to `load` again
-                document["mapping"] = mapping_json(by_hand, model)
+        if by_hand is not None and not by_hand.found:
+            document["by_hand"] = True  # what no file can say has to be given to `load` again
+            if isinstance(by_hand.arguments, BatchArguments):
+                with suppress(InputError):
+                    document["mapping"] = mapping_json(by_hand, model)
     document = finite(document)
     return document | {"id": digest(document, tensors)}
 
