@@ -88,8 +88,8 @@ def _chart(axis: Any, chart: Block, section: Block) -> None:
             axis.set_yscale("symlog", linthresh=_LINEAR)
     elif chart["limits"]:
         axis.set_ylim(*chart["limits"])
-    elif not (values < 0).any():
-        axis.set_ylim(0, 1.05 * np.nanmax(values))
+    elif positive.size and not (values < 0).any():
+        axis.set_ylim(0, 1.05 * positive.max())
 
 
 def _edges(series: Block, y: FloatArray, *, log: bool) -> tuple[FloatArray, FloatArray] | tuple[None, None]:
