@@ -34,3 +34,9 @@ def test_the_idea_is_read_in_1500_lines() -> None:
     files = [file for place in places for file in ([place] if place.is_file() else place.glob("*.py"))]
     assert len(named) == 6 and len(files) > 9
     assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 1500
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    files = [file for room in ("src", "tests", "benchmarks") for file in (SOURCE.parent / room).rglob("*.[pj][ys]")]
+    assert len(files) > 500
+    assert [file.name for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 400] == []

@@ -40,7 +40,7 @@ _OFFERED = (
     "huggingface", "layerscale", "lns", "mix-ln", "noci", "normalised-skip", "pytorch", "rezero", "sandwich",
     "skipinit", "stable-resnet", "t-fixup", "takase", "xavier", "xavier-uniform",
 )  # fmt: skip
-_SCRIPTS = ("softmax.js", "two_rows.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
+_SCRIPTS = ("softmax.js", "two_rows.js", "activations.js", "closed_form.js", "schemes.js", "offline.js", "explore.js")
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "library.js")
 _BOUNDS = (
     "GRADIENT_RATIO", "GRADIENT_EXCESS", "UPPER_RATIO", "RANK_COLLAPSE", "STREAM_GROWTH", "LATE_SHARE", "NARROW",
