@@ -245,7 +245,8 @@ class One:
         pairs = at_first * one.within + at_rest * rest.within
         if len(keys.own[0]) > 1:
             # what averages share goes to two of them as gradients go to each
-            root = np.sqrt(np.maximum(keys.own[0], 0.0))
+            arrived = keys.own[k] if keys.own[k][1:].any() else keys.own[0]
+            root = np.sqrt(np.maximum(arrived, 0.0))
             others = pairs_of(root[1:]) / max(pairs_of(root), 1e-300)
             among = through_inner_norm(self._alike(rest, rest), *widths) * rest.across / later
             mixed = through_inner_norm(self._alike(one, rest), *widths) / self.halves / (size * later) ** 0.5
