@@ -134,7 +134,7 @@ ROWS: tuple[Row, ...] = (
         "Encoder-decoder, speech to text",
         "TGS Table 9",
         "four times deeper at fewer parameters is better",
-        missing="it takes signalprop sweep sweep-tgs-tab9, which has not been run to its end yet",
+        trained_by="signalprop sweep sweep-tgs-tab9",
     ),
     Row(
         "tgs-tab10",
