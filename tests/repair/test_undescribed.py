@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
@@ -139,6 +140,15 @@ def test_it_is_watched_in_training_whatever_its_loss_leaves_out(
     assert len(proofs) == (not scheme)  # what the weights are is proved once, not at every sample
 
 
+@pytest.fixture
+def no_accelerator() -> Iterator[None]:
+    """A process has one precision for all its accelerators, the first one's."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("no_accelerator")
 def test_it_is_watched_where_accelerate_casts(caplog: pytest.LogCaptureFixture) -> None:
     prepared: Any = Accelerator(cpu=True, mixed_precision="bf16").prepare(NanoGPT())
     forward = prepared.forward
