@@ -122,25 +122,23 @@ def together(claims: Sequence[Claim]) -> list[str]:
     return [first + ", ".join(rest) for first, rest in lines.items()]
 
 
-def steps_of(page: str) -> int:
-    """How many steps the runs of a page's sweep took, at most; 0 where no sweep is stored."""
-    results = stored_results().get((FOLDER / page).with_suffix(".json"))
-    return max(row["steps"] or 0 for row in results["rows"]) if results else 0
-
-
-def _steps(page: str) -> str:
-    steps = steps_of(page)
-    return f", {steps:,} steps" if steps else ""
+def steps_of_pages() -> dict[str, int]:
+    """How many steps the runs of every stored sweep took, at most, by its page."""
+    return {
+        file.with_suffix(".md").name: max(row["steps"] or 0 for row in results["rows"])
+        for file, results in stored_results().items()
+    }
 
 
 def known(pages: dict[str, str], first_steps: str) -> str:
     """What we know now, from the verdicts that are stored."""
     parts = ["## What we know now", CAUTION]
-    told = {name: claims(text) for name, text in pages.items()}
+    told, steps = {name: claims(text) for name, text in pages.items()}, steps_of_pages()
     for verdict in ("confirmed", "contradicted"):
         of_it = {name: together([claim for claim in found if claim.verdict == verdict]) for name, found in told.items()}
-        longest = sorted((name for name, found in of_it.items() if found), key=steps_of, reverse=True)
-        lines = [f"- {'; '.join(of_it[name])} ([{name.removesuffix('.md')}]({name}){_steps(name)})" for name in longest]
+        longest = sorted((name for name, found in of_it.items() if found), key=lambda n: steps.get(n, 0), reverse=True)
+        took = {name: f", {steps[name]:,} steps" if steps.get(name) else "" for name in longest}
+        lines = [f"- {'; '.join(of_it[n])} ([{n.removesuffix('.md')}]({n}){took[n]})" for n in longest]
         parts.append("\n".join([f"**{verdict.capitalize()}**, the longest trainings first", "", *lines]))
     every = Counter(claim.verdict for found in told.values() for claim in found)
     left = [f"{n} {verdict}" for verdict, n in every.items() if verdict not in ("confirmed", "contradicted")]

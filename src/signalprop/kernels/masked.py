@@ -162,9 +162,9 @@ class MaskedAttention(TokenAttention):
         np.fill_diagonal(to_queries, own * (slope + jacobian * moved))
         return held(to_queries), held(to_keys)
 
-    def sent_to_values(self, gradient: FloatArray, sharper: Array = 0.0) -> FloatArray:
+    def sent_to_values(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the keys, (E, E), through what is averaged; as `backward_to_both`, without dropout."""
-        own, second = np.diagonal(gradient), self._rows.second * (1 + sharper)
+        own, second = np.diagonal(gradient), self._rows.second
         out, on = self._different_queries(gradient, 1, 0)
         out += self._over_both(own * (1 - second)) * self.view.of_keys
         np.fill_diagonal(out, on + self._sent_to_keys(own * second))

@@ -174,10 +174,10 @@ def _legend(part: Any, section: Block) -> None:
     from matplotlib.lines import Line2D
 
     groups, sources = section["groups"], section["sources"]
-    handles = [
-        Line2D([], [], color=style["color"], linestyle=style["fmt"], label=name)
-        for name, style in ((name, _style(section, k, 0)) for k, name in enumerate(groups) if name)
-    ] if len(groups) > 1 else []  # fmt: skip
+    handles = []
+    for k, name in enumerate(groups) if len(groups) > 1 else ():
+        style = _style(section, k, 0)
+        handles += [Line2D([], [], color=style["color"], linestyle=style["fmt"], label=name)] if name else []
     if len(sources) > 1:
         handles += [_handle(item["name"], section, k) for k, item in enumerate(sources)]
     if handles:

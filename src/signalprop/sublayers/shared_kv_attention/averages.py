@@ -42,7 +42,6 @@ class Seen(NamedTuple):
     coherence: FloatArray
     turn: FloatArray
     bracket: FloatArray
-
     again: FloatArray
 
     def later(self, values: FloatArray) -> FloatArray:
