@@ -32,9 +32,6 @@ def pack(folder: Path, python: str) -> int:
 
     Args:
         python: version on the other machine, an x86-64 Linux.
-
-    Raises:
-        InputError: a wheel cannot be had, or the whole is larger than can be taken along.
     """
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder / "wheels")

@@ -28,11 +28,7 @@ SAME = ("device", "git", "versions")  # of all rows of a file
 
 
 def measure(part: str, out: Path, pack: Path, rehearse: bool) -> int:
-    """Time the cases that DIR/PART.json has no numbers of; how many failed.
-
-    Raises:
-        InputError: the file holds rows of another device, revision or version.
-    """
+    """Time the cases that DIR/PART.json has no numbers of; how many failed."""
     module = importlib.import_module(f"benchmarks.gpu.{part}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     make_folder(out)
@@ -55,11 +51,7 @@ def measure(part: str, out: Path, pack: Path, rehearse: bool) -> int:
 
 
 def begun(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
-    """What a part's file holds, or its beginning.
-
-    Raises:
-        InputError: it was begun elsewhere, or at another size.
-    """
+    """What a part's file holds, or its beginning."""
     if not path.is_file():
         return fresh
     store: dict[str, Any] = read_json(path)
@@ -82,11 +74,7 @@ def here(pack: Path) -> dict[str, Any]:
 
 
 def write_records(folder: Path, records: Path = page.RECORDS) -> list[str]:
-    """Store what `folder` has as `benchmarks.page` takes it, and write the page anew; what was stored.
-
-    Raises:
-        InputError: there is nothing.
-    """
+    """Store what `folder` has as `benchmarks.page` takes it, and write the page anew; what was stored."""
     found = {part: read_json(path) for part in TIMED if (path := folder / f"{part}.json").is_file()}
     if not found:
         raise InputError(f"{folder} holds no results; expected files such as {TIMED[0]}.json")

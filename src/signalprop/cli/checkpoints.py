@@ -28,11 +28,7 @@ _LARGEST_HALF = 0.1
 
 
 def check_out(out: Path) -> None:
-    """Refuse a directory that could not be made, or would be overwritten, before the long work starts.
-
-    Raises:
-        InputError: it is a file, holds files already, or has no parent that can be written.
-    """
+    """Refuse a directory that could not be made, or would be overwritten, before the long work starts."""
     if out.is_dir():
         if any(out.iterdir()):
             raise InputError(f"--out {out} holds files already; choose a new directory")
@@ -51,11 +47,7 @@ def copy_companions(source: Path, target: Path) -> None:
 
 
 def stored_type(model: nn.Module) -> torch.dtype:
-    """The type in which the model's checkpoint has, or would have, its weights.
-
-    Raises:
-        InputError: the model is none of transformers.
-    """
+    """The type in which the model's checkpoint has, or would have, its weights."""
     import torch
 
     config: Any = getattr(model, "config", None)

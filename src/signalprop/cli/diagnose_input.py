@@ -169,11 +169,7 @@ def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) ->
 
 
 def layers_of(text: str, n: int) -> tuple[int, ...]:
-    """Layer numbers of `12-15,20`, ranges inclusive.
-
-    Raises:
-        InputError: not of that form, or no such layer.
-    """
+    """Layer numbers of `12-15,20`, ranges inclusive."""
     out: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

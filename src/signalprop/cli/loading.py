@@ -31,9 +31,6 @@ def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, 
     Args:
         source: text may also be the name of a model on the hub.
         hint: what to do instead, where there are no weights that could be read.
-
-    Raises:
-        InputError: no config, no weights (unless random_init), or a class that transformers does not have.
     """
     from signalprop.diagnosis.loading import load, read_model
 
@@ -50,11 +47,7 @@ def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, 
 
 
 def inside(model: nn.Module, path: str | None) -> nn.Module:
-    """The model at the path of --inside, which is run by itself; the whole one without.
-
-    Raises:
-        InputError: there is no module at that path.
-    """
+    """The model at the path of --inside, which is run by itself; the whole one without."""
     from signalprop.attachment.mapping import find
 
     return model if path is None else find(model, path, "--inside")
@@ -64,9 +57,6 @@ def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
     """The mapping in the file of --mapping, of which one small pass has shown that the model does what it says.
 
     Where modules run several times in a pass nothing is shown: noise cannot be put in the place of one of their runs.
-
-    Raises:
-        InputError: a file that is none, or does not fit; or a sublayer that is not what it says.
     """
     if file is None:
         return None
@@ -91,9 +81,6 @@ def architecture_of(model: nn.Module, changed: dict[str, Any], mapping: Mapping 
 
     Args:
         mapping: that is given for it. changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
-
-    Raises:
-        InputError: an unknown family, or more tokens than the model has positions for.
     """
     from signalprop.attachment.families import mapping_for
 
@@ -128,9 +115,6 @@ def model_batch(
 
     Speech models hear the recording `audio`, else synthetic frames, and the words say so. The tokenizer.json of the
     directory is used where there is one, else words by frequency.
-
-    Raises:
-        InputError: as `signalprop.data.default_batch`, or a tokenizer that cannot be read or does not fit the model.
     """
     batch, read = _text_batch(architecture, directory, text, batch_size, seed)
     if audio is not None:

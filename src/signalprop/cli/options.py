@@ -168,11 +168,7 @@ PANELS = {
 
 
 def usable(device: str) -> str:
-    """The device of --device, after a look whether this machine has it.
-
-    Raises:
-        InputError: no device of that name, or none that can hold numbers here. MissingExtra: PyTorch is not installed.
-    """
+    """The device of --device, after a look whether this machine has it."""
     torch = require("torch", "models")
     try:
         torch.ones(1, device=device).item()
@@ -185,21 +181,13 @@ def usable(device: str) -> str:
 
 
 def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
-    """Fields of the architecture that the options change; an option that is None changes nothing.
-
-    Raises:
-        InputError: an assignment that is not FIELD=VALUE, or no field of an architecture.
-    """
+    """Fields of the architecture that the options change; an option that is None changes nothing."""
     named = {_field(option): value for option, value in options.items() if value is not None}
     return _known(named | pairs(assignments, "--set"))
 
 
 def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the architecture that KEY=VALUE pairs change; a key is the name of an option, or else of a field.
-
-    Raises:
-        InputError: no field of an architecture.
-    """
+    """Fields of the architecture that KEY=VALUE pairs change; a key is the name of an option, or else of a field."""
     return _known({_field(key.replace("-", "_")): value for key, value in words.items()})
 
 
@@ -236,11 +224,7 @@ def pairs(items: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def several(text: str | None, option: str) -> list[str] | None:
-    """The members of an option that takes several, with commas between; None where it is not given.
-
-    Raises:
-        InputError: an empty member, or one that is there twice.
-    """
+    """The members of an option that takes several, with commas between; None where it is not given."""
     if text is None:
         return None
     members = [member.strip() for member in text.split(",")]
@@ -253,11 +237,7 @@ def several(text: str | None, option: str) -> list[str] | None:
 
 
 def several_schemes(text: str | None, option: list[str] | None = None) -> Sequence[str | None]:
-    """The names in --scheme, [None] where it is not given; with --option it may be one.
-
-    Raises:
-        InputError: several and --option, or as `several`.
-    """
+    """The names in --scheme, [None] where it is not given; with --option it may be one."""
     names: Sequence[str | None] = several(text, "--scheme") or [None]
     if len(names) > 1 and option:
         raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, names))}")
@@ -282,9 +262,6 @@ def several_numbers(text: str | None, option: str, what: str, example: str) -> l
 
     Args:
         what: such a number is, in words. example: two good values.
-
-    Raises:
-        InputError: something that is not a whole number, or as `several`.
     """
     members = several(text, option)
     for member in members or []:

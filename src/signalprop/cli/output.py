@@ -45,12 +45,7 @@ def echo(text: str = "", *, nl: bool = True, style: str = "") -> None:
 
 
 def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
-    """Refuse files that could not be written before the long work starts.
-
-    Raises:
-        InputError: no such directory, one without write permission, a directory in the file's place, or a picture of an
-            unknown format. MissingExtra: a picture without matplotlib.
-    """
+    """Refuse files that could not be written before the long work starts."""
     if plot is not None:
         from signalprop.report.plots import check_format
 
@@ -256,10 +251,6 @@ def report_file(
 
     Args:
         default: the name where none is given. Every command has one of its own, so that none overwrites another's.
-
-    Raises:
-        InputError: both --report and --no-report, or a file that could not be written. MissingExtra: a report that was
-            asked for, without plotly.
     """
     if report is None:
         return None if no_report or json_file == "-" else ReportFile(Path(default), asked=False)

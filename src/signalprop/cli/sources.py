@@ -16,11 +16,7 @@ from signalprop.schemes.base import parametrized
 
 
 def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:
-    """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file.
-
-    Raises:
-        InputError: an unknown scheme or option, a file that is none, or options beside a file.
-    """
+    """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file."""
     options = pairs(option, "--option")
     if not name.endswith(".json"):
         return scheme(name, **options)
@@ -59,9 +55,6 @@ def parametrization(
         longest: tokens per sequence at most, where neither `changed` nor a finished parametrization says how many.
 
     Without a scheme, a checkpoint that `signalprop.save` wrote has the one that it carries.
-
-    Raises:
-        InputError: nothing of that name, a bad value, or changes to a finished parametrization.
     """
     options = pairs(scheme_options, "--option")
     data = _file(source)
@@ -92,11 +85,7 @@ def _carried(source: str) -> Parametrization | None:
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
-    """The architecture that ARCH names, changed.
-
-    Raises:
-        InputError: nothing of that name, or a bad value.
-    """
+    """The architecture that ARCH names, changed."""
     return _architecture(source, _file(source), changed)
 
 

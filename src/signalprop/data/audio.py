@@ -23,11 +23,7 @@ _HOP = 160  # samples from one frame to the next: 10 ms
 
 
 def read_audio(path: str | Path) -> FloatArray:
-    """The samples of a WAV or FLAC file between -1 and 1: channels averaged, 16,000 per second.
-
-    Raises:
-        InputError: it cannot be read, is not audio, or is silent throughout. MissingExtra: soundfile is not installed.
-    """
+    """The samples of a WAV or FLAC file between -1 and 1: channels averaged, 16,000 per second."""
     soundfile = require("soundfile", "audio")
     try:
         with reading(path), opened(path, copies=8) as file:

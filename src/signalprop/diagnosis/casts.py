@@ -139,9 +139,6 @@ def casts(
             count them all). Ratios are of the first sequence.
         kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (combinations done, all).
-
-    Raises:
-        InputError: an unknown format, or as `loss`.
     """
     for name in formats:
         if name not in FORMATS:

@@ -34,9 +34,6 @@ def identity(
 
     Args:
         limit: how many sequences are taken, one at a time; memory holds the streams of all layers of one.
-
-    Raises:
-        InputError: the mapping does not name the layers, or there is no data.
     """
     model, stacks = attached.model, stacks_of(attached.mapping)
     layer_modules(attached)

@@ -41,11 +41,7 @@ def has_modules(mapping: Mapping) -> bool:
 
 
 def layer_modules(attached: Attached) -> list[nn.Module]:
-    """The module of every layer.
-
-    Raises:
-        InputError: the mapping does not say where the layers are, or a layer is not a module of its own.
-    """
+    """The module of every layer."""
     if not has_modules(attached.mapping):
         raise InputError(
             "the mapping does not name one module per layer; give Mapping.layers, the path of every layer's module"
@@ -62,11 +58,7 @@ def sequences(batch: Batch) -> Iterator[Batch]:
 
 
 def first_sequences(batches: Iterable[Batch], n: int) -> list[Batch]:
-    """The first n sequences of all batches, or as many as there are.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The first n sequences of all batches, or as many as there are."""
     found = list(islice((one for batch in batches for one in sequences(batch)), n))
     if not found:
         raise InputError("there is no data to run the model on: not one sequence of the asked length")
@@ -113,11 +105,7 @@ class Call(NamedTuple):
 
 @contextmanager
 def layer_calls(attached: Attached, arguments: dict[str, Any], skip_first: int) -> Iterator[dict[int, Call]]:
-    """What every layer reads and outputs in the pass in the block, by number.
-
-    Raises:
-        InputError: the mapping does not name the layers, or (from the pass) a layer that makes no stream of a stream.
-    """
+    """What every layer reads and outputs in the pass in the block, by number."""
     positions, hooks = Positions(attached.mapping, arguments, skip_first), Hooks(attached.model)
     found: dict[int, Call] = {}
 

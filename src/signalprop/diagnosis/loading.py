@@ -93,9 +93,6 @@ def read_model(
     Args:
         source: a directory, a file in it, or a name on the hub. dtype, trust_remote_code: as in `load`.
         seed: of a fresh initialisation. hint: what to do instead, where there are no weights that could be read.
-
-    Raises:
-        InputError: as `load`.
     """
     transformers = _transformers()
     import torch
@@ -148,11 +145,7 @@ def read_model(
 
 
 def read_structure(source: str | Path) -> nn.Module:
-    """The model of a directory or name on the meta device: its modules, without numbers.
-
-    Raises:
-        InputError: as `load`.
-    """
+    """The model of a directory or name on the meta device: its modules, without numbers."""
     _transformers()
     place = _place(source)
     with _told(f"cannot read a configuration from {place}", place):
@@ -162,11 +155,7 @@ def read_structure(source: str | Path) -> nn.Module:
 
 
 def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any | None:
-    """The tokenizer that stands beside a model, or in its GGUF file; None where there is none.
-
-    Raises:
-        InputError: there is one, and it cannot be read.
-    """
+    """The tokenizer that stands beside a model, or in its GGUF file; None where there is none."""
     _transformers()
     path = Path(source)
     place = path.parent if path.suffix.lower() == ".gguf" else _place(source)
@@ -201,11 +190,7 @@ def quiet() -> None:
 
 
 def folder_of(source: str | Path) -> Path:
-    """A directory, or the one that a file is in.
-
-    Raises:
-        InputError: a pipe or a device.
-    """
+    """A directory, or the one that a file is in."""
     path = Path(source)
     if path.is_dir():
         return path
@@ -243,11 +228,7 @@ def _dtype_option(version: str) -> str:
 
 
 def _place(source: str | Path) -> str | Path:
-    """The directory of a source that exists here; else the name that it is on the hub.
-
-    Raises:
-        InputError: it is a path to nothing.
-    """
+    """The directory of a source that exists here; else the name that it is on the hub."""
     path = Path(source)
     if path.exists():
         folder = folder_of(path)
@@ -273,11 +254,7 @@ def _copy_with_record(name: str) -> Path | None:
 
 
 def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
-    """The class that a configuration names: one of transformers, or of the checkpoint's own code where it is trusted.
-
-    Raises:
-        InputError: transformers has no such class.
-    """
+    """The class that a configuration names: one of transformers, or of the checkpoint's own code where it is trusted."""
     transformers = require("transformers", "models")
 
     names = _class_names(config)

@@ -95,9 +95,6 @@ def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
 
     Args:
         seen: called with the number of bytes after every piece of the first pass.
-
-    Raises:
-        InputError: as `StoredTensor.pieces`.
     """
     with np.errstate(all="ignore"):
         found = _wide(tensor, seen) if tensor.dtype in ("F32", "F64") else _counted(tensor, seen)

@@ -28,11 +28,7 @@ _DECODER_COUNTS = ("num_decoder_layers", "decoder_layers")
 
 
 def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, list[int]]]:
-    """The module lists that hold the layers: (owner, attribute, numbers of their layers), one per stack.
-
-    Raises:
-        InputError: the mapping does not name layers by path, or a layer does not lie in a list of its own.
-    """
+    """The module lists that hold the layers: (owner, attribute, numbers of their layers), one per stack."""
     found: dict[str, list[int]] = {}
     for k, reference in enumerate(mapping.layers):
         if not isinstance(reference, str) or not reference.rpartition(".")[2].isdigit():
@@ -70,9 +66,6 @@ def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterat
     A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them, and so does what
     the other layers carry as numbers of their own (LayerNorm Scaling). Survivors are numbered anew for key-value
     caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
-
-    Raises:
-        InputError: no such layer, none left, or one that the others need.
     """
     _check(model, mapping, layers)
     changed: list[tuple[Any, str, Any]] = []
@@ -141,9 +134,6 @@ def removal(
         accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
         kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (models done, all).
-
-    Raises:
-        InputError: as `without`, or as `loss`.
     """
     check_removal(model, mapping, greedy)
     n = len(mapping.layers)
@@ -200,10 +190,6 @@ def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Modul
     """A copy of the model without some layers, numbered anew, so that caches and saved checkpoints fit.
 
     Weights are shared with the model. LayerNorm Scaling that was folded into norms stays with its layer.
-
-    Raises:
-        InputError: as `without`; a model that carries a scheme (fold it first); or one whose layers compute with their
-            numbers.
     """
     _check_prunable(model, mapping, layers)
     memo: dict[int, Any] = {id(q): q for q in model.parameters()}
@@ -241,11 +227,7 @@ def check_save(model: nn.Module, mapping: Mapping, layers: Sequence[int], direct
 def save_pruned(
     model: nn.Module, mapping: Mapping, layers: Sequence[int], directory: str | Path, tokenizer: Any = None
 ) -> None:
-    """Write the pruned model as a checkpoint that plain transformers loads.
-
-    Raises:
-        InputError: as `prune`; a model that is not of transformers; a directory that holds something.
-    """
+    """Write the pruned model as a checkpoint that plain transformers loads."""
     check_save(model, mapping, layers, directory)
     target = Path(directory)
     pruned: Any = prune(model, mapping, layers)

@@ -51,9 +51,6 @@ def by_map(
     Args:
         batches: their first `SEQUENCES` sequences are taken, of which damages and noises are means; one alone ranks
             worse. skip_first: positions that do not count. progress: called with (casts done, all).
-
-    Raises:
-        InputError: the mapping does not name the layers, or does not know their weights.
     """
     attached = require_roles(attached)
     model = attached.model

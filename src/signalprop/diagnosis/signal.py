@@ -178,9 +178,6 @@ def observe(
         gradient_sequences: how many of the first sequences are also run backward, one at a time (0, or a model without
             a loss: none).
         progress: called with (batches and sequences run backward, all of them).
-
-    Raises:
-        InputError: the batches do not fit the model, there are none, or their sequences are not longer than skip_first.
     """
     model, mapping = attached.model, attached.mapping
     held = first_sequences(batches, max(gradient_sequences, 1))

@@ -173,10 +173,6 @@ def read_weights(
         against: another one; then also what has changed from there to here.
         progress: called with (megabytes read, all).
         kept: where what was read stays, every `KEPT_AFTER` bytes, and from where an interrupted call goes on.
-
-    Raises:
-        InputError: no such files, or one that is not what its header says; a tensor that has another shape there, or
-            no tensor in common; what was kept is of files of another size or time.
     """
     stored = stored_tensors(source)
     there = {} if against is None else {tensor.name: tensor for tensor in stored_tensors(against)}

@@ -70,9 +70,6 @@ def token_stream(
     """The ids of pieces of text, with `end` between documents.
 
     Without a tokenizer words are numbered by their frequency in the first two million characters.
-
-    Raises:
-        InputError: an id that the model has no row for.
     """
     source = iter(found)
     if tokenizer is None:
@@ -196,11 +193,7 @@ def token_batches(
 
 
 def _length(a: Architecture, length: int | None) -> int:
-    """Tokens of a sequence: of the decoder, where the encoder reads frames.
-
-    Raises:
-        InputError: the model has no positions for so many.
-    """
+    """Tokens of a sequence: of the decoder, where the encoder reads frames."""
     speaks = a.input == "frames" and a.kind == "encoder-decoder"
     longest = a.target_len or a.seq_len if speaks else a.seq_len
     if length is None:
@@ -231,11 +224,7 @@ def _framed(rows: IntArray, frame: Frame) -> IntArray:
 
 
 def _masked(a: Architecture, rows: IntArray, frame: Frame, mask: int | None, seed: int) -> Batch:
-    """What an encoder reads and is asked for.
-
-    Raises:
-        InputError: a masked language model whose tokenizer has no mask.
-    """
+    """What an encoder reads and is asked for."""
     inputs = targets = rows
     if a.head == "lm":
         if mask is None:
@@ -316,9 +305,6 @@ def loss(
 
     Args:
         progress: called with the number of sequences so far.
-
-    Raises:
-        InputError: a model without logits for tokens, or batches that ask for nothing.
     """
     model = unwrapped(model)
     mapping = mapping_for(model, mapping)

@@ -32,11 +32,7 @@ class Question(Value):
 
 
 def read_task(path: str | Path) -> list[Question]:
-    """The questions in a JSON-lines file: `{"prompt": "...", "choices": ["...", "..."], "answer": 0}` each.
-
-    Raises:
-        InputError: not such a file; the message names the line.
-    """
+    """The questions in a JSON-lines file: `{"prompt": "...", "choices": ["...", "..."], "answer": 0}` each."""
     out = []
     for i, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
@@ -89,10 +85,6 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
 
     Args:
         tasks: names, or the YAML files of tasks of one's own.
-
-    Raises:
-        InputError: the package does not know a task, cannot read its data, or a YAML file names none; from the
-            function, a task that cannot be run or has no accuracy. MissingExtra: the package is missing.
     """
     lm_eval = require("lm_eval", "tasks")
     from lm_eval.models.huggingface import HFLM

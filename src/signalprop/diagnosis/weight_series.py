@@ -87,11 +87,7 @@ class WeightSeries(Value):
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Read what `to_json` wrote.
-
-        Raises:
-            InputError: another schema, a missing or unknown field, or a value out of range.
-        """
+        """Read what `to_json` wrote."""
         found = fields_of(data, SCHEMA, "a series of checkpoints")
         return cls(**{key: tuples(value) for key, value in found.items()})
 
@@ -110,9 +106,6 @@ def read_series(sources: Sequence[str | Path], progress: Callable[[str, int, int
 
     Args:
         sources: at least two, in the order of the training. progress: called with (source, megabytes read, all).
-
-    Raises:
-        InputError: fewer than two, no tensor that all of them have, or as `read_weights`.
     """
     if len(sources) < 2:
         raise InputError("a series has at least two checkpoints; give their directories in the order of the training")

@@ -24,10 +24,6 @@ def check_folder(folder: Path, *, trust_remote_code: bool = False) -> None:
 
     Args:
         trust_remote_code: kernels that are taken from the hub, and other models that are loaded with it, are trusted.
-
-    Raises:
-        InputError: a link, a shard, a vocabulary, a configuration or an adapter's base model that lies elsewhere; a
-            kernel of the hub; an index or a configuration that cannot be read, or with names that cannot be printed.
     """
     check_links(folder)
     if (folder / "adapter_config.json").is_file():
@@ -70,10 +66,6 @@ def check_kernels(data: Any, where: str | Path) -> None:
 
     Args:
         data: the object in its file. where: the file, for the message.
-
-    Raises:
-        InputError: the name of an implementation of attention or of experts that is not transformers' own (anything
-            else, also `flash_attention_2`, may be fetched from the hub), or a pretrained backbone.
     """
     for key, value in _entries(data):
         if "implementation" in key:

@@ -36,11 +36,7 @@ def configuration(place: str | Path, *, trust_remote_code: bool = False) -> Any:
 
 
 def configuration_of(family: str, **fields: Any) -> Any:
-    """A configuration of a family (a `model_type` of transformers), with fields that somebody gives.
-
-    Raises:
-        InputError: a field asks for a kernel of the hub. Else whatever transformers raises.
-    """
+    """A configuration of a family (a `model_type` of transformers), with fields that somebody gives."""
     check_kernels(fields, f"the configuration of {family}")
     check_counts(fields, f"the configuration of {family}")
     return require("transformers", "models").AutoConfig.for_model(family, **fields)
@@ -68,10 +64,6 @@ def pretrained(cls: Any, place: str | Path, *, trust_remote_code: bool = False, 
     Args:
         cls: a class of a model, one of transformers' own (`model_class`) or an auto class.
         options: of `from_pretrained`.
-
-    Raises:
-        InputError: the model does not fit into memory, or its weights have other shapes than its configuration says.
-            Else whatever transformers raises.
     """
     transformers = require("transformers", "models")
     with _looked_through(place, trust_remote_code) as found:
@@ -82,11 +74,7 @@ def pretrained(cls: Any, place: str | Path, *, trust_remote_code: bool = False, 
 
 
 def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """A model of a class with fresh weights, as its configuration says.
-
-    Raises:
-        InputError: it does not fit into memory. Else whatever transformers raises.
-    """
+    """A model of a class with fresh weights, as its configuration says."""
     with _never_asked():
         if not trust_remote_code:
             check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
@@ -100,12 +88,7 @@ def without_numbers(cls: Any, config: Any) -> Any:
 
 
 def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a directory or of a name on the hub.
-
-    Raises:
-        InputError: as `check_folder`, or a class that is not among transformers' tokenizers. Else whatever
-            transformers raises.
-    """
+    """The tokenizer of a directory or of a name on the hub."""
     transformers = require("transformers", "models")
     with _looked_through(place, trust_remote_code, tokenizer=True) as found:
         return transformers.AutoTokenizer.from_pretrained(place, **found)
@@ -128,11 +111,7 @@ def gguf_model(path: Path, **options: Any) -> Any:
 
 
 def gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer in a GGUF file; nothing that lies beside it is read.
-
-    Raises:
-        InputError: a configuration beside it asks for code, which would not be run. Else whatever transformers raises.
-    """
+    """The tokenizer in a GGUF file; nothing that lies beside it is read."""
     for name in ("config.json", "tokenizer_config.json"):
         check_code(path.parent / name)
     return _gguf(path, require("transformers", "models").AutoTokenizer.from_pretrained)

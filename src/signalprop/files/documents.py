@@ -12,11 +12,7 @@ from signalprop.files.validation import typed
 
 
 def fields_of(data: Any, schema: str, what: str) -> dict[str, Any]:
-    """The fields of the JSON form of `what` (`a profile`), its schema among them.
-
-    Raises:
-        InputError: no object, or one of another schema.
-    """
+    """The fields of the JSON form of `what` (`a profile`), its schema among them."""
     if isinstance(data, dict) and data.get("schema") == schema:
         return {str(key): value for key, value in data.items()}
     got = f"schema {data.get('schema')!r:.60}" if isinstance(data, dict) else f"a {type(data).__name__}"

@@ -38,9 +38,6 @@ def check_counts(config: Any, where: str | Path) -> None:
 
     Args:
         config: the object of a config.json, or the metadata of a GGUF file. where: for messages.
-
-    Raises:
-        InputError: there is such an entry.
     """
     waiting = [("", config)]
     while waiting:

@@ -78,11 +78,7 @@ def _standard_input() -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a regular UTF-8 file, without a byte order mark; `-` is standard input.
-
-    Raises:
-        InputError: missing, a directory, a pipe or a device, unreadable, larger than memory, not UTF-8, or empty.
-    """
+    """The text of a regular UTF-8 file, without a byte order mark; `-` is standard input."""
     with reading(path):
         file = BytesIO(_standard_input()) if str(path) == "-" else opened(path, copies=1)
         try:
@@ -98,11 +94,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        InputError: as `read_text`, not JSON, or a number that is not finite (NaN, Infinity, 1e999).
-    """
+    """The value in a JSON file."""
     text = read_text(path)
 
     def finite_number(literal: str) -> float:
@@ -124,9 +116,6 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
 
     Args:
         wanted: what it should hold, in words for the message.
-
-    Raises:
-        InputError: it cannot be read, or is not such a file; objects instead of numbers; more than there is memory for.
     """
     try:
         with opened(path, copies=1) as file:
@@ -148,20 +137,13 @@ def check_arrays(arrays: Any, path: str | Path) -> None:
 
     Args:
         arrays: the opened file.
-
-    Raises:
-        InputError: they do not fit.
     """
     size = sum(item.file_size for item in arrays.zip.infolist())
     check_fits(size, f"reading the arrays of {_shown(path)} ({size:,} bytes unpacked)", "give smaller arrays")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write text to a file as UTF-8, whole or not at all; `-` is standard output.
-
-    Raises:
-        InputError: the directory is missing or not writable, or the path is a directory.
-    """
+    """Write text to a file as UTF-8, whole or not at all; `-` is standard output."""
     data = text.encode("utf-8", "backslashreplace")  # half a character of a file's JSON cannot be written
     if str(path) != "-":
         write_bytes(path, data)
@@ -177,9 +159,6 @@ def write_bytes(path: str | Path, *parts: bytes | memoryview) -> None:
     it was.
 
     A link is followed, and the permissions of an old file stay. A device or a pipe is written to as it is.
-
-    Raises:
-        InputError: the directory is missing or not writable, or the path is a directory.
     """
     try:
         target = real_path(path)

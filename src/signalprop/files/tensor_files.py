@@ -56,9 +56,6 @@ class StoredTensor(NamedTuple):
         """Its numbers in order, at most so many at once: floats, or the words of F16, BF16 and float8.
 
         A piece holds until the next one is taken.
-
-        Raises:
-            InputError: the file has become shorter, or cannot be read.
         """
         buffer = np.empty(min(most, self.n), _READ_AS[self.dtype])
         with reading(self.path), opened(self.path) as file:
@@ -71,12 +68,7 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(source: str | Path) -> list[StoredTensor]:
-    """All tensors of a checkpoint: a .safetensors file, or a directory with one, or with shards and their index.
-
-    Raises:
-        InputError: there is none, its weights are of another kind, a header is not what the format says, or two files
-            hold tensors of one name.
-    """
+    """All tensors of a checkpoint: a .safetensors file, or a directory with one, or with shards and their index."""
     found: dict[str, StoredTensor] = {}
     for path in _files(Path(source)):
         for tensor in _header(path):

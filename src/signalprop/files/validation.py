@@ -76,9 +76,6 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     """The function, or the class whose fields these are, with its arguments checked against their annotations.
 
     Names of arguments and their number are left to Python, which says TypeError; values are left to the function.
-
-    Raises:
-        InputError: on a call, an argument of a type that is not declared; the message names what was expected.
     """
     if isinstance(function, type):
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]

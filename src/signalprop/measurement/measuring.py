@@ -162,11 +162,7 @@ def _turn(model: nn.Module) -> threading.RLock:
 
 
 def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:
-    """The model's keyword arguments for a batch, on its device.
-
-    Raises:
-        InputError: the batch does not fit, the mapping cannot make arguments of it, or the weights hold no numbers.
-    """
+    """The model's keyword arguments for a batch, on its device."""
     if isinstance(batch, Batch):
         check_batch(batch, mapping.architecture)
         if mapping.arguments is None:

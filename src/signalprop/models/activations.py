@@ -77,9 +77,6 @@ def torch_activation(name: str) -> TorchFunction:
 
     One that was added with `signalprop.network.activations.register` runs through its NumPy functions: right, but
     slow, and without second derivatives.
-
-    Raises:
-        InputError: unknown name; the message lists the known ones.
     """
     canonical = activation(name).name
     inside, numbers = numbers_of(canonical)

@@ -17,11 +17,7 @@ from signalprop.network.parametrization import PLACEMENTS, Distribution, Paramet
 
 
 def torch_shapes(parametrization: Parametrization) -> list[TorchShape | None]:
-    """How every sublayer's attention is shaped; None where a softmax of the scores does.
-
-    Raises:
-        InputError: as `signalprop.kernels.stack.attention_shapes`.
-    """
+    """How every sublayer's attention is shaped; None where a softmax of the scores does."""
     a = parametrization.architecture
     length = max(a.seq_len, a.target_len or 0)
     return [torch_shape(shapes, length) for shapes in attention_shapes(parametrization, length)]

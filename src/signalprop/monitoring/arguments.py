@@ -73,11 +73,7 @@ class Arguments:
         return "input_ids" if "input_ids" in names else next(iter(names))  # the first, in a model of one's own
 
     def batch(self) -> Batch:
-        """The kept sequences as a Batch.
-
-        Raises:
-            InputError: the step held nothing that makes one.
-        """
+        """The kept sequences as a Batch."""
         a = self._mapping.architecture
         if self._ids is None:
             raise InputError("the step's arguments hold no token ids; give batch=, a signalprop.data.Batch")

@@ -170,9 +170,6 @@ def bands(
     Args:
         tolerances: factors above 1, by quantity; default: `TOLERANCES`.
         seq_len, target_len: tokens of the sequences that are measured.
-
-    Raises:
-        InputError: there is no closed form for this architecture.
     """
     a = p.architecture
     lengths = {"seq_len": seq_len or a.seq_len}
@@ -292,11 +289,7 @@ def _distance(quantity: str, value: float, start: Band, today: Band | None, k: i
 def checked(
     every: int, tolerance: float | Mapping[str, float] | None, skip_first: int, steps_done: int, ring: int
 ) -> Mapping[str, float] | None:
-    """Tolerances by name, from what a monitor was given.
-
-    Raises:
-        InputError: numbers out of range, or unknown names.
-    """
+    """Tolerances by name, from what a monitor was given."""
     if every < 1:
         raise InputError(f"every is {every}; expected a number of steps from 1 up")
     tolerances = dict.fromkeys(TOLERANCES, tolerance) if isinstance(tolerance, (int, float)) else tolerance

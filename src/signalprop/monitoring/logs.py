@@ -26,9 +26,6 @@ class Logs:
 
     Attributes:
         warnings: every Departure that was told.
-
-    Raises:
-        InputError: a writer that is none.
     """
 
     def __init__(self, writer: Any, path: str | Path | None, log: Log | None) -> None:

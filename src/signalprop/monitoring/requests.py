@@ -36,9 +36,6 @@ def measured_on(attached: Attached, batch: Batch, names: Sequence[str], skip_fir
 
     Args:
         mesh: processes that parameters are sharded over, which all call this together; for `attention` alone.
-
-    Raises:
-        InputError: the batch does not fit the model, or as the sections of a diagnosis.
     """
     out: Layers = {}
     model, mapping = attached.model, attached.mapping

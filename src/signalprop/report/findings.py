@@ -53,11 +53,7 @@ LARGEST_IN_STDS = 6.0
 
 
 def described(result: Profile | Comparison) -> str:
-    """The network, its numbers and warnings: what a result's `summary()` says.
-
-    Raises:
-        InputError: a sweep.
-    """
+    """The network, its numbers and warnings: what a result's `summary()` says."""
     profile = result.predicted if isinstance(result, Comparison) else result
     if profile.forward["stream_out"].variance.ndim > 1:
         raise InputError("a summary needs a single profile, this is a sweep; select one of its members")

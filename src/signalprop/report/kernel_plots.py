@@ -28,9 +28,6 @@ def heat_maps(traces: Mapping[str, Trace], *, at: Sequence[int] | None = None, t
 
     Args:
         traces: by the name that their row gets. at: depths; default: all that every trace kept, at most six of them.
-
-    Raises:
-        InputError: nothing to draw, or a depth that some trace did not keep. MissingExtra: no matplotlib.
     """
     require("matplotlib", "report")
     from matplotlib.figure import Figure

@@ -23,11 +23,7 @@ WIDE = 2  # panels beside each other
 
 
 def check_format(path: str | Path) -> str:
-    """The picture format that a file name asks for.
-
-    Raises:
-        InputError: none of .png, .svg, .pdf.
-    """
+    """The picture format that a file name asks for."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
@@ -75,9 +71,6 @@ def figure(items: Profile | Comparison | Sequence[Profile], *, title: str | None
     Predictions are lines, measurements points; bands and bars are two standard errors, of a prediction two standard
     deviations of one network. Networks of several depths share an axis, from their first layer to their last. Several
     schemes at several depths have heat maps below (`signalprop.report.overview_plots`), in the same colours.
-
-    Raises:
-        InputError: nothing to draw. MissingExtra: matplotlib is not installed.
     """
     require("matplotlib", "report")
     given = [items] if isinstance(items, Profile | Comparison) else list(items)

@@ -150,11 +150,7 @@ def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
 
 @typed
 def compare(predicted: Profile, measured: Profile) -> Comparison:
-    """Agreement of a prediction (`predicted`) with a measurement (`measured`), or of any two profiles of one shape.
-
-    Raises:
-        InputError: the profiles have different sublayers, or are sweeps.
-    """
+    """Agreement of a prediction (`predicted`) with a measurement (`measured`), or of any two profiles of one shape."""
     shapes = [profile.forward["stream_out"].variance.shape for profile in (predicted, measured)]
     if not np.array_equal(layout(predicted.architecture).kind, layout(measured.architecture).kind):
         raise InputError(

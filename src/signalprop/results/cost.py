@@ -148,9 +148,6 @@ def train_flops(
         batch_size: sequences per step. steps: optimiser steps.
         output_fraction: share of positions that go through the head; default 0.15625 for encoders with a
             language-model head, one position for a class head, else 1.
-
-    Raises:
-        InputError: batch_size or steps below 1, output_fraction outside (0, 1], or a sweep.
     """
     p, a = (network, network.architecture) if isinstance(network, Parametrization) else (None, network)
     if p is not None and p.skip.ndim != 1:

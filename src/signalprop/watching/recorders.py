@@ -20,9 +20,6 @@ class Recorders:
         compiled: whether the model is compiled, or will be before it runs. Default: whether it is. groups: over which
             processes statistics are taken; others than this one need taps, as a compiled graph does.
         begins, skip_first: as for a Recorder, and for Taps. reads: as for Taps.
-
-    Raises:
-        InputError: statistics over several processes, of what taps cannot see.
     """
 
     def __init__(

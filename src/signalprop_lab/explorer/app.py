@@ -48,11 +48,7 @@ _HEADERS = {
 
 
 def application() -> Starlette:
-    """The application.
-
-    Raises:
-        MissingExtra: plotly, whose JavaScript draws the curves, is not installed.
-    """
+    """The application."""
     files = _files()
     page = explorer_page(SERVED).encode()
 

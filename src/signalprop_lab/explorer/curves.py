@@ -61,12 +61,7 @@ def _network(settings: Settings) -> _Network:
 
 @lru_cache(maxsize=64)
 def predicted(settings: Settings) -> Predicted:
-    """The prediction for settings; kept, so that pinned curves cost nothing.
-
-    Raises:
-        InputError: settings that make no network, that the scheme refuses, that the fidelity does not cover, or that
-            would take minutes.
-    """
+    """The prediction for settings; kept, so that pinned curves cost nothing."""
     network = _network(settings)
     table, a = network.table, network.table.architecture
     if settings.fidelity == "auto" and network.needed == "kernel" and network.size > _LARGEST_KERNELS:
@@ -110,9 +105,6 @@ def shown(current: Settings, pinned: Sequence[Settings], *, draft: bool = False)
     Args:
         draft: what takes long is to follow: `pending` says that moments stand for the token kernels until then. Where
             there are no moments, there is nothing but that word.
-
-    Raises:
-        InputError: as `predicted`, or too many curves.
     """
     several, names = _named(current, pinned)
     pending = draft and takes_long(current)
@@ -140,11 +132,7 @@ def shown(current: Settings, pinned: Sequence[Settings], *, draft: bool = False)
 
 
 def report(current: Settings, pinned: Sequence[Settings]) -> str:
-    """The report of all curves, with the table of every network: one self-contained HTML page.
-
-    Raises:
-        InputError: as `shown`.
-    """
+    """The report of all curves, with the table of every network: one self-contained HTML page."""
     several, names = _named(current, pinned)
     found = [(name, predicted(item)) for name, item in zip(names, several, strict=True)]
     items: list[tuple[str, Item]] = [(name, item.profile) for name, item in found]

@@ -27,9 +27,6 @@ def serve(port: int, *, browser: bool, say: Callable[[str], None]) -> None:
     Args:
         port: 0: one that is free. browser: open the page in the system's browser. say: told the address, which by then
             takes connections.
-
-    Raises:
-        InputError: the port is taken, or not ours to take.
     """
     # What the first prediction imports and tabulates is there before the page asks for it.
     threading.Thread(target=shown, args=(Settings(), ()), daemon=True).start()

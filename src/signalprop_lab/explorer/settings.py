@@ -68,19 +68,11 @@ class Settings(Value):
         return {name: value for name in _OPTIONS if (value := getattr(self, name)) is not None}
 
     def architecture(self) -> Architecture:
-        """The network.
-
-        Raises:
-            InputError: fields that do not go together.
-        """
+        """The network."""
         return Architecture.preset(self.preset, **self._network())
 
     def table(self) -> Parametrization:
-        """Every number of the network.
-
-        Raises:
-            InputError: fields that do not go together, or a scheme that refuses them.
-        """
+        """Every number of the network."""
         a = self.architecture()
         p = scheme(self.scheme, **self.options())(a, default_statistics(a))
         if self.qk_scale == 1:
@@ -127,22 +119,14 @@ class Settings(Value):
 
 
 def read(data: Any) -> Settings:
-    """Settings from what JSON holds.
-
-    Raises:
-        InputError: no object, or a bad or unknown field; one line.
-    """
+    """Settings from what JSON holds."""
     if not isinstance(data, dict):
         raise InputError(f"settings are a {type(data).__name__}; expected an object with the fields of Settings")
     return Settings(**data)
 
 
 def of_preset(name: str) -> dict[str, Any]:
-    """Where the controls of the network stand for a preset, and its own initialisation.
-
-    Raises:
-        InputError: there is no such preset.
-    """
+    """Where the controls of the network stand for a preset, and its own initialisation."""
     a = Architecture.preset(name)
     return {field: getattr(a, field) for field in _NETWORK} | {"scheme": default_scheme(a)}
 

@@ -50,11 +50,7 @@ _INPUTS = ("token_correlation", "segment_correlation", "target_correlation", "lo
 
 
 def write_static(path: str | Path) -> None:
-    """Write the explorer as one HTML file, whole or not at all.
-
-    Raises:
-        InputError: a path that cannot be written. MissingExtra: plotly is not installed.
-    """
+    """Write the explorer as one HTML file, whole or not at all."""
     write_text(path, page())
 
 

@@ -76,11 +76,7 @@ class Reproduced(_Stored):
 
 
 def of_json(data: Mapping[str, Any]) -> dict[str, Reproduced]:
-    """One reproduction or many, by their ids.
-
-    Raises:
-        InputError: a missing or bad field.
-    """
+    """One reproduction or many, by their ids."""
     several = [data] if data.get("schema") == SCHEMA else data.get("reproductions")
     if not isinstance(several, list) or not all(isinstance(item, dict) for item in several):
         raise InputError("it holds no list of reproductions; write it again with: signalprop reproduce ID --json FILE")

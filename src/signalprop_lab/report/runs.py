@@ -44,11 +44,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(directory: str | Path) -> Run:
-    """Read a run's directory.
-
-    Raises:
-        InputError: no such run, or a file of it that is damaged elsewhere than in its last line.
-    """
+    """Read a run's directory."""
     root = Path(directory)
     if not is_run(root):
         raise InputError(

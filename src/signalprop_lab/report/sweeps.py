@@ -56,22 +56,14 @@ def is_sweep(path: Path) -> bool:
 
 
 def results_of(root: Path) -> Path:
-    """The stored results in a sweep's directory.
-
-    Raises:
-        InputError: there are none yet.
-    """
+    """The stored results in a sweep's directory."""
     if not (root / RESULTS).is_file():
         raise InputError(f"{root} has no {RESULTS} yet; write it: signalprop sweep SWEEP --out {root} --table-only")
     return root / RESULTS
 
 
 def of_results(data: Any, root: Path) -> Swept:
-    """A sweep from its stored results, and the best runs as far as their directories lie below `root`.
-
-    Raises:
-        InputError: rows that the sweep does not have, or that lack what they are compared by.
-    """
+    """A sweep from its stored results, and the best runs as far as their directories lie below `root`."""
     swept = Swept(_checked(data), root=root)
     best = {}
     for item in summaries(swept.store):

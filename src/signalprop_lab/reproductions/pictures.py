@@ -22,11 +22,7 @@ _COLOURS = (160, 64, 32, 16)  # of the palette: as many as the size allows
 
 
 def picture(found: Reproduction) -> Any:
-    """A matplotlib Figure of what was found.
-
-    Raises:
-        MissingExtra: matplotlib is not installed. InputError: there is nothing to draw.
-    """
+    """A matplotlib Figure of what was found."""
     require("matplotlib", "report")
     from matplotlib.figure import Figure
 
@@ -123,11 +119,7 @@ def png(figure: Any) -> bytes:
 
 
 def save(directory: Path, found: Reproduction) -> list[Path]:
-    """Write the JSON of a reproduction, and its picture where it has one; the paths that were written.
-
-    Raises:
-        InputError: the directory cannot be written.
-    """
+    """Write the JSON of a reproduction, and its picture where it has one; the paths that were written."""
     from signalprop.files.storage import write_json
 
     written = [directory / f"{found.slug}.json"]

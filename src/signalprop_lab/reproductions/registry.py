@@ -314,11 +314,7 @@ def names_of(row: Row) -> tuple[str, ...]:
 
 
 def find(name: str) -> Row:
-    """The row of a name.
-
-    Raises:
-        InputError: there is none; the message names near ones.
-    """
+    """The row of a name."""
     known = {known: row for row in ROWS for known in names_of(row)}
     if name in known:
         return known[name]
@@ -328,11 +324,7 @@ def find(name: str) -> Row:
 
 
 def run(row: Row, settings: Settings) -> Reproduction:
-    """Run a row, or say why it is not run.
-
-    Raises:
-        InputError: the checkpoint cannot be used. MissingExtra: PyTorch or matplotlib is not installed.
-    """
+    """Run a row, or say why it is not run."""
     if row.function is None:
         return row.not_run(settings)
     if row.checkpoint and settings.checkpoint is None:

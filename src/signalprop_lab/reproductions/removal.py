@@ -15,11 +15,7 @@ _TOKENS = (512, 16_384)  # by scale
 
 
 def figure_2(settings: Settings) -> Findings:
-    """The loss without every single layer of the checkpoint.
-
-    Raises:
-        InputError: the checkpoint cannot be read, has no language-model head, two stacks, or fewer than six layers.
-    """
+    """The loss without every single layer of the checkpoint."""
     from signalprop.attachment.families import mapping_for
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.removal import removal

@@ -247,11 +247,7 @@ def slug(identifier: str) -> str:
 
 
 def fitted_line(x: FloatArray, y: FloatArray) -> tuple[float, float, float]:
-    """(slope, intercept, R²) of the straight line through points.
-
-    Raises:
-        InputError: fewer than three points.
-    """
+    """(slope, intercept, R²) of the straight line through points."""
     if len(x) < 3:
         raise InputError(f"a line needs three points or more, there are {len(x)}")
     slope, intercept = np.polyfit(x, y, 1)

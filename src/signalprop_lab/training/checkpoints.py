@@ -65,9 +65,6 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
 
     Args:
         weights: as `weights_of` gives them. keep: how many checkpoints stay, this one with them.
-
-    Raises:
-        InputError: it cannot be written; the earlier ones are as they were.
     """
     step = trainer.state.global_step
     folder = trainer.folder
@@ -152,11 +149,7 @@ def thin_out(folder: Path, keep: int, step: int) -> None:
 
 
 def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
-    """Put a checkpoint's weights into a model: the network of the run's recipe.
-
-    Raises:
-        InputError: the file is missing or damaged, or of another model.
-    """
+    """Put a checkpoint's weights into a model: the network of the run's recipe."""
     path = Path(checkpoint) / WEIGHTS
     fill_weights(model, load_tensors(path), path)
 
@@ -182,11 +175,7 @@ def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[
 
 
 def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
-    """A function that reads a checkpoint's JSON; sums that agree do not make it what a run writes.
-
-    Raises:
-        InputError: something that no run writes.
-    """
+    """A function that reads a checkpoint's JSON; sums that agree do not make it what a run writes."""
 
     @functools.wraps(read)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -204,11 +193,7 @@ def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
 
 @_of_a_run
 def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
-    """Go on with the optimizer's and the schedule's state; every process calls it.
-
-    Raises:
-        InputError: it is of another model or optimizer.
-    """
+    """Go on with the optimizer's and the schedule's state; every process calls it."""
     state = read_json(checkpoint / STATE)
     optimizer, names = _plain(trainer.optimizer), _names(trainer.live)
     groups = [

@@ -67,11 +67,7 @@ class Runs:
     session: str
 
     def entries(self) -> list[Entry]:
-        """Every run that was begun.
-
-        Raises:
-            InputError: a file is damaged.
-        """
+        """Every run that was begun."""
         return [_read(path) for depth in ("*", "*/*") for path in sorted(self.out.glob(f"runs/{depth}/seed=*.json"))]
 
     def take(self, point: Point) -> Claim | None:
@@ -127,11 +123,7 @@ def _read(path: Path) -> Entry:
 
 
 def refuse_other_settings(grid: Grid, entries: Sequence[Entry], place: Path) -> None:
-    """Of runs that the sweep has too.
-
-    Raises:
-        InputError: one was begun with other settings; the message names `place`.
-    """
+    """Of runs that the sweep has too."""
     for entry in entries:
         known = entry.point.cell in grid.cells and (entry.point.rate is None) == (grid.sweep.tune is None)
         if known and entry.settings != grid.settings(entry.point):

@@ -69,11 +69,7 @@ class Grid:
     cells: Mapping[str, Cell]
 
     def recipe(self, point: Point) -> Recipe:
-        """What is run.
-
-        Raises:
-            InputError: the cell's settings make no recipe; the message has the cell's name.
-        """
+        """What is run."""
         try:
             data = copy.deepcopy(dict(self.cells[point.cell].data))
             if self.sweep.tune is not None:
@@ -98,11 +94,7 @@ class Grid:
 
 
 def grid_of(sweep: Sweep, base: Mapping[str, Any]) -> Grid:
-    """The cells of a sweep.
-
-    Raises:
-        InputError: a cell whose settings make no recipe, two cells that are the same run or share a directory.
-    """
+    """The cells of a sweep."""
     cells = {}
     for labels in sweep.labels():
         data = copy.deepcopy(dict(base))
@@ -151,9 +143,6 @@ def load_sweep(source: str | Path) -> Grid:
     """The sweep of a YAML file, or one that comes with the package, with its cells.
 
     A base that is a relative path is looked for beside the sweep's file first.
-
-    Raises:
-        InputError: no such file, no sweep, or cells that make no recipe.
     """
     path = Path(source)
     if not (path.exists() or path.suffix in (".yaml", ".yml", ".json") or str(source) in shipped()):

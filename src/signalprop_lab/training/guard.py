@@ -140,11 +140,7 @@ class Guard(TrainerCallback):
         self.stopping = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on with the losses that waited to be logged when the checkpoint was written.
-
-        Raises:
-            InputError: the model was to be sharded, and is not.
-        """
+        """Go on with the losses that waited to be logged when the checkpoint was written."""
         trainer = self._trainer
         if trainer.recipe.parallel.fsdp and several() and not sharded(trainer.live):
             raise InputError("parallel.fsdp is set, and accelerate has not sharded the model; see its configuration")

@@ -36,9 +36,6 @@ def labelled_images(
 
     A source is `digits` (scikit-learn), a directory class/image.png (or split/class/image.png), a table with a column
     of images, or a set of `datasets`. position: as `Table.read`.
-
-    Raises:
-        InputError: nothing there, or damaged.
     """
     if place.source == "digits":
         return _digits(data), None

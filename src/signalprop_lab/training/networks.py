@@ -140,12 +140,7 @@ def sample_batch(prepared: Prepared, n: int) -> Batch:
 
 
 def network_of(recipe: Recipe, prepared: Prepared) -> Network:
-    """The network that a recipe asks for, drawn with its seed.
-
-    Raises:
-        InputError: the model does not fit the task or the data, an unknown scheme or family, or a checkpoint that
-            cannot be read.
-    """
+    """The network that a recipe asks for, drawn with its seed."""
     torch.manual_seed(recipe.seed)
     model = recipe.model
     if model.architecture is not None:

@@ -24,11 +24,7 @@ def meet() -> None:
 
 
 def see_only(device: str) -> None:
-    """Have transformers' Trainer, which takes the first GPU there is, train on this device; before PyTorch uses one.
-
-    Raises:
-        InputError: another GPU than the first.
-    """
+    """Have transformers' Trainer, which takes the first GPU there is, train on this device; before PyTorch uses one."""
     kind, _, index = device.partition(":")
     if index not in ("", "0"):
         raise InputError(f"--device {device}: training takes the first GPU it sees; set CUDA_VISIBLE_DEVICES={index}")
@@ -56,11 +52,7 @@ def told(value: Any) -> Any:
 
 
 def by_first(action: Callable[[], T]) -> T:
-    """What the first process does, and what comes of it; every process calls it.
-
-    Raises:
-        InputError: the first process's own, in all of them.
-    """
+    """What the first process does, and what comes of it; every process calls it."""
     result, problem = None, None
     if first():
         try:

@@ -312,11 +312,7 @@ class Recipe(Value):
 
 
 def parse(data: Mapping[str, Any]) -> Recipe:
-    """A recipe of a mapping.
-
-    Raises:
-        InputError: fields that are unknown, missing or out of range; one line.
-    """
+    """A recipe of a mapping."""
     shaped = copy.deepcopy(dict(data))
     schema = shaped.get("schema")
     if isinstance(schema, str) and schema.startswith("signalprop/") and schema != SCHEMA:
@@ -360,9 +356,6 @@ def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:
 
     Args:
         facts: fields that follow from the data: vocab_size, seq_len, n_classes, ...
-
-    Raises:
-        InputError: the recipe says otherwise than the data, or the fields do not fit each other.
     """
     given = dict(recipe.model.architecture or {})
     preset = given.pop("preset", None)

@@ -27,11 +27,7 @@ def shipped() -> list[str]:
 
 
 def read_yaml(source: str | Path) -> dict[str, Any]:
-    """A YAML mapping: of a file, or of a recipe that comes with the package, by its name.
-
-    Raises:
-        InputError: no such file or recipe, no YAML, or no mapping.
-    """
+    """A YAML mapping: of a file, or of a recipe that comes with the package, by its name."""
     yaml = require("yaml", "training")
     path = Path(source)
     if path.suffix in (".yaml", ".yml", ".json") or path.exists():
@@ -56,9 +52,6 @@ def read_recipe(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, An
 
     Args:
         above: recipes that lead here by their bases.
-
-    Raises:
-        InputError: as `read_yaml`, or bases that lead back to one another.
     """
     here = os.path.realpath(source) if Path(source).is_file() else str(source)
     if here in above:
@@ -87,12 +80,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(yaml: Any, text: str, shown: str) -> Any:
-    """What a YAML text says, of the kinds that JSON has too: no dates, sets, bytes or tagged objects.
-
-    Raises:
-        InputError: no YAML; more of it, or deeper, than a recipe ever is: PyYAML's time grows with the square of the
-            depth, and a few lines of aliases can stand for gigabytes.
-    """
+    """What a YAML text says, of the kinds that JSON has too: no dates, sets, bytes or tagged objects."""
     if len(text) > _LONGEST:
         raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
     try:
@@ -141,11 +129,7 @@ def _loader(yaml: Any) -> Any:
 
 
 def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """A recipe's mapping with `key=value` put into it; keys have dots, values are YAML.
-
-    Raises:
-        InputError: no `=`, or a key that goes through something that is not a mapping.
-    """
+    """A recipe's mapping with `key=value` put into it; keys have dots, values are YAML."""
     yaml = require("yaml", "training")
     changed: dict[str, Any] = copy.deepcopy(dict(data))
     for setting in settings:
@@ -158,11 +142,7 @@ def with_settings(data: Mapping[str, Any], settings: Iterable[str]) -> dict[str,
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set `data[a][b][c]` for the key "a.b.c", in place, making mappings on the way.
-
-    Raises:
-        InputError: on the way stands something that is not a mapping.
-    """
+    """Set `data[a][b][c]` for the key "a.b.c", in place, making mappings on the way."""
     *path, last = key.split(".")
     place = data
     for i, name in enumerate(path):

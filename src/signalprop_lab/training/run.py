@@ -136,11 +136,7 @@ class _Run:
             self.trainer.add_callback(SignalCallback(self.trainer, every=recipe.cadence.monitor))
 
     def go(self) -> Result:
-        """Train, evaluate, save, and say how it went.
-
-        Raises:
-            InputError: the disk is full, or an output cannot be written.
-        """
+        """Train, evaluate, save, and say how it went."""
         try:
             return self._go()
         except OSError as error:  # of TensorBoard, whose writer takes its time

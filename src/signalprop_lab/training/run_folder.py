@@ -45,11 +45,7 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a run's directory; the system lets go of it when the process ends, however it ends.
-
-    Raises:
-        InputError: another process holds it.
-    """
+    """Hold a run's directory; the system lets go of it when the process ends, however it ends."""
     filelock = require("filelock", "training")
     lock = filelock.FileLock(folder / ".lock", timeout=0)
     try:

@@ -69,9 +69,6 @@ def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Calla
 
     Args:
         read: gives the examples at a place, from a position on. key: of an example; equal keys are on one side.
-
-    Raises:
-        InputError: no examples; or, of a stream, none on one of the sides.
     """
     place, other = training_place(data), validation_place(data)
     most = SAMPLE if data.streaming else None
@@ -118,9 +115,6 @@ def document_sides(data: Data) -> Sides[str]:
     """The recipe's text in training and validation documents.
 
     Where even one document is more than the share that is to be held out, all are cut into some 200 stretches.
-
-    Raises:
-        InputError: as `documents` and `sides`.
     """
     read = partial(documents, data)
     if data.streaming or not isinstance(data.validation, float):

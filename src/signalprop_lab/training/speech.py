@@ -58,9 +58,6 @@ class Synthetic:
 def utterances(data: Data, place: Place, position: Position | None = None) -> Iterator[Utterance]:
     """The utterances of a source: a table of sounds and transcripts, a directory with such a table, or a set of
     `datasets`. A path of a sound is from the table's directory; its suffix may be left out. position: as `Table.read`.
-
-    Raises:
-        InputError: nothing there, damaged, or without transcripts.
     """
     table = open_table(data, place)
     audio, text = speech_columns(data, table)

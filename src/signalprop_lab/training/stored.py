@@ -15,11 +15,7 @@ __all__ = ["restore"]
 
 
 def stored_entries(file: Path) -> list[Entry]:
-    """The runs of a stored value, each with the settings of the recipe that was stored with it.
-
-    Raises:
-        InputError: no such file, or it holds no results of a sweep.
-    """
+    """The runs of a stored value, each with the settings of the recipe that was stored with it."""
     store = read_json(file)
     if not isinstance(store, dict) or store.get("schema") != SCHEMA:
         raise InputError(f"{file} holds no results of a sweep; give one that `signalprop sweep` has written")
@@ -39,11 +35,7 @@ def stored_entries(file: Path) -> list[Entry]:
 
 
 def restore(runs: Runs, file: Path) -> int:
-    """Write the finished runs of a stored value into the directory; how many. Those that it has stay as they are.
-
-    Raises:
-        InputError: as `stored_entries`, or the stored runs had other settings.
-    """
+    """Write the finished runs of a stored value into the directory; how many. Those that it has stay as they are."""
     entries = [entry for entry in stored_entries(file) if entry.point.cell in runs.grid.cells]
     refuse_other_settings(runs.grid, entries, file)
     return sum(runs.put(entry) for entry in entries)

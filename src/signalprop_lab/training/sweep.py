@@ -266,11 +266,7 @@ def sweep(
 
 
 def prepare(grid: Grid, out: Path) -> Runs:
-    """The runs of a sweep in a directory, with what is finished already.
-
-    Raises:
-        InputError: `out` cannot be made, or holds runs of other settings.
-    """
+    """The runs of a sweep in a directory, with what is finished already."""
     try:
         make_folder(out / "runs")
     except OSError as error:

@@ -257,11 +257,7 @@ class Sweep(Value):
         return [SEPARATOR.join(labels) for labels in self.labels()]
 
     def score_of(self, row: Mapping[str, Any]) -> float | None:
-        """The number of a run that the sweep compares; None: the run has failed, or the number is not finite.
-
-        Raises:
-            InputError: the run has finished without such a number.
-        """
+        """The number of a run that the sweep compares; None: the run has failed, or the number is not finite."""
         if row["status"] != "finished":
             return None
         numbers = {f"scores.{key}": value for key, value in (row.get("scores") or {}).items()}
@@ -275,11 +271,7 @@ class Sweep(Value):
         return float(value) if finite else None
 
     def cost_of(self, row: Mapping[str, Any]) -> float:
-        """What is minimised: the score or its negative; infinite for a run that has failed.
-
-        Raises:
-            InputError: as `score_of`.
-        """
+        """What is minimised: the score or its negative; infinite for a run that has failed."""
         score = self.score_of(row)
         if score is None:
             return math.inf

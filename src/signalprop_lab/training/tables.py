@@ -45,11 +45,7 @@ difference that fades is a faster start, not a better model."""
 
 
 def store_of(grid: Grid, entries: Sequence[Entry]) -> dict[str, Any]:
-    """The sweep, its runs and where they ran, as JSON has it.
-
-    Raises:
-        InputError: runs lack the score that the sweep compares.
-    """
+    """The sweep, its runs and where they ran, as JSON has it."""
     sweep = grid.sweep
     done = {entry.point: entry for entry in entries if entry.row is not None and entry.point.cell in grid.cells}
     errors = {entry.point: entry.error for entry in entries if entry.error and entry.point.cell in grid.cells}
@@ -236,11 +232,7 @@ def rates_rows(store: Store) -> Cells | None:
 
 
 def page(store: Store) -> str:
-    """Markdown: the claim, what was run, the table with errors, verdicts, the rungs that were tried.
-
-    Raises:
-        InputError: the stored value is not one that `store_of` makes.
-    """
+    """Markdown: the claim, what was run, the table with errors, verdicts, the rungs that were tried."""
     if store.get("schema") != SCHEMA:
         raise InputError(f"these are not the results of a sweep: schema {store.get('schema')!r}; expected {SCHEMA}")
     sweep = Sweep(**store["sweep"])
@@ -362,11 +354,7 @@ def wrapped(text: str) -> str:
 
 
 def write_results_page(results: Path, target: Path) -> str:
-    """Write the page of a stored value; the verdict on its claim.
-
-    Raises:
-        InputError: no such file, no results of a sweep, or a page that cannot be written.
-    """
+    """Write the page of a stored value; the verdict on its claim."""
     store = read_json(results)
     if not isinstance(store, dict):
         raise InputError(f"{results} holds no results of a sweep")

@@ -43,11 +43,7 @@ _MOST_CLASSES = 100_000
 
 
 def prepare(recipe: Recipe) -> Prepared:
-    """The data of a recipe: read, split, tokenized or scaled, and what they decide of a model.
-
-    Raises:
-        InputError: data that cannot be read, or too little of them; an earlier run that is not there yet.
-    """
+    """The data of a recipe: read, split, tokenized or scaled, and what they decide of a model."""
     for path in (recipe.model.pretrained, recipe.data.tokenizer.path):
         place, name = (*Path(path or "").parts, "", "")[:2]
         earlier = {"runs": ("train", name), "sweeps": ("sweep", f"sweep-{name}")}.get(place)
@@ -173,11 +169,7 @@ class Classes:
     numbered: bool
 
     def id_of(self, label: Any) -> int:
-        """The number of a label.
-
-        Raises:
-            InputError: it is not one of the classes.
-        """
+        """The number of a label."""
         if self.numbered and isinstance(label, (int, np.integer, str)):
             number = int(label) if not isinstance(label, str) or label.isdecimal() else -1
             if 0 <= number < len(self.names):
@@ -189,11 +181,7 @@ class Classes:
 
 
 def classes_of(labels: Sequence[Any], known: tuple[str, ...] | None) -> Classes:
-    """The classes of a set: known ones; else whole numbers from 0 up, which number themselves; else names, in order.
-
-    Raises:
-        InputError: fewer than two classes, or what is not a class.
-    """
+    """The classes of a set: known ones; else whole numbers from 0 up, which number themselves; else names, in order."""
     numbered = all(isinstance(x, (int, np.integer)) or (isinstance(x, str) and x.isdecimal()) for x in labels)
     if known is None and any(not isinstance(x, (int, np.integer, str)) for x in labels):
         wrong = next(x for x in labels if not isinstance(x, (int, np.integer, str)))

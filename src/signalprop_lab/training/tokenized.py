@@ -52,9 +52,6 @@ def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[
 
     Args:
         texts: what of an example is text. A tokenizer that is trained sees those of the training examples only.
-
-    Raises:
-        InputError: as `encoded`.
     """
     columns = [[text(x) for x in side] for side in (found.train, found.validation) for text in texts]
     tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
@@ -79,9 +76,6 @@ def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Seq
 
     Returns:
         The tokenizer, trained on the columns of `train`; the columns of `train`, then those of `validation`.
-
-    Raises:
-        InputError: a tokenizer that cannot be made or read, or a cache directory that cannot be written.
     """
     filelock = require("filelock", "training")
     columns = [*train, *validation]

@@ -32,9 +32,6 @@ def train(settings: Tokenizer, texts: Texts) -> Any:
 
     Args:
         texts: gives what it is trained on, in pieces, every time that it is called; `bytes` reads none of it.
-
-    Raises:
-        InputError: settings of a tokenizer that is loaded, or text that is too little for one.
     """
     if settings.kind == "pretrained":
         raise InputError("a pretrained tokenizer is loaded, not trained")
@@ -43,11 +40,7 @@ def train(settings: Tokenizer, texts: Texts) -> Any:
 
 
 def restore(text: str) -> Any:
-    """The tokenizer that `serialized` wrote.
-
-    Raises:
-        InputError: the text is none.
-    """
+    """The tokenizer that `serialized` wrote."""
     package = require("tokenizers", "models")
     with refusing("the cached tokenizer is damaged", "delete the cache"):
         return _wrapped(package.Tokenizer.from_str(text))
@@ -60,11 +53,7 @@ def serialized(tokenizer: Any) -> str:
 
 
 def load(path: str) -> Any:
-    """A tokenizer of transformers: of a directory, a tokenizer.json, or a name on the hub.
-
-    Raises:
-        InputError: there is none, or it cannot be read.
-    """
+    """A tokenizer of transformers: of a directory, a tokenizer.json, or a name on the hub."""
     require("transformers", "models")
     place = Path(path)
     expected = "expected a directory, a tokenizer.json or a name on the hub"

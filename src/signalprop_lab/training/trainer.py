@@ -260,11 +260,7 @@ class RecipeTrainer(Trainer):
 
 
 def training_arguments(recipe: Recipe, out: Path, world_size: int, network: Network) -> TrainingArguments:
-    """A recipe in the Trainer's words.
-
-    Raises:
-        InputError: the batch cannot be shared out among the processes.
-    """
+    """A recipe in the Trainer's words."""
     b, c = recipe.budget, recipe.cadence
     if b.batch_size % world_size:
         raise InputError(

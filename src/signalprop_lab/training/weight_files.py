@@ -26,11 +26,7 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of safetensors.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
+    """The tensors of a file of safetensors."""
     require("safetensors", "models")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -54,11 +50,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fill_weights(model: nn.Module, weights: dict[str, Tensor], source: Path) -> None:
-    """Put weights as `weights_of` gave them into a model; every process calls it with all of them.
-
-    Raises:
-        InputError: they are of another model.
-    """
+    """Put weights as `weights_of` gave them into a model; every process calls it with all of them."""
     own = _state(model)
     other = own.keys() ^ weights.keys() or {n for n, tensor in own.items() if tensor.shape != weights[n].shape}
     if other:

@@ -115,11 +115,7 @@ def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray
 
 
 def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> Sides[T]:
-    """Examples that are neither empty nor too long; how many others there are is said.
-
-    Raises:
-        InputError: nothing is left on one side.
-    """
+    """Examples that are neither empty nor too long; how many others there are is said."""
     kept = found.kept(fits)
     for name, side in (("training", kept.train), ("validation", kept.validation)):
         if not side:

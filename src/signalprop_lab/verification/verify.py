@@ -136,10 +136,6 @@ def verify(
         effort: "quick" (about 30 s on two cores), "default" (3 minutes) or "thorough" (some 20 minutes).
         seed: the same seed gives the same configurations and samples on the same machine.
         progress: called with one line per component.
-
-    Raises:
-        InputError: an unknown component or effort.
-        MissingExtra: PyTorch is not installed.
     """
     require("torch", "models")
     chosen = list(COMPONENTS if names is None else names)

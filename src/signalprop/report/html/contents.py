@@ -65,11 +65,7 @@ def folded(cards: Sequence[Block]) -> list[Block]:
 
 
 def _by_part(named: Sequence[tuple[str, Item]]) -> list[tuple[Part, Items]]:
-    """The items of each part that has some.
-
-    Raises:
-        InputError: an item of a type that no part shows.
-    """
+    """The items of each part that has some."""
     for name, item in named:
         if not any(isinstance(item, part.types) for part in parts()):
             raise InputError(f"a report cannot show {name!r:.60}, a {type(item).__name__}")

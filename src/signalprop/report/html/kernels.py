@@ -58,11 +58,7 @@ def of_trace(trace: Trace) -> Kernels:
 
 
 def of_json(data: Mapping[str, Any]) -> dict[str, Kernels]:
-    """The configurations in the JSON form of `signalprop kernel`, by name.
-
-    Raises:
-        InputError: no configurations, or a column of a wrong length or type.
-    """
+    """The configurations in the JSON form of `signalprop kernel`, by name."""
     items = data.get("configurations")
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise InputError("it has no list of configurations; write it with signalprop kernel --json")
@@ -70,11 +66,7 @@ def of_json(data: Mapping[str, Any]) -> dict[str, Kernels]:
 
 
 def of_arrays(path: Path) -> dict[str, Kernels]:
-    """The matrices in a file of `signalprop kernel --matrices`, by configuration.
-
-    Raises:
-        InputError: no such file, another format, or arrays that are not kernels.
-    """
+    """The matrices in a file of `signalprop kernel --matrices`, by configuration."""
     found: dict[str, dict[str, dict[int, FloatArray]]] = {}
     try:
         with opened(path) as file, np.load(file, allow_pickle=False) as arrays:

@@ -47,12 +47,7 @@ class Monitored:
 
 
 def read_monitored(path: str | Path) -> Monitored:
-    """The JSONL file that a SignalMonitor wrote; of a step that was sampled twice (a resumed run) the last.
-
-    Raises:
-        InputError: it cannot be read, holds no sampled step, or a line that a monitor does not write. A last line that
-            was cut off is left out.
-    """
+    """The JSONL file that a SignalMonitor wrote; of a step that was sampled twice (a resumed run) the last."""
     lines = read_text(path).split("\n")
     sampled: dict[int, dict[str, float]] = {}
     warnings: list[tuple[int, str]] = []

@@ -78,9 +78,6 @@ def library(script: str) -> dict[str, str]:
     """What a page that runs this script, and carries the plotting library compressed, says.
 
     `policy`: a content security policy that allows no other script and no connection; `library` and its `credit`.
-
-    Raises:
-        MissingExtra: plotly, whose JavaScript it is, is not installed.
     """
     packed, version, digest = _library()
     return {
