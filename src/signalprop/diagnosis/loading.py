@@ -254,7 +254,7 @@ def _copy_with_record(name: str) -> Path | None:
 
 
 def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
-    """The class that a configuration names: one of transformers, or of the checkpoint's own code where it is trusted."""
+    """The class that a configuration names: of transformers, or of the checkpoint's own code where it is trusted."""
     transformers = require("transformers", "models")
 
     names = _class_names(config)

@@ -88,7 +88,7 @@ def summed(x: Tensor, mesh: Any) -> Tensor:
 
 
 def together(made: Callable[[], T], mesh: Any) -> T:
-    """What a function returns, if it does so in all processes of a mesh, which call together; mesh None: in this one."""
+    """What a function returns, if it does so in all processes of a mesh, which call together; None: in this one."""
     found: T | InputError
     try:
         found = made()
