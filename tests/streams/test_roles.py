@@ -125,7 +125,7 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     ("family", "fields", "why"),
     [
         ("mamba", {}, "branch: "),
-        ("granitemoe_swa", {"layer_types": ["full_attention"] * 3}, "attention with sinks: proved, and no"),
+        ("granitemoe_swa", {"layer_types": ["full_attention"] * 3}, "q_proj, k_proj, v_proj are to .* is not proved"),
         ("minimax", {"layer_types": ["linear_attention"] * 3, "num_local_experts": 4}, "qkv_proj, output_gate are to"),
     ],
 )  # fmt: skip

@@ -17,7 +17,6 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
-from signalprop.network.layout import ROLES
 from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
@@ -125,20 +124,13 @@ def mapping_with_roles(
 def sayable(replayed: Replayed) -> bool:
     """Whether an Architecture has a word for what was proved."""
     routing = replayed.routing
-    return has_roles(replayed) and replayed.activation != CLAMPED and (routing is None or routing.scores != SPARSE)
-
-
-def has_roles(replayed: Replayed) -> bool:
-    """Whether the weights that were proved are those that an Architecture has, stored as it has them."""
-    routing = replayed.routing
-    plain = routing is None or not (routing.transposed or routing.biased)
-    return plain and replayed.latent is None and all(role in ROLES for role in replayed.weights)
+    return replayed.activation != CLAMPED and (routing is None or routing.scores != SPARSE)
 
 
 def with_proved_weights(mapping: Mapping, roles: Roles) -> Mapping:
     """A mapping that knows the stream alone, with the weights of those branches of which they are proved."""
     items = [
-        replace(item, weights=_weights(one)) if isinstance(one, Replayed) and has_roles(one) else item
+        replace(item, weights=_weights(one)) if isinstance(one, Replayed) else item
         for item, one in zip(mapping.sublayers, roles.proof.branches, strict=True)
     ]
     return replace(mapping, sublayers=items)
@@ -199,7 +191,7 @@ def _fields(
     modules: dict[str, Any] = dict(model.named_modules())
     attentions = [one for one in known if one.shape is not None]
     shapes = [one.shape for one in attentions if one.shape is not None]
-    feeds = [one for one in known if one.shape is None and one.routing is None and not one.mixer]
+    feeds = [one for one in known if "down" in one.weights]
     routed = [one for one in known if one.routing is not None]
     own = [one.shape for one in attentions if one.shape is not None and not one.across]
 

@@ -1,7 +1,6 @@
 """A mixture of experts computed again from its maps, in float64: which map routes, which are the experts'.
 
-Experts are stored as one tensor of three axes per map, the first counting experts, outputs before inputs or the other
-way round.
+Experts are stored as one tensor of three axes per map: (experts, outputs, inputs).
 """
 
 from __future__ import annotations
@@ -25,16 +24,11 @@ SPARSE = "sparse mixer"
 
 @dataclass(frozen=True)
 class _Reading:
-    """One way to read the tensors: paths with the output features of gate (None: ungated) and up, and the way down.
-
-    Attributes:
-        transposed: inputs stand before outputs. activation: name of the function.
-    """
+    """One way to read the tensors: paths with the output features of gate (None: ungated) and up, and the way down."""
 
     gate: tuple[str, Rows] | None
     up: tuple[str, Rows]
     down: str
-    transposed: bool
     activation: str = ""
 
 
@@ -92,14 +86,10 @@ def _found(
     weights: dict[str, tuple[str, Rows]] = {"router": (_owner(router), None)}
     weights |= {} if reading.gate is None else {"expert_gate": (_owner(reading.gate[0]), reading.gate[1])}
     weights |= {"expert_up": (_owner(reading.up[0]), reading.up[1]), "expert_down": (_owner(reading.down), None)}
-    down = tensors[reading.down]
-    bias = next((b for name, b in tensors.items() if name.startswith(f"{reading.down}_bias")), None)
     routing = replace(
         routing,
-        width=int(down.shape[1 if reading.transposed else 2]),
+        width=int(tensors[reading.down].shape[2]),
         scale=next((v for v in (1.0, *numbers.values()) if abs(scale / (v or 1) - 1) < 1e-5), scale),
-        transposed=reading.transposed,
-        biased=bias is not None,
     )
     return Replayed({**weights, **shared}, error, activation=reading.activation, routing=routing)
 
@@ -112,21 +102,18 @@ def _owner(path: str) -> str:
 def _readings(tensors: Dictionary[str, Tensor], width: int) -> Iterator[_Reading]:
     """Which tensor of three axes is the way up, which the way down."""
     three = {path: t for path, t in tensors.items() if t.ndim == 3}
-    for down, transposed in product(three, (False, True)):
-        inner, outer = three[down].shape[:0:-1] if not transposed else three[down].shape[1:]
-        if outer != width:
-            continue
-        others = {p: t for p, t in three.items() if p != down and t.shape[2 - transposed] == width}
-        first = {p: t.shape[1 + transposed] for p, t in others.items()}
+    for down in (path for path, t in three.items() if t.shape[1] == width):
+        inner = three[down].shape[2]
+        first = {p: t.shape[1] for p, t in three.items() if p != down and t.shape[2] == width}
         for up in (p for p in first if first[p] == 2 * inner):
             for one, other in ((slice(0, inner), slice(inner, None)), (slice(0, None, 2), slice(1, None, 2))):
-                yield _Reading((up, one), (up, other), down, transposed)
-                yield _Reading((up, other), (up, one), down, transposed)
+                yield _Reading((up, one), (up, other), down)
+                yield _Reading((up, other), (up, one), down)
         same = [p for p in first if first[p] == inner]
         for gate, up in sorted(permutations(same, 2), key=lambda pair: "gate" not in pair[0]):
-            yield _Reading((gate, None), (up, None), down, transposed)
+            yield _Reading((gate, None), (up, None), down)
         for up in same:
-            yield _Reading(None, (up, None), down, transposed)
+            yield _Reading(None, (up, None), down)
 
 
 def _with_activations(
@@ -145,21 +132,16 @@ def _mixed(
     for e in chosen.any(0).nonzero().flatten().tolist():
         tokens = chosen[:, e].nonzero().flatten()
         up, gate = (
-            None if place is None else _through(x[tokens], tensors, *place, e, reading.transposed)
-            for place in (reading.up, reading.gate)
+            None if place is None else _through(x[tokens], tensors, *place, e) for place in (reading.up, reading.gate)
         )
         assert up is not None
         y = between[reading.activation](gate, up)
-        out[tokens] += chosen[tokens, e, None] * _through(y, tensors, reading.down, None, e, reading.transposed)
+        out[tokens] += chosen[tokens, e, None] * _through(y, tensors, reading.down, None, e)
     return out
 
 
-def _through(x: Tensor, tensors: Dictionary[str, Tensor], path: str, rows: Rows, e: int, transposed: bool) -> Tensor:
-    weight = tensors[path][e].detach().double().cpu()
-    y = x @ (weight if transposed else weight.mT)
-    bias = tensors.get(f"{path}_bias", tensors.get(f"{_owner(path)}.bias"))
-    if bias is not None and bias.ndim == 2:
-        y = y + bias[e].detach().double().cpu()
+def _through(x: Tensor, tensors: Dictionary[str, Tensor], path: str, rows: Rows, e: int) -> Tensor:
+    y = x @ tensors[path][e].detach().double().cpu().mT
     return y if rows is None else y[:, rows]
 
 

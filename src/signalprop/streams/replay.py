@@ -26,7 +26,6 @@ _WORDS = {
     "gate": r"gate|w1\b|wi_0",
     "up": r"up|w3\b|wi_1|fc|in",
 }
-_MORE = {"sinks": "sinks", "attention_gate": "an output gate"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class AttentionShape:
         order: of a fused map: its rows are query, key and value (`blocks`), or so for every key's head (`groups`);
             '' of separate maps. slopes: keys further away count less by ALiBi's slopes.
         table: path of the table whose rows are added to the scores, by distance. window: a query reads keys that are
-            less than so many tokens away; 0: all. sinks: name of the vector of scores, one per head, of a key that
-            has no value (GPT-OSS).
+            less than so many tokens away; 0: all.
     """
 
     heads: int
@@ -83,7 +81,6 @@ class AttentionShape:
     slopes: bool = False
     table: str = ""
     window: int = 0
-    sinks: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,7 @@ class Routing:
         width: features inside an expert. scores: of the logits, `softmax` or `sigmoid`. normalised: the weights of the
             chosen are divided by their sum. scale: factor on what all of them give.
         n_groups, top_groups: only experts of the best groups can be chosen. router_biased: the router has a bias.
-        corrected: a vector is added to the scores for the choice alone. transposed: the tensors of experts are
-            (experts, inputs, outputs). biased: they have biases.
+        corrected: a vector is added to the scores for the choice alone.
     """
 
     n_experts: int
@@ -108,8 +104,6 @@ class Routing:
     top_groups: int = 1
     router_biased: bool = False
     corrected: bool = False
-    transposed: bool = False
-    biased: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,9 +114,7 @@ class Replayed:
         weights: role -> (path of its map, output features there; None: all). error: largest difference of what the last
             map reads from the replay, over its largest entry. shape: of an attention.
         activation: of a feed-forward. across: keys and values read another stack's stream. norms: paths of those of
-            queries and keys (of latent attention: of what is narrow). per_head: these are of one head.
-        mixer: of a convolution or a recurrence, which one.
-        latent: of latent attention: features of the latent, and of a head: turned, not turned, of values.
+            queries and keys. per_head: these are of one head.
     """
 
     weights: dict[str, tuple[str, Rows]]
@@ -133,8 +125,6 @@ class Replayed:
     norms: tuple[str, ...] = ()
     per_head: bool = True
     across: bool = False
-    latent: tuple[int, int, int, int] | None = None
-    mixer: str = ""
 
     @property
     def words(self) -> str:
@@ -144,10 +134,8 @@ class Replayed:
             shared = ", shared ones" * ("shared_up" in self.weights)
             return f"{r.n_experts} experts, {r.top_k} a token by {r.scores}{shared}"
         if self.shape is not None:
-            more = [word for role, word in _MORE.items() if role in self.weights]
-            kind = ("cross-" if self.across else "latent " if self.latent else "") + "attention"
-            return f"{kind} with {' and '.join(more)}" if more else kind
-        return self.mixer or "feed-forward"
+            return "cross-" * self.across + "attention" + " with an output gate" * ("attention_gate" in self.weights)
+        return "gated convolution" if "conv_filter" in self.weights else "feed-forward"
 
     @property
     def gated(self) -> bool:
@@ -157,11 +145,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Hints:
-    """Numbers to try, that a configuration or the modules hold: heads, factors on scores, windows, rotations.
-
-    Attributes:
-        sinks: path and values of vectors of the branch, by their last names.
-    """
+    """Numbers to try, that a configuration or the modules hold: heads, factors on scores, windows, rotations."""
 
     heads: tuple[int, ...] = ()
     scales: tuple[float, ...] = ()
@@ -169,7 +153,6 @@ class Hints:
     rotations: tuple[Rotation, ...] = ()
     norms: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     tables: dict[str, Tensor] = field(default_factory=dict)  # (heads, tokens, tokens)
-    sinks: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
 
 def named_so(path: str, role: str) -> bool:
@@ -202,20 +185,16 @@ def attention(
             bias = hints.tables.get(shape.table)
             if shape.table and (bias is None or len(bias) != heads):
                 continue
-            sink, last_scores = hints.sinks.get(shape.sinks, ("", None))
-            if shape.sinks and (last_scores is None or len(last_scores) != heads):
-                continue
-            found = attended(query, key, _split(v, kv_heads), shape, bias, last_scores)
+            found = attended(query, key, _split(v, kv_heads), shape, bias)
             for gate, factor in gates:
                 error = float((factor * found - target).abs().max()) / size
                 best = min(best, error)
                 if error > limit or not bool(target.any()):
                     continue
-                blind = factor * attended(0 * query, key, _split(v, kv_heads), shape, bias, last_scores)
+                blind = factor * attended(0 * query, key, _split(v, kv_heads), shape, bias)
                 if float((blind - target).abs().max()) / size > 64 * error:  # else any queries and keys would fit
-                    own: dict[str, tuple[str, Rows]] = {"sinks": (sink, None)} if sink else {}
                     return Replayed(
-                        {**weights, **own, **gate, "output": (last.path, None)},
+                        {**weights, **gate, "output": (last.path, None)},
                         error,
                         shape,
                         norms=norms,
@@ -240,9 +219,7 @@ def _gates(
                 yield {"attention_gate": (m.path, left if held else None)}, factor
 
 
-def attended(
-    q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, bias: Tensor | None = None, sinks: Tensor | None = None
-) -> Tensor:
+def attended(q: Tensor, k: Tensor, v: Tensor, shape: AttentionShape, bias: Tensor | None = None) -> Tensor:
     """What heads output, (tokens, heads * features), of queries, keys and values (heads, tokens, features)."""
     if shape.rotation is not None:
         q, k = shape.rotation.turn(q), shape.rotation.turn(k)
@@ -258,9 +235,7 @@ def attended(
         scores = scores.masked_fill(apart.abs() >= shape.window, -math.inf)
     if shape.causal:
         scores = scores.masked_fill(apart > 0, -math.inf)
-    if sinks is not None:
-        scores = torch.cat([scores, sinks[:, None, None].expand(-1, scores.shape[1], 1)], -1)
-    out = scores.softmax(-1)[..., : v.shape[1]] @ v
+    out = scores.softmax(-1) @ v
     return out.transpose(0, 1).flatten(1)
 
 
@@ -334,20 +309,15 @@ def _shapes(
     d = q.shape[-1] // heads
     turns = [one for one in hints.rotations if 2 * len(one.frequencies) <= d]
     rotations: list[Rotation | None] = [None] if across else [None, *turns]
-    scales = scales_of(d, hints)
+    scales = tuple(dict.fromkeys((d**-0.5, 1.0, *hints.scales)))
     windows = (0,) if across else (0, *hints.windows)
     masks = (False,) if across else (True, False)
-    for sinks, window, scale, turn, causal in product(("", *hints.sinks), windows, scales, rotations, masks):
-        yield AttentionShape(heads, kv_heads, scale, causal, order, turn, window=window, sinks=sinks)
+    for window, scale, turn, causal in product(windows, scales, rotations, masks):
+        yield AttentionShape(heads, kv_heads, scale, causal, order, turn, window=window)
     if not across:
         yield AttentionShape(heads, kv_heads, d**-0.5, True, order, None, slopes=True)
     for scale, table, causal in product(scales, hints.tables, (True, False)):
         yield AttentionShape(heads, kv_heads, scale, causal, order, None, table=table)
-
-
-def scales_of(d_head: int, hints: Hints) -> tuple[float, ...]:
-    """Factors on scores that are tried."""
-    return tuple(dict.fromkeys((d_head**-0.5, 1.0, *hints.scales)))
 
 
 def rows_of(tensor: Tensor) -> Tensor:

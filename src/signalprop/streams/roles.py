@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.streams.arguments import text_config
+from signalprop.streams.convolutions import gated_convolution
 from signalprop.streams.experts import experts
 from signalprop.streams.feed_forwards import bends, feed_forward
-from signalprop.streams.latent import latent_attention
 from signalprop.streams.multi_head import multi_head_attention
 from signalprop.streams.parts import Branch, Layer, Seen, Stack
 from signalprop.streams.proof import Norm, gain_and_bias, norm_of, tensors_of_pass
-from signalprop.streams.recurrences import Given, recurrence
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, rows_of, same
 
 LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
@@ -113,7 +112,7 @@ class _Replay:
             if stored := self._stored(home, entry.shape[-1]):
                 one = self._experts(layer, home, entry, given, ran, stored)
             elif (taps := self._taps(home)) and (len(homes) == 1 or self._ends(home, ran, given) is not None):
-                one = self._recurrence(layer, home, entry, given, ran, taps)
+                one = self._convolution(home, entry, given, ran, taps)
             else:
                 continue
             if isinstance(one, Replayed):
@@ -137,10 +136,6 @@ class _Replay:
             like = self.like.get(("attention", across))
             hints = self._hints(layer, branch)
             found = attention(maps, others if across else (), last, hints, limit, like)
-            if not isinstance(found, Replayed):
-                inside = [m for m in ran if m.path.startswith(f"{branch.module}.")]
-                narrow = latent_attention(entry, inside, last, hints, limit, self.like.get(("latent", False)))
-                found = min(found, narrow) if isinstance(narrow, float) else narrow
         else:
             found = feed_forward(maps, last, limit, bends(self._numbers(layer)))
         if not isinstance(found, Replayed):
@@ -152,7 +147,7 @@ class _Replay:
             return f"what {names} are to {last.path} is not proved{miss}"
         checked = self._checked(found)
         if branch.sort == "attention" and isinstance(checked, Replayed):
-            self.like["attention" if found.latent is None else "latent", across] = found
+            self.like["attention", across] = found
         return checked
 
     def _homes(self, layer: Layer, branch: Branch) -> list[str]:
@@ -212,17 +207,13 @@ class _Replay:
         """The linear map in a module that gives what a branch does, where there is one."""
         return next((m for m in ran if m.path.startswith(f"{home}.") and same(m.gave, given)), None)
 
-    def _recurrence(
-        self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]
-    ) -> Replayed | str:
+    def _convolution(self, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]) -> Replayed | str:
         """The roles of a branch with a convolution over tokens."""
-        inside, last = [m for m in ran if m.path.startswith(f"{home}.")], self._ends(home, ran, given)
+        last = self._ends(home, ran, given)
         if last is None:
             return f"{home} does not end in a linear map"
-        held = {f"{home}.{n}": p.detach().double().cpu() for n, p in self.model.get_submodule(home).named_parameters()}
-        maps = [m for m in inside if same(m.read, entry)]
-        narrow = [m for m in inside if m not in maps]
-        found = recurrence(Given(maps, last.read, taps, held, self._numbers(layer), narrow), last, LIMIT)
+        maps = [m for m in ran if m.path.startswith(f"{home}.") and same(m.read, entry)]
+        found = gated_convolution(maps, taps, last, LIMIT)
         if isinstance(found, Replayed):
             return self._checked(found)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
@@ -275,11 +266,8 @@ class _Replay:
             and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
         }  # fmt: skip
         rotations = tuple(self._rotations(text_config(self.model)))
-        held = self.model.get_submodule(branch.module).named_parameters()
-        vectors = {n: p.detach().double().cpu() for n, p in held if p.ndim == 1 and not n.endswith(("weight", "bias"))}
-        sinks = {n: (f"{branch.module}.{n}", vector) for n, vector in vectors.items()}
         counts = tuple(dict.fromkeys((*heads, *_COUNTS)))
-        return Hints(counts, tuple(scales), tuple(windows), rotations, norms, tables, sinks)
+        return Hints(counts, tuple(scales), tuple(windows), rotations, norms, tables)
 
     def _numbers(self, layer: Layer) -> dict[str, Any]:
         """What the configuration and a layer's modules hold, by name; the configuration's first."""
