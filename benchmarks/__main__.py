@@ -15,9 +15,7 @@ import importlib
 import os
 import subprocess
 import sys
-from typing import Any
 
-from benchmarks.environments import environment
 from benchmarks.page import MODULES, RECORDS, ROOT, write_page
 from benchmarks.timing import one_thread, record
 from signalprop.files.storage import write_json
@@ -37,13 +35,9 @@ def measure(name: str) -> None:
 
 
 def in_a_process(name: str) -> None:
-    """Measure one in a process of its own, and in an environment of its own where it needs one."""
-    own: Any = getattr(importlib.import_module(f"benchmarks.{name}"), "ENVIRONMENT", None)
-    python, variables = sys.executable, os.environ | ONE_THREAD
-    if own is not None:
-        python = str(environment(*own[:2]))
-        variables |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), **own[2]}
-    subprocess.run([python, "-m", "benchmarks", "--here", name], check=True, cwd=ROOT, env=variables)
+    """Measure one in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks", "--here", name]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | ONE_THREAD)
 
 
 def main() -> None:

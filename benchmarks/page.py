@@ -7,7 +7,6 @@ left, which holds the texts too). It has
     ABOUT           Markdown: what is measured, and how
     measured()      measures; gives its tables and sentences, in Markdown, one after the other
     READING         Markdown: what the numbers mean (where there is something to say)
-    ENVIRONMENT     name and requirements of an environment of its own (where it needs one), and variables
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any
 from signalprop.files.storage import read_json, write_text
 from signalprop_lab.training.tables import markdown_table as table
 
-MODULES = ("prediction", "recursion", "compiled_probes")
+MODULES = ("prediction", "compiled_probes")
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
 FINISHED = (
-    "scaling", "probe_overhead", "callback_overhead", "applied", "stored_weights", "attention", "throughput",
-    "cast_ranking", "report", "explore",
+    "recursion", "scaling", "probe_overhead", "callback_overhead", "applied", "stored_weights", "attention",
+    "throughput", "cast_ranking", "report", "explore",
 )  # fmt: skip
 SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,8 +40,8 @@ benchmarks NAME` measures one section anew, `python -m benchmarks --page` only w
 Seconds depend on the machine; what counts are the ratios. Variants that are compared run in one process (or in turns,
 where each needs its own), on one thread, in an order that changes from round to round. Where a variant is listed as
 its own control, the distance of that ratio from 1 is what the machine's noise does. A cell reads *median ± standard
-error of the median [quartiles]* of the rounds' ratios. Peers run in environments of their own, which the benchmark
-makes (`out/environments`), at the versions given.
+error of the median [quartiles]* of the rounds' ratios. Peers run in environments of their own, at the
+versions given.
 
 A *floor* is what the job costs at least: the bytes that must be moved, the products that must be computed, or the
 operations that any program of this kind needs, timed in the same run. The distance to it is what better code could

@@ -21,7 +21,7 @@ import numpy as np
 from signalprop_lab.training.environment import processor
 from signalprop_lab.training.tables import markdown_table as table
 
-PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers", "neural-tangents", "jax")
+PACKAGES = ("signalprop", "numpy", "pydantic", "typer", "torch", "transformers")
 _BEGAN = time.time()
 _LOAD_AT_START = os.getloadavg()[0]
 
@@ -126,7 +126,7 @@ def versions() -> dict[str, str]:
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[index]
     found = {"python": platform.python_version(), "blas": f"{blas['name']} {blas['version']}"}
     for name in PACKAGES:
-        if name.replace("-", "_") in sys.modules:
+        if name in sys.modules:
             try:
                 found[name] = metadata.version(name)
             except metadata.PackageNotFoundError:  # read from its sources

@@ -1,7 +1,7 @@
 """Token kernels against neural-tangents (Novak et al. 2020), whose closed forms and recursion are another team's.
 
-The package needs an old JAX, so it runs in a Python of its own: the one that SIGNALPROP_NEURAL_TANGENTS names, or that
-of out/environments/neural-tangents, which `python -m benchmarks recursion` makes. Without either the tests are skipped.
+The package needs an old JAX, so it runs in a Python of its own: the one that SIGNALPROP_NEURAL_TANGENTS names, where
+`pip install neural-tangents==0.6.5 jax==0.4.38 jaxlib==0.4.38 "numpy>=2"` was. Without it the tests are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from signalprop.schemes import scheme
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("through_neural_tangents.py")
-ENVIRONMENT = SCRIPT.parents[2] / "out" / "environments" / "neural-tangents" / "bin" / "python"
 VARIABLE = "SIGNALPROP_NEURAL_TANGENTS"
 T, D = 9, 24
 CLOSED = ("relu", "leaky_relu(0.2)", "gelu", "erf", "identity", "transformed(erf, 0.4, 0.0, 1.0, 0.5)")
@@ -40,9 +39,9 @@ NUMERICAL = (
 
 def theirs(tasks: list[dict[str, Any]]) -> list[dict[str, np.ndarray]]:
     """What neural-tangents finds, in float64."""
-    python = os.environ.get(VARIABLE) or str(ENVIRONMENT)
+    python = os.environ.get(VARIABLE, "")
     if not Path(python).is_file():
-        pytest.skip(f"no Python with neural-tangents: set {VARIABLE}, or run `python -m benchmarks recursion`")
+        pytest.skip(f"no Python with neural-tangents: set {VARIABLE}")
     run = subprocess.run([python, str(SCRIPT)], input=json.dumps(tasks), capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stderr[-2000:]
     return [{name: np.array(values) for name, values in item.items()} for item in json.loads(run.stdout)]

@@ -1,4 +1,4 @@
-"""What the benchmarks compare does the same thing, and their page is that of their records."""
+"""Turns and ratios of the benchmarks; their page is that of their records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import recursion, timing
+from benchmarks import timing
 from benchmarks.accuracy_rows import errors_of
 from benchmarks.measured import Measured, standard_errors
 from benchmarks.page import PAGE, RECORDS, SECTIONS, page
@@ -44,29 +44,6 @@ def test_turns_change_order_and_ratios_are_of_one_round() -> None:
     found = timing.ratios(seconds, "one")
     assert found["two"]["median"] == pytest.approx(2, rel=0.05) and found["two"]["n"] == 40
     assert found["three"]["median"] == pytest.approx(0.5, rel=0.05)
-
-
-# --- what is compared ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tokens", [7, 40])
-def test_dense_numpy_and_our_recursion_end_in_one_kernel(tokens: int) -> None:
-    x = np.random.default_rng(tokens).normal(size=(tokens, recursion.WIDTH)) + 0.3
-    kernel = x @ x.T / recursion.WIDTH
-    table = recursion.network(3, tokens)
-    np.testing.assert_allclose(recursion.ours(table, kernel)(), recursion.dense(3, kernel)(), rtol=1e-10)
-    alone = recursion.our_feed_forwards(table, kernel)()
-    np.testing.assert_allclose(alone, recursion.dense(3, kernel, attention=False)(), rtol=1e-10)
-    assert np.abs(alone / recursion.ours(table, kernel)() - 1).max() > 0.01
-    scored = recursion.ours(recursion.network(3, tokens, scores=1.0), kernel)()
-    assert np.abs(scored / recursion.ours(table, kernel)() - 1).max() > 1e-4
-
-
-def test_scores_have_the_variance_that_was_asked_for() -> None:
-    from signalprop.sublayers.attention.heads import score_variances
-
-    p = recursion.network(2, 8, scores=1.7)
-    np.testing.assert_allclose(score_variances(p)[p.kind == 0], 1.7)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
