@@ -20,13 +20,14 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
-from signalprop.results.series import Series
 from signalprop.theory.branches import Met, backward_maps, branches_of, first_attention, from_the_sum, met_by, placed
 from signalprop.theory.elements import BranchBackward, BranchMoments
 from signalprop.theory.hidden_units import hidden_units
 from signalprop.theory.network import is_shaped
+from signalprop.theory.own_sizes import bend_of_own_sizes, own_part
 from signalprop.theory.small_errors import (
     affine,
+    banded,
     bend_of_ratio,
     chained,
     congruent,
@@ -226,7 +227,7 @@ class _Response:
         means = self._means(entering, branch, own)
         for name, covariance in covariances.items():
             means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
-        forward = {name: _banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
+        forward = {name: banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
         if profile.gradient is None:
             return replace(profile, forward=forward)
         found, excess = self._back(entering, means["stream_in"])
@@ -235,8 +236,8 @@ class _Response:
         above = np.concatenate([found[1:], top[None]]), np.append(excess[1:], 0.0)
         gradient = {
             **g,
-            "stream_in": _banded(g["stream_in"], found, excess),
-            "stream_out": _banded(g["stream_out"], *above),
+            "stream_in": banded(g["stream_in"], found, excess),
+            "stream_out": banded(g["stream_out"], *above),
         }
         return replace(profile, forward=forward, gradient=gradient)
 
@@ -350,11 +351,21 @@ class _Response:
         by_maps = chained(through[flipped], noise[flipped], top)[flipped]
         summed = congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
-        bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2
+        bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2 + self._by_own_norms(sent, before)
         bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
         lifted = affine(through[flipped], np.einsum("nij,nj->ni", by_signal, mean)[flipped], np.zeros(2))[flipped, 0]
         excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2 + lifted
         return by_signals + by_maps, excess
+
+    def _by_own_norms(self, sent: FloatArray, before: NDArray[np.bool_]) -> FloatArray:
+        """ln of the mean of what norms before branches make of a gradient, beyond what one size of all tokens would."""
+        a, f, made_r = self.p.architecture, self.here.share, self.here.branch[1]
+        r, many = self.profile.forward["stream_in"].token_correlation, 1 - 1 / self.tokens
+        kept = np.where(before, 1 - f, 1.0) * ~self.after
+        drawn = ~self.after * self._of_sum(f * (1 - f) * (1 - r * made_r), f**2 * (1 - made_r**2))
+        start = 0.0 if a.embedding_norm else 2 * (1 - r[0] ** 2) / self.d
+        own, through = own_part(kept, many * drawn, float(many * start)), np.where(before, sent, 0.0)
+        return bend_of_own_sizes(own, kept, through, ~self.attends, a.has_final_norm) - through / self.d
 
     def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
         """ln of the mean of what a post-norm's own token sizes make of a gradient, less what a branch does not see.
@@ -386,15 +397,3 @@ class _Response:
         to_v, to_c = maps.vc * v_scale, skip + maps.cc * c_scale
         through[:, 0, 1] = to_v / v
         through[:, 1, 1] = (to_c - r_in * to_v) / v
-
-
-def _banded(
-    series: Series, covariance: FloatArray, excess: FloatArray | None = None, above: FloatArray | None = None
-) -> Series:
-    """The series with its standard deviations and means; as it is, where one of them is not finite."""
-    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
-    if not all(np.isfinite(x).all() for x in (sd, excess, above) if x is not None):
-        return series
-    return replace(
-        series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess, token_correlation_excess=above
-    )

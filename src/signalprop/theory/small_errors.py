@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from signalprop.network.moments import FloatArray
+from signalprop.results.series import Series
 
 
 def outer(x: FloatArray) -> FloatArray:
@@ -71,3 +74,15 @@ def chained(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
     n = len(by)
     matrix = np.einsum("nij,nkl->nikjl", by, by).reshape(n, 4, 4)
     return affine(matrix, noise.reshape(n, 4), start.reshape(4)).reshape(n, 2, 2)
+
+
+def banded(
+    series: Series, covariance: FloatArray, excess: FloatArray | None = None, above: FloatArray | None = None
+) -> Series:
+    """The series with its standard deviations and means; as it is, where one of them is not finite."""
+    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
+    if not all(np.isfinite(x).all() for x in (sd, excess, above) if x is not None):
+        return series
+    return replace(
+        series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess, token_correlation_excess=above
+    )

@@ -1,0 +1,37 @@
+"""What every token's own size makes of gradients: norms before branches divide by it. `docs/theory/scatter.md`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.network.moments import FloatArray
+from signalprop.theory.small_errors import affine
+
+
+def own_part(kept: FloatArray, added: FloatArray, start: float) -> tuple[FloatArray, FloatArray]:
+    """Variance of ln of a token's size beyond what all tokens share, entering and leaving sublayers.
+
+    Args:
+        kept: factor on what enters; 0 after a norm of the sum. added: by the sublayer's draws. start: of the first.
+    """
+    leaving = affine(kept[:, None, None] ** 2, added[:, None], np.array([start]))[:, 0]
+    return np.concatenate([[start], leaving[:-1]]), leaving
+
+
+def bend_of_own_sizes(
+    own: tuple[FloatArray, FloatArray], kept: FloatArray, sent: FloatArray, by_itself: NDArray[np.bool_], top: bool
+) -> FloatArray:
+    """ln of the mean gradient over the one of tokens of one size, by sublayer; 0 where no norm reads them.
+
+    Args:
+        own, kept: of `own_part`. sent: share of what comes back through a norm by a branch. by_itself: whether a token
+            gets it of its own gradient alone, not of all. top: whether a norm follows the last sublayer.
+    """
+    entering, leaving = own
+    carried = np.divide(kept * entering, leaving, out=np.zeros_like(kept), where=leaving > 0)
+    passed = carried * np.where(by_itself, 1.0, 1.0 - sent)
+    start = np.array([leaving[-1] * top])
+    weighed = affine(passed[::-1, None, None], (sent * entering)[::-1, None], start)[::-1, 0]
+    above = np.append(weighed[1:], start)  # covariance of ln of tokens' gradients with their ln 1 / size
+    return np.asarray(sent * (entering + np.where(by_itself, carried * above, 0.0)))
