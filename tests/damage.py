@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from commandline import Result
 from signalprop.cli import run
 from signalprop.errors import InputError, MissingExtra
 
+EXAMPLES = int(os.environ.get("EXAMPLES", "0"))  # of `make fuzz`: so many, other ones each time
 LONGEST_LINE = 1500  # characters of a message: a 10-MB string in a file is not repeated in full
 _MARK = "\ue000"  # around a literal that json.dumps would not write
 
@@ -146,8 +148,8 @@ def examine(file: Path, content: SearchStrategy[bytes], read: Callable[[], Any])
     """Write a few damaged contents to a file, the same ones every time: each is read, or refused in one line."""
 
     @settings(
-        max_examples=6, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
+        max_examples=EXAMPLES or 6, derandomize=not EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(content)
     def run(found: bytes) -> None:

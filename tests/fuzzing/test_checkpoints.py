@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import signalprop as sp
 from damage import Bomb, check_command, commanded, damaged_bytes, examine, files_of
+from gguf_file import write_gguf
 from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
@@ -148,6 +150,41 @@ def test_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path:
     examine(found / name, content, lambda: reader(found))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["check", "fold", "measure"])
+def test_commands_on_damaged_configurations(name: str, folder: Path, tmp_path: Path) -> None:
+    more = {"check": ["--scheme", "rezero"], "fold": ["--out", tmp_path / "new"], "measure": []}[name]
+    content = files_of(read_json(folder / "config.json"))
+    examine(folder / "config.json", content, lambda: check_command(commanded(name, folder, *more)))
+
+
+def gguf_of(path: Path) -> bytes:
+    """A tiny model in llama.cpp's format."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
+    bpe.train_from_iterator(["the state of the union "] * 20, trainer)
+    config = transformers.LlamaConfig(
+        vocab_size=bpe.get_vocab_size(), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    write_gguf(path, transformers.LlamaForCausalLM(config).eval(), bpe)
+    return path.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_gguf_files(tmp_path: Path) -> None:
+    """Anywhere, and in the header."""
+    whole = gguf_of(tmp_path / "tiny.gguf")
+    header = damaged_bytes(whole[:4000]).map(lambda head: head + whole[4000:])
+    examine(tmp_path / "a.gguf", damaged_bytes(whole) | header, lambda: load(tmp_path / "a.gguf"))
+
+
 def refused_by_all(folder: Path, says: str) -> None:
     """Whatever reads weights and tokenizers refuses the directory, and so do the commands."""
     readers: list[Callable[[], Any]] = [
@@ -226,14 +263,6 @@ class TestElsewhere:
         result = commanded("apply", folder, "--scheme", "lns", "--out", tmp_path / "out")
         check_command(result)
         assert result.status == 2 and not (tmp_path / "out").exists()
-
-    def test_names_of_where_it_was_made(self, folder: Path) -> None:
-        """Old checkpoints have such paths, which lead nowhere."""
-        change(folder / "config.json", _name_or_path="/etc/passwd")
-        change(
-            folder / "tokenizer_config.json", special_tokens_map_file="/home/somebody/.cache/none", name_or_path="/etc"
-        )
-        load(folder)
 
 
 class TestCode:

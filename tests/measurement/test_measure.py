@@ -57,18 +57,6 @@ def test_padded_positions_are_left_out(build: Any, name: str) -> None:
         assert got["token_correlation"] == pytest.approx(expected.token_correlation, abs=1e-5)
 
 
-def test_the_keep_of_a_batch_is_honoured(build: Any) -> None:
-    model = build("gpt2").eval()
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(4, VOCABULARY, (2, 9))
-    targets = np.roll(tokens, -1, 1)
-    plain = measure(model, Batch(tokens=tokens, targets=targets))
-    wide = np.concatenate([tokens, np.zeros((2, 3), np.int64)], 1)
-    wide_targets = np.concatenate([targets, np.full((2, 3), -1)], 1)
-    keep = np.arange(12) < np.array([[9], [9]])
-    assert_same(plain, measure(model, Batch(tokens=wide, targets=wide_targets, keep=keep)), rel=1e-4)
-
-
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5"])
 def test_bf16_autocast(build: Any, name: str) -> None:
     """Under autocast the statistics are those of the tensors there, summed in float32: close to the float32 model's."""
@@ -95,26 +83,6 @@ def test_gradient_checkpointing_changes_nothing(build: Any, name: str, use_reent
     torch.manual_seed(11)
     assert_same(plain, measure(model, arguments, loss=total))
     assert n_hooks(model) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.usefixtures("compiles")
-def test_a_compiled_model_is_measured_uncompiled(build: Any, whole: bool) -> None:
-    model = build("llama").eval()
-    arguments = arguments_for(model)
-    plain = measure(model, arguments, loss=total)
-    if whole:
-        compiled = torch.compile(model, backend="eager")
-        compiled(**arguments)
-    else:
-        compiled = model
-        for layer in model.model.layers:
-            layer.compile(backend="eager")
-        model(**arguments, use_cache=False)
-    assert_same(plain, measure(compiled, arguments, loss=total))
-    torch._dynamo.reset()
 
 
 def test_an_exception_leaves_no_hooks_and_no_gradients(build: Any) -> None:

@@ -113,15 +113,6 @@ def test_modulation_is_what_the_blocks_computed() -> None:
     assert found.names[:2] == ("blocks.0.attention", "blocks.0.feed_forward")
 
 
-def test_gates_of_zero_make_every_layer_the_identity() -> None:
-    model = Diffusion(0, gate=0.0, spread=0.0).eval()
-    found, seen = modulation(model, arguments()), profile(model, arguments())
-    assert found.gate.max() == 0.0 and found.shift_share.max() == 0.0
-    np.testing.assert_allclose(found.scale, 1, rtol=1e-5)
-    np.testing.assert_allclose(seen.forward["stream_in"].variance, seen.forward["stream_in"].variance[0])
-    np.testing.assert_allclose(seen.gradient["stream_in"].variance, 1, rtol=1e-5)
-
-
 @pytest.mark.parametrize("shifts", [False, True])
 def test_the_stream_is_predicted_by_mean_squares_over_timesteps(shifts: bool) -> None:
     """Shifts, which attention does not average away, included: a share of .04 is a fifth of the stream."""

@@ -172,23 +172,6 @@ def test_stored_streams_or_recomputed_ones_give_the_same(case: str, monkeypatch:
     assert simulate(p, batch=batch, n_seeds=1) == whole
 
 
-def test_deep_stack_keeps_few_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    a = architecture("pre", n_layers=30, d_model=8, n_heads=1)
-    most = 0
-    through = layerwise.Passage._through
-
-    def watched(self: Any, *args: Any) -> Tensor:
-        nonlocal most
-        out = through(self, *args)
-        most = max(most, len(self.reads))
-        return out
-
-    monkeypatch.setattr(layerwise.Passage, "_through", watched)
-    monkeypatch.setattr(layerwise, "STREAM_MEMORY", 0)
-    simulate(scheme("xavier")(a), batch=batch_of(a), n_seeds=1)
-    assert most <= 2 * (2 * 30**0.5 + 2)  # two sublayers per layer
-
-
 def test_gradient_below_the_range_of_float32() -> None:
     a = architecture("none", n_layers=60, dropout=0.0)
     p = scheme("xavier")(a).with_columns(skip=0.1, branch=1e-6)

@@ -84,18 +84,6 @@ class TestAdapters:
         assert numbers["signal/layer_1/variance"] == bare.forward["stream_out"].variance[-1]
         assert "signal/outside" in numbers
 
-    def test_diagnosed_and_checked_like_the_bare_model(self) -> None:
-        model = vanilla("llama", 2).eval()
-        wrapped, batch = adapted(model, False), batch_for(model)
-        mine, theirs = (diagnose(each, [batch], remove=0, cast=["int8"]) for each in (wrapped, model))
-        assert (mine.signal, mine.weights, mine.removal, mine.casts) == (
-            theirs.signal, theirs.weights, theirs.removal, theirs.casts
-        )  # fmt: skip
-        rows, bare = (check(each, "huggingface").rows for each in (wrapped, model))
-        assert [(row.name, row.measured, row.verdict) for row in rows] == [
-            (r.name, r.measured, r.verdict) for r in bare
-        ]
-
     def test_no_scheme_is_put_on_them(self) -> None:
         wrapped = adapted(vanilla("llama", 2), False)
         before = copy.deepcopy(wrapped.state_dict())

@@ -147,19 +147,6 @@ def test_attention_residuals_start_as_pre_norm() -> None:
     assert (one - other).square().sum() > 0.01 * other.square().sum()
 
 
-def test_attention_residuals_of_normed_values_start_as_peri_ln() -> None:
-    """As in Inkling 2, with a block for every sublayer."""
-    a = SMALL.replace(norm="rmsnorm")
-    peri = sp.scheme("xavier")(a.replace(norm_placement="sandwich", embedding_norm=True))
-
-    def read(outputs: list[torch.Tensor]) -> torch.Tensor:
-        return torch.nn.functional.rms_norm(torch.stack(outputs), (32,), eps=0.0).mean(0)
-
-    mine = attended(table("xavier", a), read)[0]
-    assert torch.allclose(mine, logits(peri), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(mine, logits(table("xavier", a)), rtol=0.1, atol=0.1)
-
-
 @pytest.mark.parametrize(
     ("streams", "branch"),
     [({"mixing": "hyper", "n": 3}, 1.0), ({"gate_scale": 0.0}, 1.0),

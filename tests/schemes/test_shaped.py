@@ -249,14 +249,6 @@ class TestSpaSignal:
 class TestSignal:
     STREAM = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3)
 
-    def test_attention_leaves_variance_and_correlation_alone(self) -> None:
-        a = Architecture(n_layers=20, d_model=256, seq_len=64, activation="relu")
-        profile = predict(scheme("value-skipinit")(a), self.STREAM, fidelity="moments")
-        before, after = (profile.forward[point].select(slice(0, None, 2)) for point in ("stream_in", "stream_out"))
-        assert after.variance == pytest.approx(before.variance)
-        assert after.token_correlation == pytest.approx(before.token_correlation)
-        assert profile.forward["stream_out"].variance == pytest.approx(np.ones(40))
-
     def test_what_is_left_is_a_relu_network_of_each_token_alone(self) -> None:
         """The arc-cosine map of correlations, once per layer: tokens still grow alike, without DKS or TAT."""
         a = Architecture(n_layers=20, d_model=256, seq_len=64, activation="relu")

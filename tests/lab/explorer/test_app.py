@@ -67,6 +67,16 @@ class TestRefusals:
         for method, path in (("GET", "/"), ("GET", "/assets/explore.js"), ("POST", "/curves")):
             assert client.request(method, path, headers={"Host": host}, json=question()).status_code == 400
 
+    @pytest.mark.parametrize("path", ["/curves", "/report"])
+    def test_questions_are_taken_from_its_own_page_alone(self, client: Any, path: str) -> None:
+        for origin in ("http://evil.example", "null", "", "http://127.0.0.1:8001", "https://127.0.0.1:8000",
+                       "http://127.0.0.1:8000.evil.example", "file://"):  # fmt: skip
+            answer = client.post(path, json=question(), headers={"Origin": origin})
+            assert answer.status_code == 403
+            assert answer.json() == {"error": "questions are taken from this page alone"}
+        for own in ({}, {"Origin": HERE}, {"Host": "localhost:9", "Origin": "http://localhost:9"}):
+            assert client.post(path, json=question(), headers=own).status_code == 200
+
     def test_no_other_origin_is_let_in(self, client: Any) -> None:
         origin = {"Origin": "http://evil.example"}
         asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
