@@ -64,9 +64,9 @@ def descend(
     out: Path,
     *,
     resume: bool,
-    keep_going: Callable[[int, float], bool] | None,
     progress: bool,
     final: bool,
+    keep_going: Callable[[int, float], bool] | None = None,
 ) -> Ended:
     """Gradient descent that writes where it is after every step, and goes on from there.
 

@@ -2,7 +2,7 @@
 
 It answers to this machine alone: requests for another host name are refused (DNS rebinding), no other origin may read
 an answer (no CORS) and, as only JSON is taken, none may ask without the browser's leave. A content security policy lets
-the page run no script but these and reach no server but this. A question is small and arrives at once, or is refused.
+the page run no script but these and reach no server but this. A longer question than the page's is refused.
 A connection carries one request, so that what is not read of a refused one ends with it.
 """
 
@@ -31,7 +31,6 @@ from signalprop_lab.explorer.page import SERVED, explorer_page
 from signalprop_lab.explorer.settings import Settings, read
 
 HOSTS = ["127.0.0.1", "localhost"]
-PATIENCE = 10.0  # seconds that a request's head may take to arrive, and its body again
 _LARGEST_BODY = 65_536  # bytes; a question of seven curves has under 3,000
 _KINDS = {"js": "text/javascript", "css": "text/css"}
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "page.css")
@@ -116,12 +115,10 @@ async def _question(request: Request) -> _Question:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "expected a body of type application/json")
     length = request.headers.get("content-length", "")
-    if not length.isdecimal():
-        raise HTTPException(411, "expected a Content-Length")
-    if len(length) > 9 or int(length) > _LARGEST_BODY:
-        raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
+    if not length.isdecimal() or int(length) > _LARGEST_BODY:
+        raise HTTPException(413, f"expected a body of at most {_LARGEST_BODY} bytes, and its Content-Length")
     try:
-        data = json.loads(await _body(request))
+        data = json.loads(await request.body())
     except (ValueError, RecursionError):
         raise HTTPException(400, "the body is not JSON; expected an object with current, pinned and draft") from None
     if (
@@ -136,24 +133,6 @@ async def _question(request: Request) -> _Question:
     if len(data["pinned"]) > MOST:
         raise InputError(f"{len(data['pinned'])} pinned curves are too many to tell apart; unpin some")
     return _Question(read(data["current"]), [read(item) for item in data["pinned"]], data["draft"])
-
-
-async def _body(request: Request) -> bytes:
-    """The body as it arrives, whatever its head says of its length.
-
-    Raises:
-        HTTPException: it is too long, or too slow.
-    """
-    found = bytearray()
-    try:
-        with anyio.fail_after(PATIENCE):
-            async for part in request.stream():
-                found += part
-                if len(found) > _LARGEST_BODY:
-                    raise HTTPException(413, f"the body is longer than {_LARGEST_BODY} bytes")
-    except TimeoutError:
-        raise HTTPException(408, f"the body took longer than {PATIENCE:g} seconds to arrive") from None
-    return bytes(found)
 
 
 def _refused(_: Request, error: Exception) -> Response:
@@ -172,10 +151,7 @@ def _broken(_: Request, error: Exception) -> Response:
 
 
 class _Headers:
-    """Middleware that gives every answer, refusals too, the headers of safety.
-
-    It refuses a request whose length is told in two ways, whose readers may disagree where it ends (RFC 9112, 6.3).
-    """
+    """Middleware that gives every answer, refusals too, the headers of safety."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -186,10 +162,7 @@ class _Headers:
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        app = self._app
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
-            app = JSONResponse({"error": "expected a Content-Length or a Transfer-Encoding, found both"}, 400)
-        await app(scope, receive, with_headers)
+        await self._app(scope, receive, with_headers)
 
 
 def _files() -> dict[str, bytes]:

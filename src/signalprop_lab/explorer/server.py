@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from signalprop.errors import InputError
-from signalprop_lab.explorer import app
+from signalprop_lab.explorer.app import application
 from signalprop_lab.explorer.curves import shown
 from signalprop_lab.explorer.settings import Settings
 
@@ -30,29 +27,17 @@ def serve(port: int, *, browser: bool, say: Callable[[str], None]) -> None:
     """
     # What the first prediction imports and tabulates is there before the page asks for it.
     threading.Thread(target=shown, args=(Settings(), ()), daemon=True).start()
-    page = app.application()
+    page = application()
     with _listening(port) as listener:
         address = f"http://{ADDRESS}:{listener.getsockname()[1]}/"
         say(address)
         if browser:  # in a thread of its own: a browser in the terminal holds its caller
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         config = uvicorn.Config(
-            page, http=_Prompt, ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1
+            page, http="h11", ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1
         )
         with suppress(KeyboardInterrupt):  # uvicorn passes it on when it has closed everything
             uvicorn.Server(config).run(sockets=[listener])
-
-
-class _Prompt(H11Protocol):
-    """A connection that ends unless the head of its request arrives soon; of the body, the application takes care."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.loop.call_later(app.PATIENCE, self._end_without_request)
-
-    def _end_without_request(self) -> None:
-        if self.conn.their_state is h11.IDLE:
-            self.transport.close()
 
 
 def _listening(port: int) -> socket.socket:

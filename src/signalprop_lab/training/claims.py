@@ -26,7 +26,6 @@ class Entry:
     Attributes:
         settings: `Grid.settings` when it was begun. row: of a run that is done. error: of one that failed.
         session: the call of the command that took it last; attempts: how often that one did.
-        curve: loss by mark.
     """
 
     point: Point
@@ -35,7 +34,6 @@ class Entry:
     error: str | None = None
     session: str | None = None
     attempts: int = 0
-    curve: Mapping[int, float] = field(default_factory=dict)
 
 
 class Claim:
@@ -79,7 +77,7 @@ class Runs:
         earlier = known.attempts if known.session == self.session else 0
         if known.row is None and earlier < ATTEMPTS:
             settings = self.grid.settings(point)
-            claim.write(settings=settings, error=None, session=self.session, attempts=earlier + 1, curve={})
+            claim.write(settings=settings, error=None, session=self.session, attempts=earlier + 1)
             return claim
         if known.row is None and known.error is None:
             claim.write(error=f"its process died {earlier} times")
@@ -113,9 +111,8 @@ class Runs:
 def _read(path: Path) -> Entry:
     data = read_json(path)
     try:
-        point = Point(**data["point"])
-        curve = {int(mark): float(loss) for mark, loss in data["curve"].items()}
-        return Entry(**{**data, "point": point, "curve": curve})
+        data.pop("curve", None)  # of a loss, which was kept once
+        return Entry(**{**data, "point": Point(**data["point"])})
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(
             f"{path} is not what a sweep writes of a run; delete it, and the run is taken up anew"

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ from signalprop_lab.training.tables import duration
 __all__ = ["sweep"]
 
 INTERRUPTED = 130  # exit status of a process that was
-MARKS = 20  # points of the loss curve that pruning compares
 SWEEP = "sweep.json"  # what a sweep's directory has from its beginning on
 Log = Callable[[str], None]
 Train = Callable[..., Any]  # as `signalprop_lab.training.run.train`
@@ -75,42 +73,6 @@ def open_points(grid: Grid, found: Costs) -> list[Point]:
 # --- one process ------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Watch:
-    """Decides, while a run trains, whether it goes on: `keep_going(step, loss)` of `train`."""
-
-    runs: Runs
-    claim: Claim
-    steps: int
-    _losses: tuple[float, ...] = ()
-    _mark: int = 0
-    diverged: bool = False
-
-    def __call__(self, step: int, loss: float) -> bool:
-        if not math.isfinite(loss):
-            self.diverged = True
-            return False
-        prune = self.runs.grid.sweep.prune
-        if prune is None:
-            return True
-        self._losses = (*self._losses, loss)
-        mark = step * MARKS // self.steps
-        if mark <= self._mark:
-            return True
-        mean = math.fsum(self._losses) / len(self._losses)
-        self._losses, self._mark = (), mark
-        own = self.claim.entry
-        self.claim.write(curve={**own.curve, mark: mean})
-        if step < prune.after * self.steps:
-            return True
-        others = [
-            entry.curve[mark]
-            for entry in self.runs.entries()
-            if entry.point.cell == own.point.cell and entry.point != own.point and mark in entry.curve
-        ]
-        return not others or mean <= min(others) + prune.worse_by
-
-
 def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -> None:
     """Take runs and train them until none is left, others' included.
 
@@ -137,12 +99,11 @@ def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -
 def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
     grid, point = runs.grid, claim.entry.point
     recipe, folder = grid.recipe(point), runs.out / grid.directory(point)
-    watch = Watch(runs, claim, recipe.budget.steps)
     models = grid.sweep.keep == "models"
     try:
         make_folder(folder)
         bar = jobs == 1 and sys.stderr.isatty()
-        result = train(recipe, folder, resume=True, keep_going=watch, progress=bar, final=models)
+        result = train(recipe, folder, resume=True, progress=bar, final=models)
         row = row_of(result.to_json(), folder)
     except Exception as error:  # one run's trouble is not that of the others
         if os.environ.get("SIGNALPROP_DEBUG"):
@@ -151,8 +112,6 @@ def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
         claim.write(error=reason[:500])
         log(f"{shown(grid, point)} failed: {reason[:300]}")
         return
-    if watch.diverged:
-        row["status"] = "diverged"
     if row["status"] == "stopped":
         raise KeyboardInterrupt
     grid.sweep.score_of(row)  # it has one

@@ -75,17 +75,6 @@ class Tune(Value):
         return self.key.rpartition(".")[2]
 
 
-class Prune(Value):
-    """Which runs are stopped early: those whose loss is `worse_by` nats above the best of their cell at the same step.
-
-    Attributes:
-        after: share of the steps that every run gets. worse_by: nats.
-    """
-
-    after: float = Field(0.25, ge=0, le=1)
-    worse_by: float = Field(gt=0)
-
-
 class Reference(Value):
     """Published numbers, shown beside ours.
 
@@ -146,7 +135,6 @@ class Sweep(Value):
         seeds: at least one. seeds_at: `best`: the first seed tunes, the others run at its best value; `all`: all
             of them run everywhere.
         score: what is tuned and compared: a key of a run's result or of its scores. direction: which scores are good.
-        prune: which runs are stopped early; none: those that diverge.
         keep: of a run that is over: `numbers`, or `models` (the trained one and the last checkpoints): takes room.
         reference: published numbers. verdict: what the paper's claim comes to.
         controls: cells that train in the paper; one that does not here makes every part of the claim void that compares
@@ -168,12 +156,19 @@ class Sweep(Value):
     seeds_at: Literal["best", "all"] = "best"
     score: str = "eval_loss"
     direction: Literal["minimize", "maximize"] = "minimize"
-    prune: Prune | None = None
     keep: Literal["numbers", "models"] = "numbers"
     reference: Reference | None = None
     verdict: Annotated[tuple[Check, ...], AsTuple] = ()
     controls: Annotated[tuple[str, ...], AsTuple] = ()
     spread: float | None = Field(None, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _earlier(cls, data: Any) -> Any:
+        """Results that are stored say that no run was stopped early, which a sweep once could ask for."""
+        if isinstance(data, dict) and data.get("prune", 0) is None:
+            return {key: value for key, value in data.items() if key != "prune"}
+        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -275,11 +275,6 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
         lines.append(f"- {', '.join(sweep.best_of)}: tuned likewise; the best one stands for the cell")
     where = "at the best value" if sweep.seeds_at == "best" and sweep.tune is not None else "everywhere"
     lines.append(f"- seeds {', '.join(map(str, sweep.seeds))}, {where}")
-    if sweep.prune is not None:
-        lines.append(
-            f"- runs are stopped after {sweep.prune.after:.0%} of the steps when their training loss is "
-            f"{sweep.prune.worse_by:g} nats above the best of their cell"
-        )
     lines += [f"- {line}" for line in foresight(sweep)]
     rows = store["rows"]
     seconds = sum(row.get("seconds") or 0.0 for row in rows)

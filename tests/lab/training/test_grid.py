@@ -97,7 +97,6 @@ REFUSED = {
     "too many": (changed(axes={f"a{i}": {f"{j}": {} for j in range(50)} for i in range(4)}), "more than"),
     "a recipe": (BASE, "is not a sweep"),
     "no recipe": (changed(base="no-such-recipe"), "no-such-recipe"),
-    "never ending prune": (changed(prune={"worse_by": 0}), "worse_by"),
 }
 
 

@@ -212,28 +212,26 @@ def test_the_whole_claim(found, told) -> None:
 
 @pytest.fixture
 def tuned():
-    """One cell bracketed, one on the edge, one diverged, one of which a rung was pruned."""
+    """One cell bracketed, one on the edge, one diverged, one of which a rung failed."""
     sweep = sweep_of(
         tune={"values": [0.01, 0.03, 0.1], "extend": 0},
         reference={"label": "published, perplexity", "cells": {ONE: 12.9, FOUR: "diverges"}},
         title="Four | parabolas",
         claim="Scaled ends lower.",
         verdict=[{"claim": "Scaled ends lower.", "less": [TWO, ONE]}, {"fails": [FOUR]}],
-        prune={"worse_by": 1.0},
     )
     table = {
         ONE: {0.01: [3.0], 0.03: [2.0, 2.2], 0.1: [2.5]},
         TWO: {0.01: [3.0], 0.03: [2.0], 0.1: [1.5, 1.6]},
-        THREE: {0.01: [4.0, 4.1], 0.03: ["pruned"], 0.1: [None]},
+        THREE: {0.01: [4.0, 4.1], 0.03: [None], 0.1: [None]},
         FOUR: {0.01: [None, None], 0.03: [None], 0.1: [None]},
     }
     entries = []
     for cell, rates in table.items():
         for rate, losses in rates.items():
             for seed, loss in enumerate(losses):
-                status = loss if loss == "pruned" else "diverged" if loss is None else "finished"
-                number = loss if isinstance(loss, float) else None
-                entries.append(entry(sweep, cell, seed, number, status=status, rate=rate))
+                status = "diverged" if loss is None else "finished"
+                entries.append(entry(sweep, cell, seed, loss, status=status, rate=rate))
     return grid_of(sweep, BASE), entries
 
 
