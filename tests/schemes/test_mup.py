@@ -129,6 +129,10 @@ class TestExperts:
     def table(self, a: Architecture, name: str = "mup", **options: Any) -> Parametrization:
         return scheme(name, base="xavier", base_width=64, base_expert_width=64, base_top_k=2, **options)(a)
 
+    def test_nothing_changes_at_the_base(self) -> None:
+        a = sparse(64, 64, 2)
+        assert columns(self.table(a)) == columns(scheme("mup", base="xavier", base_width=64)(a))
+
     @pytest.mark.parametrize("name", ["mup", "depth-mup", "completep"])
     def test_the_map_back_goes_with_the_experts_width_the_others_with_the_streams(self, name: str) -> None:
         base, wide = self.table(sparse(64, 64, 2), name), self.table(sparse(256, 128, 8), name)
