@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from benchmarks.layer_oracle import apart, boundaries
-from benchmarks.other_models import OTHERS, other_model
+from benchmarks.other_models import OTHERS
 from benchmarks.reach import examined
 from benchmarks.reach_page import FILE, PAGE, exact, right, text
-from benchmarks.small_models import TooLarge, small_model
-from torch import nn
 
 from signalprop.files.storage import read_json, read_text
 
@@ -41,27 +37,3 @@ def test_a_model_does_again_what_is_stored(name: str) -> None:
         assert exact(again, scheme) == exact(stored, scheme)
     assert exact(again, "lns") and again["lns"]["changed"] > 1e-3
     assert again["silenced"]["identity"] == 0
-
-
-def test_the_hooks_see_the_stream_of_a_model_by_hand() -> None:
-    model, inputs = other_model("one file: parallel")
-    seen = next(layers for layers in boundaries(model, inputs) if layers.path == "blocks")
-    parts: Any = model
-    with torch.no_grad():
-        x = parts.wte(inputs["idx"]) + parts.wpe(torch.arange(inputs["idx"].shape[1]))
-        entering = []
-        for block in parts.blocks:
-            entering.append(float(x.double().var(correction=0)))
-            x = block(x)
-    assert apart(seen.entering, entering) < 1e-12
-    assert apart(seen.leaving, [*entering[1:], float(x.double().var(correction=0))]) < 1e-12
-    assert len(seen.gradients) == 3 and min(seen.gradients) > 0
-
-
-def test_a_large_model_is_refused_before_it_is_made() -> None:
-    def large(_: Any) -> nn.Module:
-        return nn.Linear(5000, 5000)
-
-    large.__name__ = "Large"
-    with pytest.raises(TooLarge, match="25M parameters"):
-        small_model(large, None)

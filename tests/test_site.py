@@ -43,14 +43,6 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
         assert [option for option in names if option.lower() not in text.lower()] == [], name
 
 
-@pytest.mark.slow
-def test_the_site_needs_no_network(site: Path) -> None:
-    for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        loaded = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=\"(https?:[^\"]+)", text)
-        assert loaded == [], page.name
-
-
 def rows(page: str, columns: int) -> Iterator[list[str]]:
     """Rows of tables with so many columns that begin with the name of a scheme."""
     for line in (DOCS / page).read_text(encoding="utf-8").splitlines():

@@ -13,7 +13,6 @@ import torch
 
 import signalprop as sp
 from damage import check_line
-from own_model import OwnGPT
 from signalprop.errors import InputError
 from test_public_api import ENTRIES
 
@@ -121,29 +120,6 @@ def test_every_name_of_the_package_is_tried() -> None:
     values = {"SCHEMES", "InputError", "MissingExtra", "Scheme", "SignalCallback", "LightningSignalCallback"}
     values |= {"Equivalence"}  # an answer, whose methods take nothing or anything
     assert set(sp.__all__) - values <= tried and len(PLACES) > 150
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda: sp.predict(3), "predict takes as subject: str or Architecture or Parametrization or Module"),
-        (lambda: sp.average([PROFILE, 3]), "average takes as profiles: Sequence"),
-        (lambda: sp.compare(PROFILE, measured=3), "compare takes as measured: Profile"),
-        (lambda: sp.simulate(TABLE, n_seeds=True), "simulate takes as n_seeds: int"),
-        (lambda: sp.diagnose(OwnGPT(), [3]), "diagnose takes as batches"),
-        (lambda: sp.Series.of(token_correlation="x"), "Series.of takes as token_correlation"),
-    ],
-)  # fmt: skip
-def test_messages(call: Callable[[], Any], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        call()
-
-
-def test_a_wrong_number_of_arguments_is_pythons_own_error() -> None:
-    with pytest.raises(TypeError, match=r"predict\(\) missing 1 required positional argument"):
-        sp.predict()  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'fidelty'"):
-        sp.predict(TABLE, fidelty="auto")  # type: ignore[call-arg]
 
 
 def test_numbers_of_numpy_are_pythons() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import timing
 from benchmarks.accuracy_rows import errors_of
-from benchmarks.measured import Measured, standard_errors
+from benchmarks.measured import Measured
 from benchmarks.page import PAGE, RECORDS, SECTIONS, page
 
 from signalprop.files.storage import read_json
@@ -22,28 +19,6 @@ WRITTEN = [name for name in SECTIONS if (RECORDS / f"{name}.json").is_file()]
 
 
 # --- times ---------------------------------------------------------------------------------------------------------
-
-
-def test_turns_change_order_and_ratios_are_of_one_round() -> None:
-    now, order = 0.0, []
-
-    def act(name: str, seconds: float) -> Any:
-        def run() -> None:
-            nonlocal now
-            order.append(name)
-            now += seconds * (1 + len(order))  # the machine gets slower and slower
-
-        return run
-
-    actions = {"one": act("one", 1.0), "two": act("two", 2.0), "three": act("three", 0.5)}
-    seconds = timing.take_turns(actions, 40, clock=lambda: now, warm_up=2)
-    assert order[:6] == ["one", "one", "two", "two", "three", "three"]
-    rounds = [tuple(order[i : i + 3]) for i in range(6, len(order), 3)]
-    assert len(rounds) == 40 and all(set(turn) == set(actions) for turn in rounds)
-    assert len(set(rounds)) == 6
-    found = timing.ratios(seconds, "one")
-    assert found["two"]["median"] == pytest.approx(2, rel=0.05) and found["two"]["n"] == 40
-    assert found["three"]["median"] == pytest.approx(0.5, rel=0.05)
 
 
 # --- the page ------------------------------------------------------------------------------------------------------
@@ -91,16 +66,6 @@ def test_means_over_more_networks_are_those_over_all_of_them() -> None:
     # the standard error of the whole leaves out how far the two means lie apart, which is scatter too
     ratio = found.gradient.variance_se / every.gradient.variance_se
     assert np.median(ratio) == pytest.approx(1, abs=0.1)
-
-
-def test_what_is_kept_goes_to_json_and_back() -> None:
-    one = Measured.of(of_networks(np.random.default_rng(1).normal(0, 0.3, (3, 8))), 1.5)
-    again = Measured.from_row(json.loads(json.dumps(one.row())))
-    assert again.networks == 3 and again.seconds == 1.5
-    assert one.gradient is not None and again.gradient is not None and again.first is not None
-    assert again.gradient.log_variance == pytest.approx(one.gradient.log_variance, abs=1e-6)
-    assert again.first == pytest.approx(one.first, rel=1e-4)
-    assert standard_errors(again) == pytest.approx(standard_errors(one), rel=1e-2)
 
 
 def test_a_prediction_that_is_the_measurement_has_no_errors() -> None:

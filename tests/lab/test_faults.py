@@ -59,18 +59,6 @@ def test_killed_in_place_of_a_change(name: str, kills: int, given: Path, tmp_pat
         assert killing.different(whole, folder, case.written) == []
 
 
-def test_half_a_file_is_seen(given: Path, tmp_path: Path) -> None:
-    """By what the other tests compare with; another weight too."""
-    for name in ("plain/model.safetensors", "p.json"):
-        data, file = (given / name).read_bytes(), Path(name).name
-        for folder, written in {"one": data, "half": data[:-5], "other": data.replace(data[-9:], b"123456789")}.items():
-            (tmp_path / folder).mkdir(exist_ok=True)
-            (tmp_path / folder / file).write_bytes(written)
-            expected = [] if folder == "one" else [file]
-            assert killing.different(tmp_path / "one", tmp_path / folder, [file]) == expected
-        assert killing.different(tmp_path / "one", tmp_path / "other", ["missing"]) == ["missing"]
-
-
 @pytest.mark.parametrize(("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"),
                                                         (signal.SIGINT, 130, "interrupted")])  # fmt: skip
 def test_stopped_nothing_stays(number: signal.Signals, status: int, word: str, given: Path, tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 import yaml
 from benchmarks import page
 from benchmarks.gpu import ceilings, overheads, packing, wall
-from benchmarks.gpu.__main__ import TIMED, main
+from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.timed import write_records
 
 from signalprop.files.storage import read_json, write_json
@@ -57,24 +55,3 @@ def test_a_timed_part_goes_on_where_it_was_and_is_refused_elsewhere(part, tmp_pa
     capsys.readouterr()
     assert main([part, "--rehearse", "--out", str(tmp_path)]) == 2
     assert "rows of device 'another'" in capsys.readouterr().err
-
-
-def test_deep_and_thin_is_held_against_shallow_and_wide_of_the_same_batch_and_mode() -> None:
-    case = {"batch": 2, "tokens": 256, "mode": "eager", "small": False}
-    times = {(12, 1024): 0.1, (48, 512): 0.11, (24, 1024): 0.2, (96, 512): 0.23}
-    rows = [{"case": case | {"layers": n, "width": d}, "seconds": t, "memory": 2**30} for (n, d), t in times.items()]
-    rows.append({"case": rows[0]["case"] | {"mode": "graph"}, "error": "RuntimeError: no"})
-    lines = wall.section(rows).splitlines()
-    assert [("+10.0 %" in line, "+15.0 %" in line) for line in lines[2:]] == [
-        (False, False), (True, False), (False, False), (False, True), (False, False)]  # fmt: skip
-    assert "RuntimeError: no" in lines[-1]
-
-
-def test_every_part_has_its_sizes_and_its_words() -> None:
-    """Six shapes at two sizes; three sweeps."""
-    assert {case["layers"] * case["width"] ** 2 for case in wall.cases(False)} == {12 * 1024**2, 24 * 1024**2}
-    assert len({(case["layers"], case["width"]) for case in wall.cases(False)}) == 6
-    assert {path.stem: len(load_sweep(path).cells) for path in packing.SWEEPS} == {"spa": 6, "bert": 6, "llama": 5}
-    assert all((Path(page.ROOT) / "benchmarks" / "gpu" / f"{part}.py").is_file() for part in TIMED)
-    assert {f"gpu.{part}" for part in TIMED} == set(page.ON_A_GPU)
-    assert json.dumps(overheads.cases(False))
