@@ -70,13 +70,6 @@ class TestConstants:
             column = table.weights[role]
             assert column[column > 0] ** 2 == pytest.approx(np.full(48, math.sqrt(0.9 / 2) / 256))
 
-    def test_k_and_alpha(self) -> None:
-        table = self.table(k=0.5, alpha=1.5)
-        assert table.branch**2 == pytest.approx(np.full(96, 0.5 / 48**1.5))
-        assert table.skip**2 == pytest.approx(np.full(96, 1 - 0.5 / 48**1.5))
-        alone = self.table(k=100.0, alpha=0.0)
-        assert (alone.branch == 1).all() and not alone.skip.any()
-
     @pytest.mark.parametrize("name", ["deepscalelm", "deepscalelm-simple"])
     @pytest.mark.parametrize("trainable", ["fixed", "scalar", "channel"])
     def test_a_learnable_beta_starts_at_the_same_value(self, name: str, trainable: str) -> None:
@@ -85,12 +78,6 @@ class TestConstants:
         assert np.array_equal(table.branch, self.table(name).branch)
         with pytest.raises(InputError, match="expected one of fixed, scalar, channel"):
             scheme(name, trainable="vector")
-
-    def test_stacks_count_their_own_layers(self) -> None:
-        a = Architecture(n_layers=12, n_decoder_layers=6, kind="encoder-decoder", d_model=64, dropout=0.1)
-        table = scheme("deepscalelm")(a)
-        assert table.branch**2 == pytest.approx([2 / 12] * 24 + [2 / 6] * 18)
-        assert DeepScaleLM().branch_variances(a) == pytest.approx(table.branch**2)
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))

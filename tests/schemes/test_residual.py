@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -141,26 +140,6 @@ class TestLayerScale:
         assert large / small == pytest.approx(100.0, rel=1e-3)
 
 
-class TestStableResNet:
-    def test_uniform(self) -> None:
-        assert scheme("stable-resnet")(encoder(12)).branch == pytest.approx(np.full(24, 1 / math.sqrt(24)))
-        two = scheme("stable-resnet")(GROUPED)
-        assert two.branch == pytest.approx([0.5] * 4 + [1 / 3] * 9)  # 4 branches, 9 branches
-        assert (two.skip == 1).all() and two.branch_trainable == "fixed"
-
-    def test_decreasing(self) -> None:
-        branch = scheme("stable-resnet", decreasing=True)(GROUPED).branch
-        by_hand = [
-            1 / math.log(2),
-            1 / (math.sqrt(2) * math.log(3)),
-            1 / (math.sqrt(3) * math.log(4)),
-            0.5 / math.log(5),
-        ]
-        assert branch[:4] == pytest.approx(by_hand)
-        assert branch[4:8] == pytest.approx(by_hand)  # the decoder counts its own
-        assert branch[12] == pytest.approx(1 / (3 * math.log(10)))
-
-
 class TestNormalisedSkip:
     @pytest.mark.parametrize(("norm", "attention"), [(True, 0.99), (False, 0.999)])
     def test_published_values(self, norm: bool, attention: float) -> None:
@@ -180,13 +159,6 @@ class TestNormalisedSkip:
         table = scheme("normalised-skip", **options)(data.draw(architectures()))
         assert table.skip**2 + table.branch**2 == pytest.approx(np.ones(table.n_sublayers), rel=1e-12)
         assert (table.skip >= 0).all()
-
-    def test_by_depth(self) -> None:
-        assert scheme("normalised-skip", k=2.0)(encoder(12)).skip ** 2 == pytest.approx(np.full(24, 10 / 12))
-        two = scheme("normalised-skip", k=1.0)(GROUPED)
-        assert two.branch**2 == pytest.approx([1 / 2] * 4 + [1 / 3] * 9)
-        alone = scheme("normalised-skip", k=2.0)(encoder(1))
-        assert not alone.skip.any() and (alone.branch == 1).all()
 
 
 class TestNoci:

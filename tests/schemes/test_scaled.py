@@ -97,20 +97,6 @@ class TestTakase:
 
 
 class TestDSInit:
-    def test_by_hand(self) -> None:
-        table = scheme("ds-init")(encoder(9))
-        for role in ("query", "key", "value", "output", "up", "down"):
-            found = ratios(table, role)
-            assert (found[0], found[1], found[3], found[8]) == pytest.approx((1.0, 0.70710678, 0.5, 1 / 3))
-        assert set(table.distribution.values()) == {"uniform"}
-        assert table.architecture == encoder(9)
-        assert ratios(scheme("ds-init", alpha=0.5)(encoder(4)), "up")[3] == pytest.approx(0.25)
-
-    def test_every_stack_counts_its_own_layers(self) -> None:
-        table = scheme("ds-init")(GROUPED)
-        assert ratios(table, "gate") == pytest.approx([1, 2**-0.5, 1, 2**-0.5, 3**-0.5])
-        assert ratios(table, "value") == pytest.approx([1, 2**-0.5, 1, 1, 2**-0.5, 2**-0.5, 3**-0.5, 3**-0.5])
-
     def test_orders_of_growth(self) -> None:
         """TGS table 3, pre-norm: forward and backward O(1); sensitivity N^-1 by its median (its mean is O(1))."""
         profiles = [predicted("ds-init", encoder(n)) for n in (*DEPTHS, 768)]
