@@ -1,4 +1,4 @@
-"""What a sweep comes to: one row per run (Parquet, CSV), means with errors, verdicts on the paper's claim, a page.
+"""What a sweep comes to: one row per run (CSV), means with errors, verdicts on the paper's claim, a page.
 
 Everything is made from one stored value (`results.json`): the sweep, its runs, where they ran.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError, require
-from signalprop.files.storage import finite, read_json, write_bytes, write_json, write_text
+from signalprop.files.storage import finite, read_json, write_json, write_text
 from signalprop_lab.training.cells import (
     STALLED,
     Row,
@@ -101,15 +101,6 @@ def as_csv(rows: Sequence[Row]) -> str:
     return buffer.getvalue()
 
 
-def as_parquet(rows: Sequence[Row]) -> bytes:
-    """One row per run."""
-    pyarrow = require("pyarrow", "training")
-    parquet = require("pyarrow.parquet", "training")
-    buffer = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(flat(rows)), buffer)
-    return buffer.getvalue()
-
-
 def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[Path], None]]:
     """What writes each file of a sweep's results into its directory; the stored value comes first.
 
@@ -119,7 +110,6 @@ def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[Path], Non
     return {
         out / "results.json": lambda path: write_json(path, store),
         out / "results.csv": lambda path: write_text(path, as_csv(store["rows"])),
-        out / "results.parquet": lambda path: write_bytes(path, as_parquet(store["rows"])),
         out / "table.md": lambda path: write_text(path, page(store)),
     }
 
