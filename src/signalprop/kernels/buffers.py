@@ -19,7 +19,7 @@ _MOST = 6  # of one size: a stream, what a branch reads of it and gives, the nex
 
 
 class _Store(threading.local):
-    kept: dict[int, list[FloatArray]] | None = None
+    kept: dict[tuple[int, int], list[FloatArray]] | None = None
 
 
 _STORE = _Store()
@@ -47,14 +47,15 @@ def _references(matrices: list[FloatArray]) -> list[int]:
 _UNUSED = next(iter(_references([np.empty(0)])), 0)  # of a matrix that stands in a list and nowhere else
 
 
-def empty(n: int) -> FloatArray:
-    """A matrix (n, n) of whatever was in its memory."""
+def empty(n: int, columns: int | None = None) -> FloatArray:
+    """A matrix (n, columns), by default (n, n), of whatever was in its memory."""
+    shape = n, n if columns is None else columns
     if _STORE.kept is None:
-        return np.empty((n, n))
-    kept = _STORE.kept.setdefault(n, [])
+        return np.empty(shape)
+    kept = _STORE.kept.setdefault(shape, [])
     for i, references in enumerate(_references(kept)):
         if references == _UNUSED:
             return kept[i]
     del kept[: max(0, len(kept) - _MOST + 1)]  # those that others hold on to
-    kept.append(np.empty((n, n)))
+    kept.append(np.empty(shape))
     return kept[-1]

@@ -23,7 +23,9 @@ from signalprop.network.moments import Array, FloatArray
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
 _ANGLES = np.linspace(0.0, math.pi, 4097)
-_AT_ONCE = 128  # rows and columns of a kernel that are computed at a time: they stay in the cache
+# Rows and columns of a kernel that are computed at a time: they stay in the cache. Blocks are copied column by column,
+# too: at a power of two these would share few of the cache's places.
+_ROWS, _COLUMNS = 64, 248
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
@@ -32,6 +34,9 @@ _MOST_NODES, _INTERPOLATED = 128, 1e-13
 
 # (variances of the rows (m, 1), of the columns (n,), correlations (m, n)) -> moments (m, n)
 Pair = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+Places = NDArray[np.intp]
+# (positions (m, 1), positions (n,) or (m, 1), their correlations, to be overwritten) -> what stands there, to keep
+Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
 def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -52,44 +57,49 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: Flo
         correlation: (T, T), 1 on the diagonal; what rounding has beyond +-1 counts as that.
         out: where the result may be put, `correlation` too.
     """
-    return _of_kernel(name, 0, variance, correlation, out)
+    return entry_by_entry(dual_of(name, 0, variance), correlation, np.asarray(variance), out)
 
 
 def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
     """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
-    return _of_kernel(name, 1, variance, correlation, None)
+    return entry_by_entry(dual_of(name, 1, variance), correlation, np.asarray(variance))
 
 
-def _of_kernel(
-    name: str, derivative: int, variance: Array, correlation: FloatArray, out: FloatArray | None
-) -> FloatArray:
+def dual_of(name: str, derivative: int, variance: Array) -> Block:
+    """`dual_of_kernel`, or with derivative 1 `slope_of_kernel`, of any entries."""
     if (one := one_variance(variance)) is not None:
-        return _of_one(name, derivative, one, correlation, out)
+        return _of_one(name, derivative, one)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
     act = activation(name)
     if (degree := _degree(act)) is not None:
-        root = s ** ((degree - derivative) / 2)
-        found = _of_one(name, derivative, 1.0, correlation, out)
-        found *= np.outer(root, root)
-        return found
+        return times(_of_one(name, derivative, 1.0), s ** ((degree - derivative) / 2))
     inside, numbers = numbers_of(name)
     if len(numbers) == 4 and act.closed_form is not None:  # d (f(a x) + c)
         scale, _, lift, gain = numbers
-        found = _of_kernel(inside, derivative, scale**2 * s, correlation, out)
-        if lift and not derivative:
-            mean = np.asarray(central_dual(inside, scale**2 * s, 0.0).mean)
-            found += lift * np.add.outer(mean, mean) + lift**2
-        found *= (gain * scale**derivative) ** 2
-        return found
+        lift = 0.0 if derivative else lift
+        of = dual_of(inside, derivative, scale**2 * s)
+        mean = np.asarray(central_dual(inside, scale**2 * s, 0.0).mean)
+        return lambda i, j, r: (of(i, j, r) + lift * (mean[i] + mean[j] + lift)) * (gain * scale**derivative) ** 2
     if act.closed_form is not None and act.name in _PAIRS:
         pair = _PAIRS[act.name][derivative]
-        return _symmetric(lambda i, j, r: pair(s[i], s[j], r), correlation, s, out)
+        return lambda i, j, r: pair(s[i], s[j], r)
     h = _hermite_at(act, s)
     if derivative:
-        return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL, correlation, s, out)
+        return _series(h.slopes, h.slope_second_moment, _SLOPE_TAIL)
     order = np.arange(1, len(h.slopes) + 1)
     beyond = h.slopes * np.sqrt(s / order[:, None])  # Stein: E f He_n / sqrt(n!)
-    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL, correlation, s, out)
+    return _series(np.vstack([h.mean, beyond]), h.variance + h.mean**2, _VALUE_TAIL)
+
+
+def times(of: Block, root: FloatArray) -> Block:
+    """Entries times root_i root_j."""
+
+    def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
+        out = of(i, j, r)
+        out *= root[i] * root[j]
+        return out
+
+    return block
 
 
 def one_variance(variance: Array) -> float | None:
@@ -104,19 +114,20 @@ def one_variance(variance: Array) -> float | None:
 # --- one variance --------------------------------------------------------------------------------------------------
 
 
-def _of_one(name: str, derivative: int, variance: float, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
-    """E f f, or E f' f', entry by entry of a symmetric matrix."""
+def _of_one(name: str, derivative: int, variance: float) -> Block:
+    """E f f, or E f' f', of any entries."""
     act = activation(name)
     if act.closed_form is not None and act.name in _CLOSED and math.isfinite(variance):
         closed, s = _CLOSED[act.name][derivative], np.asarray(variance)
-        return _symmetric(lambda _, __, r: closed(s, s, r), correlation, out=out)
-    return _looked_up(_dual_table(name, variance)[derivative], correlation, out)
+        return lambda _, __, r: closed(s, s, r)
+    return _looked_up(_dual_table(name, variance)[derivative])
 
 
 def _like(block: FloatArray) -> FloatArray:
-    """Room for one square; of another shape, a fresh one."""
-    m, n = block.shape
-    return empty(_AT_ONCE)[:m, :n] if max(m, n) <= _AT_ONCE else np.empty(block.shape)
+    """Room for one block, row after row; for a larger one, fresh."""
+    if block.size > _ROWS * _COLUMNS:
+        return np.empty(block.shape)
+    return empty(1, _ROWS * _COLUMNS)[0, : block.size].reshape(block.shape)
 
 
 def _relu_value(s: FloatArray, _: FloatArray, r: FloatArray) -> FloatArray:
@@ -137,8 +148,8 @@ def _relu_slope(_: FloatArray, __: FloatArray, r: FloatArray) -> FloatArray:
     return np.asarray(out)
 
 
-def _looked_up(coefficients: FloatArray, correlation: FloatArray, out: FloatArray | None) -> FloatArray:
-    """A polynomial in the angle's place within its interval, entry by entry of a symmetric matrix."""
+def _looked_up(coefficients: FloatArray) -> Block:
+    """A polynomial in the angle's place within its interval."""
 
     def block(_: object, __: object, r: FloatArray) -> FloatArray:
         place = np.arccos(r, out=r)
@@ -151,7 +162,7 @@ def _looked_up(coefficients: FloatArray, correlation: FloatArray, out: FloatArra
             found += column.take(left)
         return np.asarray(found)
 
-    return _symmetric(block, correlation, out=out)
+    return block
 
 
 @lru_cache(maxsize=128)
@@ -166,37 +177,56 @@ def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
     return cubic, np.stack([np.diff(slope), slope[:-1]])
 
 
-# (positions (m, 1), positions (n,) or (m, 1), their correlations, to be overwritten) -> what stands there
-Block = Callable[[NDArray[np.intp], NDArray[np.intp], FloatArray], FloatArray]
-
-
-def _symmetric(
-    block: Block, correlation: FloatArray, s: FloatArray | None = None, out: FloatArray | None = None
+def entry_by_entry(
+    block: Block,
+    kernel: FloatArray,
+    variance: FloatArray,
+    out: FloatArray | None = None,
+    root: FloatArray | None = None,
 ) -> FloatArray:
-    """A symmetric matrix, square by square from the diagonal on.
+    """A symmetric matrix, block by block from the diagonal on.
 
     Args:
-        s: the variances on which it depends, if any. out: where to put it; may be `correlation`.
+        kernel: of correlations. variance: of every position, or one: what the blocks depend on beside correlations.
+        out: where to put it; may be `kernel`.
+        root: correlations are root_i root_j times the kernel, and 1 on the diagonal. None: they are the kernel.
     """
-    half = len(correlation) // 2
-    if _is_twofold(correlation, half) and (s is None or np.array_equal(s[:half], s[half:])):
-        off = _symmetric(block, correlation[:half, half:])
+    half = len(kernel) // 2
+    if _is_twofold(kernel, half) and all(
+        np.array_equal(x[:half], x[half:]) for x in (variance, root) if x is not None and x.ndim
+    ):
+        of_half = None if root is None else root[:half]
+        off = _filled(block, kernel[:half, half:], np.empty((half, half)), of_half, apart=True)
+        own = np.diagonal(kernel)[:half, None].clip(-1.0, 1.0) if root is None else np.ones((half, 1))
         every = np.arange(half)[:, None]
-        own = block(every, every, np.clip(np.diagonal(correlation)[:half, None], -1.0, 1.0))
         whole = np.tile(off, (2, 2))
-        np.fill_diagonal(whole, np.tile(own[:, 0], 2))
+        np.fill_diagonal(whole, np.tile(block(every, every, own)[:, 0], 2))
         return whole
-    out = np.empty(correlation.shape) if out is None else out
-    positions = np.arange(len(correlation))
-    parts = [slice(start, start + _AT_ONCE) for start in range(0, len(out), _AT_ONCE)]
-    for k, part in enumerate(parts):
-        for other in parts[k:]:
-            r = correlation[part, other]
-            r = np.clip(r, -1.0, 1.0, out=_like(r))
+    return _filled(block, kernel, np.empty(kernel.shape) if out is None else out, root)
+
+
+def _filled(
+    block: Block, kernel: FloatArray, out: FloatArray, root: FloatArray | None, *, apart: bool = False
+) -> FloatArray:
+    """As `entry_by_entry`; `apart`: what stands on the diagonal are correlations of two tokens."""
+    n = len(kernel)
+    positions = np.arange(n)
+    for start in range(0, n, _ROWS):
+        end = min(start + _ROWS, n)
+        for left in range(start, n, _COLUMNS):
+            part, other = slice(start, end), slice(left, left + _COLUMNS)
+            given = kernel[part, other]
+            r = _like(given)
+            if root is not None:
+                given = np.multiply(given, root[other], out=r)
+                r *= root[part, None]
+            given.clip(-1.0, 1.0, out=r)
+            if root is not None and left == start and not apart:
+                r.ravel()[:: r.shape[1] + 1] = 1.0
             found = block(positions[part, None], positions[other], r)
             out[part, other] = found
-            if other != part:
-                out[other, part] = found.T
+            if (beyond := max(end, left)) < n:
+                out[beyond : left + _COLUMNS, part] = found[:, beyond - left :].T
     return out
 
 
@@ -276,14 +306,7 @@ _PAIRS: dict[str, tuple[Pair, Pair]] = {"gelu": (_gelu_value, _gelu_slope), "erf
 _CLOSED: dict[str, tuple[Pair, Pair]] = _PAIRS | {"relu": (_relu_value, _relu_slope)}
 
 
-def _series(
-    coefficients: FloatArray,
-    total: FloatArray,
-    enough: float,
-    correlation: FloatArray,
-    s: FloatArray,
-    out: FloatArray | None,
-) -> FloatArray:
+def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block:
     """sum_n c_n(i) c_n(j) r_ij^n by Horner's rule.
 
     Args:
@@ -295,7 +318,7 @@ def _series(
     terms = min(terms, len(kept), _MOST_TERMS)
     c = np.vstack([coefficients[:terms], np.sqrt(np.maximum(total - kept[terms - 1], 0.0))])
 
-    def block(i: NDArray[np.intp], j: NDArray[np.intp], r: FloatArray) -> FloatArray:
+    def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
         left, right = c[:, i], c[:, j]
         sum_, term = left[-1] * right[-1], np.empty(r.shape)
         for n in range(terms - 1, -1, -1):
@@ -304,7 +327,7 @@ def _series(
             sum_ += term
         return np.asarray(sum_)
 
-    return _symmetric(block, correlation, s, out)
+    return block
 
 
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:

@@ -33,9 +33,11 @@ class BranchKernel(Protocol):
 
     Attributes:
         uneven: as of `State`, of the branch that `forward` gave last.
+        by_entries: whether both ways take nothing but correlations of the kernel, and variances as one more argument.
     """
 
     uneven: FloatArray | float = 0.0
+    by_entries: bool = False
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
@@ -50,11 +52,13 @@ class BranchKernel(Protocol):
 
 class Read(NamedTuple):
     """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm; of an activation in
-    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held."""
+    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held. With
+    `own`, its variances, the kernel is the one before the norm: of branches `by_entries`."""
 
     kernel: FloatArray
     divisor: FloatArray | None
     beyond: float = 0.0
+    own: tuple[FloatArray, ...] = ()
 
 
 See = Callable[[int, State, State, State], None]
@@ -153,10 +157,6 @@ class Stack:
         """One sublayer: (branch before its multiplier, stream after it)."""
         return step(self, i, self.placements[i], stream, onto)
 
-    def raw_branch(self, i: int, stream: State) -> State:
-        """The branch before a norm on it, from the stream that it reads."""
-        return self._raw(i, self.what_is_read(i, stream))
-
     def what_is_read(self, i: int, stream: State) -> Read:
         """What the branch reads, by its placement."""
         return self.read_normed(i, stream) if self.placements[i] in NORM_BEFORE else self.read(i, stream)
@@ -175,9 +175,11 @@ class Stack:
             gain = float(self.p.norm_output[i])
             back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
             return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
-        divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
-        root = inverse_roots(divisor) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
-        return Read(self._with_bias(i, on_both_sides(stream.kernel, root)), divisor / (1 + stream.uneven))
+        divisor = (own := np.diagonal(stream.kernel) * scale) + self.a.norm_eps
+        root, seen = inverse_roots(divisor) * abs(self.p.norm_output[i]), divisor / (1 + stream.uneven)
+        if self.branches[i].by_entries and not self.p.norm_shift[i]:
+            return Read(stream.kernel, seen, own=(root**2 * own,))
+        return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), seen)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
@@ -203,7 +205,7 @@ class Stack:
     def _raw(self, i: int, read: Read) -> State:
         if self.silent[i]:
             return State(np.broadcast_to(0.0, read.kernel.shape))
-        out = self.branches[i].forward(i, read.kernel)
+        out = self.branches[i].forward(i, read.kernel, *read.own)
         if self.a.dropout:
             np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
         made = State(out, 0.0, self.branches[i].uneven).rescaled()
@@ -287,7 +289,7 @@ class Back:
         if stack.a.dropout:
             dropped = at_output.copy()
             np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
-        back = stack.branches[i].backward(i, read.kernel, dropped)
+        back = stack.branches[i].backward(i, read.kernel, dropped, *read.own)
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if getattr(stack.branches[i], "first", None) is not None:
@@ -382,18 +384,14 @@ def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
             "calibrated attention sets what a branch gives by the rows of its matrix, which neither an output bias nor "
             "a value skip goes through; set both to 0, or leave calibrated out"
         )
-    stack = Stack(_of_length(p, length), shapes)
+    stack = Stack(replace(p, architecture=a.replace(seq_len=length)), shapes)
 
     def calibrated(i: int, stream: State, onto: State | None) -> tuple[State, State]:
         if attends[i]:
-            own = np.diagonal(stack.raw_branch(i, stream).absolute())
+            own = np.diagonal(stack._raw(i, stack.what_is_read(i, stream)).absolute())
             stack.shapes[i] = (Calibrated(shapes[i][0], 1 / np.sqrt(own)),)
         return stack.sublayer(i, stream, onto)
 
     start = State(uniform_kernel(p.shaping.repeats, length))
     through(range(p.n_sublayers), stack.parallel, calibrated, start)
     return stack.shapes
-
-
-def _of_length(p: Parametrization, length: int) -> Parametrization:
-    return replace(p, architecture=p.architecture.replace(seq_len=length))

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.buffers import empty
 from signalprop.kernels.rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.repeated_keys import softmax_of_groups
@@ -85,8 +86,9 @@ class UnmaskedAttention(TokenAttention):
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         n, values, dropped = len(self.kernel), self._values, 1 / (1 - self.dropout) - 1
         if self.qk == 0:
-            own = np.full(len(self._asks), values.mean())
-            return np.full(self._asks.shape, values.mean()), own + dropped * np.diagonal(values).mean() / n
+            mean, out = float(values.mean()), empty(*self._asks.shape)
+            out.fill(mean)
+            return out, np.full(len(out), mean + dropped * float(np.diagonal(values).mean()) / n)
         w, (one, itself) = self._weights, self._same_pairs
         low, apart = float(w.mean @ values @ w.mean), float((w.apart * values).sum())
         of_one = float((one * values).sum()) - apart * float(one.sum())
