@@ -144,8 +144,7 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (TokenAttention, "backward", scaled, "attention step, token kernels"),
     (AttentionKernel, "forward", scaled, "attention step, token kernels"),
     (AttentionKernel, "backward", scaled, "attention step, token kernels"),
-    (duals, "dual_of_kernel", scaled, "feed-forward step, token kernels"),
-    (duals, "slope_of_kernel", scaled, "feed-forward step, token kernels"),
+    (duals, "entry_by_entry", scaled, "feed-forward step, token kernels"),
     (FeedForwardKernel, "forward", scaled, "feed-forward step, token kernels"),
     (FeedForwardKernel, "backward", scaled, "feed-forward step, token kernels"),
 ]

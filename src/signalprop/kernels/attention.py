@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.rows import Averages, Rows, by_pairs, favoured, held, of_rows, rows_of
+from signalprop.kernels.rows import Averages, Rows, by_pairs, favoured, held, mirrored, of_rows, rows_of, running
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import vanishing
@@ -168,11 +168,11 @@ class TokenAttention:
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         """M values: row i is the mean over the keys that query i sees (along axis 0)."""
-        return np.cumsum(values, axis=0) / self._row_length[:, None]
+        return running(values, 0) / self._row_length[:, None]
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         """Sums over the queries that see key k, for every k along `axis`."""
-        return np.flip(np.cumsum(np.flip(values, axis), axis), axis)
+        return np.flip(running(np.flip(values, axis), axis), axis)
 
     def _over_both(self, values: FloatArray) -> FloatArray:
         """Per pair of keys, the sum of values over the queries that see both, each shared among its pairs."""
@@ -186,8 +186,7 @@ class TokenAttention:
 
     def _of_pair(self, by_row: FloatArray) -> FloatArray:
         """At the shorter of two rows: of a value per row, or of what each row (first axis) has with every other."""
-        first = by_row.reshape(len(by_row), -1)
-        return np.where(self._seen, first.T, first)
+        return mirrored(by_row) if by_row.ndim > 1 else np.where(self._seen, by_row, by_row[:, None])
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""

@@ -98,7 +98,9 @@ def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatAr
     """(apart / its mean over the row)^favour; rows that all see the same, one row here, have their mean exponent."""
     ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
     exponent = favour if len(apart) == len(favour) else favour.mean(keepdims=True)
-    return np.asarray(np.maximum(ratio, 1e-9) ** exponent[:, None])
+    power = np.log(np.maximum(ratio, 1e-9, out=ratio), out=ratio)
+    power *= exponent[:, None]
+    return np.asarray(np.exp(power, out=power))
 
 
 def by_pairs(n: FloatArray) -> FloatArray:
@@ -106,13 +108,47 @@ def by_pairs(n: FloatArray) -> FloatArray:
     return np.asarray((n > 1) / np.maximum(n * (n - 1), 1.0))
 
 
+_AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
+_WIDE = 384  # columns from which NumPy's sums down the rows, column by column, lose more than a loop costs
+
+
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
     """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
-    out: FloatArray = x * coefficients[-1][:, None]
-    for c in coefficients[-2:0:-1]:
-        out += c[:, None]
-        out *= x
-    out += coefficients[0][:, None]
+    whole, rows = np.empty(x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        at, out, by = x[part], whole[part], coefficients[:, part, None]
+        np.multiply(at, by[-1], out=out)
+        for c in by[-2:0:-1]:
+            out += c
+            out *= at
+        out += by[0]
+    return whole
+
+
+def running(values: FloatArray, axis: int) -> FloatArray:
+    """Sums up to every entry along an axis of a matrix: `np.cumsum`, where memory runs the other way row by row."""
+    lines = values if axis == 0 else values.T
+    if lines.shape[1] < _WIDE or abs(lines.strides[0]) <= abs(lines.strides[1]):
+        return np.asarray(np.cumsum(values, axis))
+    out = np.empty(lines.shape)
+    out[0] = lines[0]
+    for before, line, here in zip(out, lines[1:], out[1:], strict=False):
+        np.add(before, line, out=here)
+    return out if axis == 0 else out.T
+
+
+def mirrored(values: FloatArray) -> FloatArray:
+    """The symmetric matrix with this upper triangle, block by block."""
+    out, side = np.empty(values.shape), 128
+    for start in range(0, len(out), side):
+        part = slice(start, start + side)
+        out[part, start:] = values[part, start:]
+        for left in range(start + side, len(out), side):
+            other = slice(left, left + side)
+            out[other, part] = values[part, other].T
+        square = values[part, part]
+        np.copyto(out[part, part], square.T, where=np.tri(len(square), dtype=bool))
     return out
 
 

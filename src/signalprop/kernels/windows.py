@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.rows import by_pairs
+from signalprop.kernels.rows import by_pairs, running
 from signalprop.network.moments import FloatArray
 
 
@@ -92,6 +92,6 @@ def windowed(
 
 def _between(values: FloatArray, first: NDArray[np.intp], after: NDArray[np.intp], axis: int) -> FloatArray:
     """Sums of values along an axis from `first` up to before `after`."""
-    total = np.cumsum(values, axis=axis)
+    total = running(values, axis)
     total = np.concatenate([np.zeros_like(total.take([0], axis)), total], axis=axis)
     return np.asarray(total.take(after, axis) - total.take(first, axis))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -29,9 +30,10 @@ def hidden_units(p: Parametrization, met: Met, profile: Profile) -> FloatArray:
     z = _nodes()[0]
     x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
     values, slopes = f.function(x) ** 2, f.derivative(x) ** 2
+    forward_of, back_of = _square_dual(values), _square_dual(slopes)
     sizes = []
     for pair, pair_g in ((np.ones_like(r), np.ones_like(r)), (r, r_g)):
-        forward, back = _square_dual(values, pair), _square_dual(slopes, pair)
+        forward, back = forward_of(pair), back_of(pair)
         if a.gated:  # times a second map, forward; back through both, in halves
             forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
         sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
@@ -48,11 +50,16 @@ def _nodes() -> tuple[FloatArray, FloatArray, FloatArray]:
     return z, w / w.sum(), np.polynomial.hermite_e.hermevander(z, _TERMS) / np.sqrt(factorials)
 
 
-def _square_dual(y: FloatArray, r: FloatArray) -> FloatArray:
-    """E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
+def _square_dual(y: FloatArray) -> Callable[[FloatArray], FloatArray]:
+    """r -> E y(z) y(z') / (E y)^2 of two Gaussians of correlation r, from values at the nodes, (sublayers, nodes)."""
     _, weights, basis = _nodes()
     squares = ((y * weights) @ basis) ** 2
-    total = y**2 @ weights - squares.sum(-1)  # what the terms leave, as one of the next power
-    for column in squares.T[::-1]:
-        total = total * r + column
-    return np.asarray(total / np.maximum(squares[:, 0], 1e-300))
+    rest = y**2 @ weights - squares.sum(-1)  # what the terms leave, as one of the next power
+
+    def dual(r: FloatArray) -> FloatArray:
+        total = rest
+        for column in squares.T[::-1]:
+            total = total * r + column
+        return np.asarray(total / np.maximum(squares[:, 0], 1e-300))
+
+    return dual

@@ -109,7 +109,7 @@ class Heads(BranchMoments):
 
     @cached_property
     def _rows(self) -> list[Row]:
-        return [Row(*values) for values in rows_of(self.table)]
+        return rows_of(self.table, Row)
 
     def at(self, i: int | Rowset) -> Row:
         """The products of sublayer i, or of several."""

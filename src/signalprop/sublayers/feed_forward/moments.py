@@ -55,7 +55,7 @@ class FeedForwardMoments(BranchMoments):
 
     @cached_property
     def _rows(self) -> list[Row]:
-        return [Row(*values) for values in rows_of(self.table)]
+        return rows_of(self.table, Row)
 
     def at(self, i: int | Rowset) -> Row:
         """The products of sublayer i, or of several."""
