@@ -168,7 +168,9 @@ class TokenAttention:
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         """M values: row i is the mean over the keys that query i sees (along axis 0)."""
-        return running(values, 0) / self._row_length[:, None]
+        found = running(values, 0)
+        found /= self._row_length[:, None]
+        return found
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         """Sums over the queries that see key k, for every k along `axis`."""
