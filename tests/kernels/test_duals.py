@@ -123,6 +123,26 @@ def stack_of(gated: bool, act: str = "gelu") -> Stack:
     return stack
 
 
+@pytest.mark.parametrize("bias", [0.0, 0.3])
+@pytest.mark.parametrize(("gated", "act"), [(False, "relu"), (False, "tanh"), (True, "silu")])
+def test_a_norm_within_the_step_is_the_one_before_it(gated: bool, act: str, bias: float) -> None:
+    """Of entries of a normed kernel, or of the stream's and the variances that the norm leaves: 7 blocks."""
+    n, rng = 300, np.random.default_rng(2)
+    a = Architecture(
+        kind="encoder", n_layers=1, d_model=32, n_heads=2, d_ff=64, vocab_size=9, seq_len=n, gated=gated, activation=act
+    )
+    p = scheme("xavier")(a)
+    block: Any = Stack(p.with_columns(**{f"bias__{role}": bias for role in ("up", "gate")})).branches[1]
+    x = rng.normal(size=(n, 16)) * np.geomspace(0.2, 3, n)[:, None]
+    kernel, gradient = x @ x.T / 16, np.cov(rng.normal(size=(n, 4)))
+    own = np.diagonal(kernel) / (np.diagonal(kernel) + 0.1)
+    root = np.sqrt(own / np.diagonal(kernel))
+    normed = kernel * np.outer(root, root)
+    np.testing.assert_allclose(block.forward(1, kernel, own), block.forward(1, normed), rtol=1e-9, atol=1e-12)
+    found = block.backward(1, kernel, gradient, own)
+    np.testing.assert_allclose(found, block.backward(1, normed, gradient), rtol=1e-6, atol=1e-12)
+
+
 def test_overlaps_by_chance_of_a_gated_block() -> None:
     """What two normed tokens share after silu(gate) * up, a million draws: five standard errors and 2 %."""
     correlation, d, gate, up, draws, rng = 0.1, 32, 0.1, 0.7, 50_000, np.random.default_rng(1)
