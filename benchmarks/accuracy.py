@@ -5,8 +5,8 @@
     python -m benchmarks.accuracy --minutes 60 --layers 12 192    # of networks of 12 to 192 layers
 
 What was measured is kept in docs/accuracy.json cell by cell, so that a change of a formula needs no new simulation.
-Networks scatter, so more are drawn until the standard error of every quantity is half its target, first for those
-cells that need the least for it.
+Networks scatter, so as many are drawn as the predicted scatter asks for (`needed_networks`), first of those cells that
+need the least time for it; what comes out does not decide how many.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.accuracy_grid import GROUPS, Cell, grid
 from benchmarks.accuracy_page import page
-from benchmarks.accuracy_rows import row_of
-from benchmarks.measured import Measured, imprecision, read_store, write_store
+from benchmarks.accuracy_rows import needed_networks, row_of
+from benchmarks.measured import Measured, read_store, write_store
 from signalprop.files.storage import write_text
 from signalprop.results.profile import Profile, average
 
@@ -27,8 +27,8 @@ MIN_NETWORKS = 3
 AT_A_TIME = 60.0  # seconds of one cell, between which the store is written
 
 
-def draw(cell: Cell, before: Measured | None, seconds: float) -> Measured:
-    """More networks, until the standard errors are half of their targets or the processor time is spent."""
+def draw(cell: Cell, before: Measured | None, most: int, seconds: float) -> Measured:
+    """More networks, `most` in all, but three at least, until the processor time is spent."""
     from signalprop.measurement.simulation import simulate
 
     a = cell.architecture()
@@ -36,42 +36,37 @@ def draw(cell: Cell, before: Measured | None, seconds: float) -> Measured:
     if before is not None and before.forward is None:
         before = None  # only errors were kept: the same networks again
     first = before.networks if before else 0
-    began = time.process_time()
+    began, spent = time.process_time(), 0.0
     profiles: list[Profile] = []
-    while True:
+    while len(profiles) < MIN_NETWORKS or (first + len(profiles) < most and spent < seconds):
         profiles.append(simulate(p, batch=batch, n_seeds=1, seed=first + len(profiles)))
         spent = time.process_time() - began
-        if len(profiles) < MIN_NETWORKS:
-            continue
-        measured = Measured.of(average(profiles), spent)
-        if before is not None:
-            measured = before.and_more(measured)
-        if imprecision(measured) <= 1 or spent + spent / len(profiles) > seconds:
-            return measured
+    measured = Measured.of(average(profiles), spent)
+    return measured if before is None else before.and_more(measured)
 
 
-def needed(cell: Cell, measured: Measured | None) -> float:
-    """Seconds until a cell counts: standard errors fall with the root of the time. Negative, by cost: not begun yet."""
+def needed(cell: Cell, measured: Measured | None, networks: int) -> float:
+    """Seconds until a cell has so many networks. Negative, by cost: not begun yet."""
     if measured is None or measured.forward is None:
         return -1 / cell.cost
-    return measured.seconds * (imprecision(measured) ** 2 - 1)
+    return measured.seconds * (networks / measured.networks - 1)
 
 
 def measure(minutes: float, group: str | None, layers: tuple[int, int]) -> None:
     """Measure for so many minutes of the clock, the cells that need the least first; all are begun before."""
     store, deadline = read_store(STORE, Cell), time.monotonic() + 60 * minutes
-    cells = [c for c in grid() if group in (None, c.group) and layers[0] <= c.n_layers <= layers[1]]
+    chosen = (c for c in grid() if group in (None, c.group) and layers[0] <= c.n_layers <= layers[1])
+    cells = {cell: max(needed_networks(cell), MIN_NETWORKS) for cell in chosen} if minutes else {}
     while time.monotonic() < deadline:
-        open_ = [c for c in cells if (m := store.get(c)) is None or imprecision(m) > 1]
+        open_ = [c for c, most in cells.items() if (m := store.get(c)) is None or not m.forward or m.networks < most]
         if not open_:
             return
-        cell = min(open_, key=lambda c: needed(c, store.get(c)))
+        cell = min(open_, key=lambda c: needed(c, store.get(c), cells[c]))
         begun = cell in store and store[cell].forward is not None
-        store[cell] = draw(cell, store.get(cell), AT_A_TIME if begun else 0.0)
+        store[cell] = draw(cell, store.get(cell), cells[cell], AT_A_TIME if begun else 0.0)
         by_cost = sorted(store, key=lambda cell: (cell.cost, cell.name))
         write_store(STORE, "signalprop/accuracy/2", {cell: store[cell] for cell in by_cost})
-        found = store[cell]
-        print(f"{cell.name}: {found.networks} networks, {imprecision(found):.2f} of what counts", flush=True)
+        print(f"{cell.name}: {store[cell].networks} of {cells[cell]} networks", flush=True)
 
 
 def main() -> None:

@@ -35,8 +35,10 @@ def page(rows: Sequence[Row]) -> str:
         "percentile over the sublayers (64 at most, evenly spaced); mean errors with their sign, positive where the "
         "prediction is too high. `rms z` is the difference over what so many networks scatter by, as "
         "[predicted](theory/scatter.md): about 1 where nothing but scatter is left. `se` is the median standard error "
-        "of the measured mean. **A row counts for a quantity where `se` is at most half of its target** (2 % for "
-        "forward variance and token correlation, 3 % for gradient variance); others stand in brackets.",
+        "of the measured mean. **A row counts for a quantity where `se`, and what it should be by the predicted "
+        "scatter, are at most half of its target** (2 % for forward variance and token correlation, 3 % for gradient "
+        "variance); others stand in brackets: three networks may lie near each other by chance, and their mean is no "
+        "better for it. How many networks are drawn depends on the predicted scatter, not on what comes out.",
         "",
         f"Of {len(full)} cells of {len(rows)} the whole profile is stored. Of the others (marked *) only the first "
         "gradient is, measured earlier on the same networks.",

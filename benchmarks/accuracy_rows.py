@@ -23,21 +23,23 @@ class Errors:
     """Agreement of one quantity over the sublayers: errors as of `signalprop.results.comparison`.
 
     Attributes:
-        signed: mean with the sign. se: median standard error of the measurement. z: root mean square over the predicted
-            scatter of so many networks, None where that is not derived.
+        signed: mean with the sign. se: median standard error of the measurement. predicted_se: by the predicted
+            scatter, 0 where it is not derived. z: root mean square over the predicted scatter of so many networks,
+            None where it is not derived.
     """
 
     median: float
     p95: float
     signed: float
     se: float
+    predicted_se: float
     z: float | None
     target: float
 
     @property
     def counts(self) -> bool:
-        """Whether the measurement is exact enough to tell."""
-        return self.se <= self.target / 2
+        """Whether the measurement is exact enough to tell: three networks may lie near each other by chance."""
+        return max(self.se, self.predicted_se) <= self.target / 2
 
 
 @dataclass(frozen=True)
@@ -112,5 +114,29 @@ def errors_of(predicted: Profile, measured: Measured) -> dict[str, Errors]:
             signed, z = relative_errors(series, reference)[i % 2], scores(series, reference, n)[i % 2]
             size = np.abs(signed)
             middle, p95 = float(np.median(size)), float(np.percentile(size, 95))
-            out[name] = Errors(middle, p95, float(np.mean(signed)), ses[name], rms(z), target)
+            expected = _scatter(series)[i % 2] / math.sqrt(n)
+            out[name] = Errors(middle, p95, float(np.mean(signed)), ses[name], expected, rms(z), target)
     return out
+
+
+def _scatter(series: Series) -> tuple[float, float]:
+    """Medians of the predicted standard deviations of one network, as errors are counted; 0 where not derived."""
+    sd, r_sd = series.variance_sd, series.token_correlation_sd
+    if sd is None or r_sd is None:
+        return 0.0, 0.0
+    return float(np.median(sd)), float(np.median(r_sd / np.maximum(np.abs(series.token_correlation), 0.1)))
+
+
+def needed_networks(cell: Cell) -> int:
+    """Networks of a cell until its standard errors are half of their targets, by the predicted scatter.
+
+    With two fifths more of them, so that the measured errors mostly are, too. It does not depend on what comes out.
+    """
+    a = cell.architecture()
+    predicted = predict(cell.parametrization(a), cell.batch(a).statistics(a))
+    assert predicted.gradient is not None
+    mask = kept(predicted.n_sublayers)
+    stream, gradient = predicted.forward["stream_out"].select(mask), predicted.gradient["stream_in"].select(mask)
+    scatter = (*_scatter(stream), _scatter(gradient)[0])
+    shares = (sd / (target / 2) for sd, target in zip(scatter, TARGETS.values(), strict=True))
+    return math.ceil(1.4 * max(shares) ** 2)

@@ -121,12 +121,6 @@ def _known(column: FloatArray | None) -> FloatArray:
     return column
 
 
-def imprecision(measured: Measured) -> float:
-    """The largest standard error over half of its target; infinite where only the first gradient is kept."""
-    errors = standard_errors(measured)
-    return max(error / (TARGETS[quantity] / 2) for quantity, error in errors.items()) if errors else math.inf
-
-
 def standard_errors(measured: Measured) -> dict[str, float]:
     """Median standard error over the sublayers of every quantity that is kept, as errors are counted."""
     series = (measured.forward, measured.forward, measured.gradient)

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.accuracy_rows import errors_of
+from benchmarks.accuracy_grid import Cell
+from benchmarks.accuracy_rows import errors_of, needed_networks, row_of
 from benchmarks.measured import Measured
 from benchmarks.page import PAGE, RECORDS, SECTIONS, page
 
 from signalprop.files.storage import read_json
+from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile, average
 from signalprop.results.series import Series
@@ -75,3 +77,16 @@ def test_a_prediction_that_is_the_measurement_has_no_errors() -> None:
     twice = replace(kept, gradient=replace(kept.gradient, log_variance=kept.gradient.log_variance - np.log(2)))
     errors = errors_of(profile, twice)["gradient variance"]
     assert errors.median == pytest.approx(np.log(2)) and errors.signed == pytest.approx(np.log(2)) and errors.z is None
+
+
+def test_a_cell_counts_from_as_many_networks_as_the_predicted_scatter_asks_for() -> None:
+    cell = Cell("bidirectional", "tgs", 2, 64, "pre", "xavier", "relu", 0.0, seq_len=16)
+    a = cell.architecture()
+    profile = simulate(cell.parametrization(a), batch=cell.batch(a), n_seeds=2)
+    lucky = {"variance_se": np.full(4, 1e-4), "token_correlation_se": np.full(4, 1e-4)}
+    one = Measured.of(profile, 1.0)
+    assert one.forward and one.gradient
+    one = replace(one, forward=replace(one.forward, **lucky), gradient=replace(one.gradient, **lucky))
+    assert not all(errors.counts for errors in row_of(cell, one).errors.values())
+    enough = replace(one, networks=needed_networks(cell))
+    assert all(errors.counts for errors in row_of(cell, enough).errors.values())
