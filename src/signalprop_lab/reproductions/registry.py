@@ -117,10 +117,8 @@ ROWS: tuple[Row, ...] = (
         "Fine-tuning and LoRA",
         "TGS Tables 6–7",
         "fine-tuning and LoRA keep the gain",
-        missing="it takes a DeepScaleLM checkpoint of transformers that is ahead in its pre-training. The small ones "
-        "that were tried are not: Llamas of 24 layers end above Pre-LN (docs/results/pretrained.md), and Post-LN BERTs "
-        "of 12 layers of width 64 are still at chance after 400 steps of 8 x 64 tokens, at rates 3e-4 and 1e-3. With "
-        "such a one, sweep-finetuned asks it, and with model.lora Table 7",
+        trained_by="signalprop sweep sweep-pretrained-postln, then sweep-finetuned-postln",
+        page="docs/results/finetuned-postln.md",
     ),
     Row(
         "tgs-tab8",

