@@ -43,9 +43,11 @@ Costs = dict[str, dict[tuple[float | None, int], float]]
 
 
 def real_train(recipe: Recipe, out: Path, **options: Any) -> Any:
-    """`signalprop_lab.training.run.train`, imported when it is needed."""
+    """`signalprop_lab.training.run.train`, imported when it is needed, without bars and warnings of transformers."""
+    from signalprop.diagnosis.loading import quiet
     from signalprop_lab.training.run import train
 
+    quiet()
     return train(recipe, out, **options)
 
 

@@ -217,7 +217,7 @@ def test_sequence_classification(tmp_path: Path, cache: Path) -> None:
     ("path", "command"),
     [
         ("runs/llama-small/folded", "train llama-small"),
-        ("sweeps/pretrained/runs/Pre-LN/seed=0/folded", "sweep sweep-pretrained"),
+        ("sweeps/pretrained/runs/Pre-LN/lr=0.01/seed=0/folded", "sweep sweep-pretrained"),
     ],
 )
 def test_what_was_not_trained_before_is_asked_for(path: str, command: str, cache: Path) -> None:
