@@ -79,7 +79,7 @@ def apply(
         The Parametrization that the model now has.
 
     Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    have a copy meanwhile (none, and a warning, where they take more than half of the memory that is free).
+    have a copy meanwhile (in memory, or in a temporary file where they take more than half of what is free).
 
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
