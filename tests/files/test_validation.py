@@ -27,20 +27,10 @@ def message(call: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("width", ["3", 3.0, True, None, [3], np.arange(9).reshape(3, 3)])
-def test_types_are_strict(width: Any) -> None:
-    assert "width" in message(lambda: Point(width=width))
-
-
 def test_numpy_scalars_count_as_numbers() -> None:
     point = Point(width=np.int32(3), height=np.float32(0.5))
     assert point == Point(width=3, height=0.5) and type(point.width) is int
     assert Point(width=3, height=2).height == 2.0
-
-
-@pytest.mark.parametrize("height", [float("nan"), float("inf"), "high"])
-def test_numbers_are_finite(height: Any) -> None:
-    assert "height" in message(lambda: Point(width=1, height=height))
 
 
 def test_an_unknown_field_gets_a_suggestion() -> None:

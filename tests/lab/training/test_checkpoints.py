@@ -17,7 +17,6 @@ from transformers import TrainerState
 
 import trained
 from applied import vanilla
-from signalprop.errors import InputError
 from signalprop.models import build
 from signalprop.network.architecture import Architecture
 from signalprop.repair import apply
@@ -25,7 +24,6 @@ from signalprop.schemes import scheme
 from signalprop_lab.training import checkpoints, weight_files
 from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, last_good, problem_of
 from signalprop_lab.training.checkpoints import mark, thin_out
-from signalprop_lab.training.run_folder import alone
 from signalprop_lab.training.weight_files import OPTIMIZER, STATE, WEIGHTS
 
 TRAINER = "trainer_state.json"
@@ -188,12 +186,6 @@ class TestOfATraining:
         trained.trainer_of(recipe, folder).train()
         return folder
 
-    def test_files(self, folder: Path) -> None:
-        found = {item.name for item in (folder / "checkpoints" / "checkpoint-3").iterdir()}
-        assert found == {MARKER, WEIGHTS, OPTIMIZER, STATE, "process-0.json", "trainer_state.json"}
-        assert trained.checkpoint_steps(folder) == [2, 3]  # cadence.keep
-        assert not list(folder.rglob("*.bin")) and not list(folder.rglob("*.pt*"))
-
     def test_optimizer_by_names(self, folder: Path) -> None:
         checkpoint = folder / "checkpoints" / "checkpoint-3"
         weights, moments = load_file(checkpoint / WEIGHTS), load_file(checkpoint / OPTIMIZER)
@@ -203,15 +195,3 @@ class TestOfATraining:
         for name in names:
             assert moments[f"{name}/exp_avg"].shape == weights[name].shape
             assert moments[f"{name}/step"] == 3
-
-
-class TestAlone:
-    def test_a_second_one_is_refused_and_a_third_after_the_end_is_not(self, tmp_path: Path) -> None:
-        with (
-            alone(tmp_path),
-            pytest.raises(InputError, match="another process is training"),
-            alone(tmp_path),
-        ):
-            raise AssertionError
-        with alone(tmp_path):
-            pass

@@ -45,14 +45,6 @@ def test_a_run_begins_from_the_model_of_its_own_seed() -> None:
     assert grid.base["model"] == start
 
 
-def test_a_base_is_found_beside_the_sweep(tmp_path, monkeypatch) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
-    path = written(tmp_path, changed(base="base.yaml"))
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert load_sweep(path).base == BASE
-
-
 REFUSED = {
     "unknown field": (changed(axis={}), "axis"),
     "no axes": (changed(axes={}), "axes"),

@@ -86,22 +86,6 @@ def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
     assert stages == sorted(stages)
 
 
-def test_a_parabola_in_the_logarithm_is_bracketed() -> None:
-    sweep = tuned(Tune(values=(3e-4, 1e-3, 3e-3), extend=5), (0, 1))
-    for optimum in (1e-7, 1e-5, 1e-3, 0.1, 0.3):
-        costs, _ = search(sweep, lambda rate, seed, at=optimum: math.log(rate / at) ** 2)
-        best = best_rung(sweep, costs)
-        assert abs(math.log(best / optimum)) <= math.log(10 / 3) / 2 + 1e-6 or optimum == 1e-7
-        assert on_edge(sweep, costs) is (optimum == 1e-7)
-
-
-def test_without_tuning_there_are_only_seeds() -> None:
-    sweep = tuned(None, (4, 2))
-    costs, _ = search(sweep, lambda rate, seed: 1.0)
-    assert sorted(costs) == [(None, 2), (None, 4)]
-    assert not on_edge(sweep, costs)
-
-
 def test_of_alternatives_only_the_best_one_runs_more_seeds() -> None:
     sweep = Sweep(
         schema="signalprop/sweep/1",

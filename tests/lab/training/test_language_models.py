@@ -25,7 +25,6 @@ from signalprop_lab.training.tokenizers import ids_of, serialized, train
 
 BYTES = {"kind": "bytes"}
 BPE = {"kind": "bpe", "vocab_size": 300}
-ENCODER_DECODER = {"kind": "encoder-decoder"}
 
 
 # --- language models ---------------------------------------------------------------------------------------
@@ -128,16 +127,6 @@ def everything(prepared: Prepared) -> list[list[int]]:
     n = len(prepared.train)  # type: ignore[arg-type]
     found = [example(prepared, i) for i in range(n)] + validation(prepared)
     return [e["tokens"].tolist() for e in found]
-
-
-@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
-def test_what_is_cached_is_what_is_made(kind: str, corpus: Path, tmp_path: Path) -> None:
-    r = recipe("causal-lm", tmp_path, source=corpus, tokenizer={"kind": kind, "vocab_size": 280}, seq_len=16)
-    made = everything(prepare(r))
-    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    assert len(files) == 1
-    assert everything(prepare(r)) == made
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == files
 
 
 @pytest.mark.parametrize("left", [0, 5, 100, -5])

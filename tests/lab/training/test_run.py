@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -100,28 +99,6 @@ def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_layers_that_are_computed_again_learn_the_same(tmp_path: Path, four: Result) -> None:
     again = run(tmp_path / "run", "budget.steps=4", "gradient_checkpointing=true")
     assert again.eval_loss == four.eval_loss
-
-
-def test_the_revision_is_signalprops_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(folder: Path, *words: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
-
-    for name in ("mine", "theirs"):
-        (tmp_path / name).mkdir()
-        git(tmp_path / name, "init", "-q")
-        (tmp_path / name / "a.py").write_text("1")
-        git(tmp_path / name, "add", "a.py")
-        git(tmp_path / name, "commit", "-qm", name)
-    monkeypatch.chdir(tmp_path / "theirs")
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine" / "a.py"))
-    revision = git(tmp_path / "mine", "rev-parse", "HEAD").strip()
-    assert environment.environment()["git"] == revision
-    (tmp_path / "mine" / "a.py").write_text("2")
-    assert environment.environment()["git"] == f"{revision}-dirty"
-    (tmp_path / "mine" / "b.py").touch()  # as in a virtual environment within somebody's repository
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "mine" / "b.py"))
-    assert environment.environment()["git"] is None
 
 
 def test_an_interrupt_leaves_no_git_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

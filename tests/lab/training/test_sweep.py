@@ -92,16 +92,6 @@ def test_every_run_is_done_once_and_the_best_rate_is_bracketed(written, tmp_path
     assert lines[-1].startswith(f"{len(entries)}/{len(entries)} runs: ")
 
 
-def test_a_finished_sweep_runs_nothing_and_a_larger_one_what_is_new(written, tmp_path, lines) -> None:
-    out = tmp_path / "out"
-    first = go(written(**SMALL), out, lines)
-    assert go(written(**SMALL), out, lines) == first
-    more = go(written(**SMALL | {"seeds": [0, 1, 2], "axes": SWEEP["axes"] | {}} | {"axes": SMALL["axes"]}), out, lines)
-    assert [entry for entry in more if entry.point.seed != 2] == first
-    assert len(more) == len(first) + 2
-    assert all(at == [0] for at in starts(out).values())
-
-
 def test_what_happened_is_found_again_in_the_runs_directories(written, tmp_path, lines) -> None:
     out = tmp_path / "out"
     before = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out, lines)}
@@ -274,22 +264,6 @@ def wait_for(condition, seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < until, "this takes too long"
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_goes_on(written, tmp_path, lines) -> None:
-    path, out = written(**SMALL), tmp_path / "out"
-    for n_runs in (1, 3):
-        running = process(path, out)
-        wait_for(lambda n=n_runs: len(list(out.glob("runs/**/state.json"))) >= n)
-        os.killpg(running.pid, signal.SIGKILL)
-        running.communicate()
-    entries = go(path, out, lines)
-    assert any(len(at) == 2 and at[1] > 0 for at in starts(out).values())  # went on in the middle
-    assert all(len(at) <= 3 for at in starts(out).values())
-    assert len({entry.point for entry in done(entries)}) == len(done(entries))
-    whole = {e.point: e.row["eval_loss"] for e in go(path, tmp_path / "whole", lines)}
-    assert {e.point: e.row["eval_loss"] for e in done(entries)} == whole
 
 
 @pytest.mark.slow

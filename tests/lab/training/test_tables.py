@@ -114,11 +114,6 @@ def test_a_difference_counts_beyond_two_standard_errors_of_the_paired_one(pairs,
     assert bool(close) is (abs(difference) <= 2 * error)
 
 
-def test_what_a_seed_does_to_both_cells_is_no_noise_of_their_difference() -> None:
-    losses = {ONE: [2.0, 3.0, 4.0], TWO: [2.1, 3.11, 4.1], THREE: [2.2, 3.2, 4.21]}
-    assert kinds(losses, [{"less": [ONE, TWO]}]) == [CONFIRMED]
-
-
 def test_a_control_that_does_not_train_voids_what_others_show_by_not_training() -> None:
     losses = {ONE: [5.0, 5.1], TWO: [2.0, 2.1], THREE: [5.2, 5.1], FOUR: [2.5, 2.6]}
     checks = [{"less": [FOUR, THREE]}, {"fails": [THREE]}, {"less": [TWO, FOUR]}, {"trains": [ONE]}]
@@ -271,13 +266,3 @@ def test_a_page_is_made_of_what_is_stored(tuned, tmp_path) -> None:
     (tmp_path / "other.json").write_text('{"schema": "signalprop/else/1"}')
     with pytest.raises(InputError, match="not the results of a sweep"):
         write_results_page(tmp_path / "other.json", tmp_path / "other.md")
-
-
-def test_when_networks_leave_the_plateau() -> None:
-    from benchmarks import results
-
-    rows = [{"method": "a", "layers": n, "score": x} for n, x in (("6", 90), ("6", 70), ("6", None), ("24", None))]
-    rows += [{"method": "b", "layers": "24", "score": None}]
-    said = results.plateau({"rows": rows})
-    assert "- a: after 70 (6 layers) steps; never at 24 layers (1 runs)" in said
-    assert "- b: after no number of steps; never at 24 layers (1 runs)" in said
