@@ -191,22 +191,13 @@ class Cast(Value):
     signal_to_noise: Numbers = ()
     maps: tuple[MapNoise, ...] = ()
 
-    @property
-    def damages(self) -> dict[int, float]:
-        """What the cast of each layer alone does at the logits, in nats per token: of its maps together."""
-        out: dict[int, float] = {}
-        for item in self.maps:
-            if item.damage is not None:
-                out[item.layer] = out.get(item.layer, 0.0) + item.damage
-        return out
-
 
 class LeftOut(Value):
     """Linear maps to leave unquantised: the fewest that make half of a cast's damage, at most a tenth of all.
 
     Attributes:
         format, of: of the cast. reasons: by path in the model. runtimes: the list as each runtime takes it
-            (`signalprop.repair.left_out.TAKEN_BY`), with the head, and what vLLM computes together.
+            (docs/diagnosing.md), with the head, and what vLLM computes together.
     """
 
     format: str

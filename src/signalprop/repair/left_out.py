@@ -13,21 +13,14 @@ from signalprop.attachment.attached import is_transposed
 # What vLLM makes one map of: it refuses a checkpoint in which some of these are left out and others not, by
 # `ignored_layers` and by llm-compressor's `ignore` alike (is_layer_skipped, should_ignore_layer in its sources).
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"))
-# How each runtime takes its list; names are held against whole paths (vLLM, llm-compressor without "re:", torchao).
-TAKEN_BY = {
-    "transformers": "FineGrainedFP8Config(modules_to_not_convert=...), BitsAndBytesConfig(llm_int8_skip_modules=...)",
-    "llm-compressor": "QuantizationModifier(ignore=...)",
-    "torchao": "quantize_(model, config, filter_fn=lambda m, name: isinstance(m, nn.Linear) and name not in ...)",
-    "onnxruntime": "quantize_static(..., nodes_to_exclude=...), nodes as torch.onnx.export(dynamo=False) names them",
-    "vllm": '"ignored_layers" in quantization_config of config.json',
-}
 
 
 def left_out(model: nn.Module, reasons: Mapping[str, str]) -> dict[str, Any]:
-    """The lists of `TAKEN_BY`, and the reason of every module; empty where there are no reasons.
+    """The list of every runtime (docs/diagnosing.md: where each goes), and the reason of every module; empty without.
 
     A list that is given replaces the default of transformers, which spares the head; llm-compressor's default is empty,
-    and torchao's filter takes every linear map: so the head is in.
+    and torchao's filter takes every linear map: so the head is in. Names are held against whole paths (vLLM,
+    llm-compressor without "re:", torchao).
 
     Experts' weights, which one parameter holds, are left out with their module: no runtime takes them apart. As vLLM
     matches names of experts, and llm-compressor's models, which have them one by one, need a pattern.
