@@ -9,7 +9,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,11 +17,10 @@ from torch import Tensor, nn
 from diagnosing import VOCABULARY, logits_of, mapping_of, text_batch, tiny
 from diagnosis.test_signal import streams
 from signalprop.attachment.attached import attach, require_roles
-from signalprop.diagnosis.casts import LinearMap, cast, casts, maps_of, ratio
-from signalprop.diagnosis.layers import sequences
+from signalprop.diagnosis.casts import LinearMap, cast, casts, maps_of
 from signalprop.diagnosis.number_formats import PER_TENSOR, SCALED, Format
 from signalprop.diagnosis.result import Cast, Estimate, MapNoise
-from signalprop.diagnosis.sensitivity import SEQUENCES, by_map, to_leave_out
+from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
 from signalprop.repair.left_out import left_out
 from signalprop.report.diagnosis_tables import cast_table
@@ -229,18 +227,6 @@ class TestByMap:
             assert item.noise == pytest.approx(float(noise.square().sum()) / signal, rel=1e-4)
             assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
 
-    def test_of_several_sequences_the_mean(self) -> None:
-        model = tiny("gpt2", 1)
-        batch, attached = text_batch(model), attach(model)
-        nothing = Estimate(value=None)
-        row = Cast(format="int4_channel", of="weights", scaled=True, loss=nothing, increase=nothing)
-        (both,) = by_map(attached, [batch], [row], skip_first=SKIP)
-        parts = [by_map(attached, [one], [row], skip_first=SKIP)[0].maps for one in sequences(batch)]
-        assert len(parts) > 1
-        for item, *alone in zip(both.maps, *parts[:SEQUENCES], strict=True):
-            assert item.damage == pytest.approx(np.mean([one.damage for one in alone]))
-            assert item.channel == alone[0].channel
-
     def test_outliers_of_what_a_map_reads(self) -> None:
         """A gain of the norm makes a channel, a token's values make a token; against a plain hook."""
         model = tiny("llama", 2)
@@ -326,10 +312,3 @@ def damage_of(model: Any, layer: int, noise: Tensor) -> float:
     total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
     (change,) = torch.autograd.grad(total, at)
     return float(0.5 * change.square().sum() / (targets >= 0).sum())
-
-
-def test_signal_over_noise() -> None:
-    x = torch.tensor([3.0, 4.0])
-    assert ratio(x, x + torch.tensor([0.0, 0.5])) == pytest.approx(20.0)
-    assert ratio(x, x) is None and ratio(x, x * math.nan) is None and ratio(x * 0, x) is None
-    assert ratio(x, -x) == pytest.approx(10 * np.log10(0.25))

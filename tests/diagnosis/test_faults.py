@@ -84,13 +84,6 @@ class TestOneLayer:
         assert f"{'heads 2-3' if len(dead) == 2 else 'head 3'} of 4" in verdict.text
         assert "weights of the head are 0" in verdict.cause
 
-    def test_queries_and_keys_times_4(self, family: str) -> None:
-        model = model_of(family)
-        scaled(model, 4.0, ("query", "key"))
-        verdict = fault(diagnosed(model))
-        assert (verdict.kind, verdict.layers) == ("scaled queries and keys", (SICK,))
-        assert "query x" in verdict.text and "key x" in verdict.text and "value" not in verdict.text
-
     def test_weights_that_are_not_numbers(self, family: str) -> None:
         model = model_of(family)
         with torch.no_grad():
@@ -202,10 +195,3 @@ class TestLayerNormScaling:
         if folded:
             sp.fold(model)
         assert findings(diagnosed(model, expected="lns"), "fault", "warning") == []
-
-
-def test_branches_of_multiplier_0() -> None:
-    model = model_of("llama")
-    sp.apply(model, "skipinit", initialize=False)
-    found = diagnosed(model)
-    assert findings(found, "fault") == [("silent layers", tuple(range(N)))]

@@ -15,9 +15,7 @@ import torch
 from torch import nn
 
 import own_model
-import signalprop as sp
-from diagnosing import VOCABULARY, diagnosed, findings, mapping_of, text_batch, tiny
-from diagnosis.test_removal import silent
+from diagnosing import VOCABULARY, diagnosed, mapping_of, text_batch, tiny
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import Diagnosis, diagnose
 from signalprop.diagnosis.result import (
@@ -86,13 +84,6 @@ class TestSections:
         found = diagnose(own, [batch], mapping=named, remove=1, cast=["bfloat16"])
         assert found.removal is not None and len(found.removal.single) == 3
         assert found.identity is not None and len(found.casts[0].signal_to_noise) == 3
-
-    def test_a_model_that_carries_a_scheme(self) -> None:
-        model = tiny("llama", 3)
-        sp.apply(model, "deepnorm", initialize=False)
-        found = diagnosed(model, remove=0)
-        assert found.weights[0].predicted_variance is not None
-        assert found.removal is not None and len(found.removal.single) == 3
 
     def test_predictions_stand_beside(self) -> None:
         """Fresh weights: what is measured is what theory says of their sizes, but for the few tokens here."""
@@ -260,16 +251,3 @@ class TestWords:
         (verdict, _) = said(healthy(), casts=(*casts[4:5], row("int8", "weights", True, 0.3)))
         assert verdict.severity == "warning" and verdict.text.startswith("int8: ")
         assert "weights with a scale per tensor +0.3;" in verdict.text and "finer scales" in verdict.advice
-
-
-def test_a_layer_that_does_nothing_is_found_idle() -> None:
-    """End to end, on the model's own words: the others cost something."""
-    from diagnosing import logits_of
-
-    model = tiny("llama", 8, initializer_range=0.4)
-    silent(model, [2])
-    batch = text_batch(model, 4)
-    batch = replace(batch, targets=logits_of(model, batch).argmax(-1).numpy())
-    found = diagnose(model, [batch], remove=0)
-    assert ("idle layers", (2,)) in findings(found, "note")
-    assert ("zero weights", (2,)) in findings(found, "fault")

@@ -223,13 +223,6 @@ class TestNormFactor:
         for signal in found:
             assert all(v is None or v == pytest.approx(1.0, abs=2e-5) for v in signal.norm_factor)
 
-    @pytest.mark.parametrize("family", ["gpt2", "llama", "opt"])
-    def test_one_over_root_l_under_layernorm_scaling(self, family: str) -> None:
-        model = tiny(family, 4)
-        sp.apply(model, "lns", initialize=False)
-        for k, found in enumerate(observed(model)):
-            assert found.norm_factor == pytest.approx(((k + 1) ** -0.5,) * 2, rel=1e-5)
-
 
 class TestEdges:
     def test_nothing_to_run_on(self) -> None:

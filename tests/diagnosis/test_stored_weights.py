@@ -226,17 +226,6 @@ class TestSeries:
         text = series_text(found)
         assert "2 left 0.8 to 1.25 times" in text and "the first layer 2 value" in text
 
-    def test_command(self, steps: list[str], command: Command, tmp_path: Path) -> None:
-        files = {name: str(tmp_path / name) for name in ("series.json", "series.png", "series.html")}
-        asked = ("--json", files["series.json"], "--plot", files["series.png"], "--report", files["series.html"])
-        status, _, err = command("diagnose", *steps, "--weights-only", *asked)
-        assert status == 0, err
-        assert json.loads(Path(files["series.json"]).read_text()) == read_series(steps).to_json()
-        assert Path(files["series.png"]).stat().st_size > 5000
-        assert "Weights over training" in Path(files["series.html"]).read_text()
-        status, _, err = command("report", files["series.json"], "--out", str(tmp_path / "again.html"))
-        assert status == 0, err
-
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [

@@ -294,20 +294,6 @@ class TestPublicMistakes:
             ("feed_forward", name) for name in named
         }
 
-    def test_the_value_inside_of_a_fused_map(self) -> None:
-        """xformers #219: queries, keys and values are one matrix, and only outputs and feed-forwards were scaled."""
-        model = family("gpt2")
-        apply(model, "deepnorm", seed=0)
-        with torch.no_grad():
-            for block in model.transformer.h:
-                block.attn.c_attn.weight[:, 64:].normal_(0.0, 32**-0.5)  # Xavier of a square matrix, without beta
-        found = check(model, "deepnorm")
-        assert {(row.name, row.path) for row in found.wrong} == {
-            ("value", f"transformer.h.{i}.attn.c_attn.weight") for i in range(3)
-        }
-        for row in found.wrong:
-            assert row.measured / row.wanted == pytest.approx((8 * 3) ** 0.25, rel=0.1)
-
     def test_alpha_on_the_branch_an_inverted_gain_and_the_alpha_of_another_depth(self) -> None:
         """annotated_deep_learning_paper_implementations #145; MixLN at ff45826 divides by beta, and takes one alpha."""
         a = Architecture(

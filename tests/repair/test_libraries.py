@@ -46,17 +46,6 @@ class TestGenerate:
             whole = logits_of(model)
         assert (torch.cat(pieces, 1) - whole).abs().max() <= 1e-5 * whole.abs().max()
 
-    @generating
-    def test_left_padding(self, family: str, scheme: str) -> None:
-        model = applied_model(family, scheme)
-        short = IDS[:1, :5]
-        padded = torch.cat([torch.cat([torch.zeros(1, 4, dtype=torch.long), short], 1), IDS[1:]])
-        mask = (padded != 0).long()
-        given: dict[str, Any] = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-        both = model.generate(padded, attention_mask=mask, **given)
-        alone = model.generate(short, attention_mask=torch.ones_like(short), **given)
-        assert torch.equal(both[0, 9:], alone[0, 5:])
-
 
 class TestResizing:
     @pytest.mark.parametrize(

@@ -328,20 +328,6 @@ class TestCompile:
         got = {n: q.grad for n, q in twin.named_parameters() if q.grad is not None}
         assert same(got, gradients(model))
 
-    @pytest.mark.parametrize("scheme", SCHEMES)
-    def test_layer_by_layer(self, scheme: str) -> None:
-        """Numbers that differ between layers are inputs of one graph: the count does not grow with the depth."""
-        model = applied_model("gpt2", scheme, n_layers=7)
-        twin = copy.deepcopy(model)
-        (graphs, breaks), out = self.run(twin, "eager", whole=False)
-        assert graphs <= 3  # vanilla: 1; first the numbers as they are, then as inputs; LNS leaves the first norm alone
-        assert breaks == 0
-        assert torch.allclose(out, loss(model), rtol=1e-6)
-        got = {n: q.grad for n, q in twin.named_parameters() if q.grad is not None}
-        expected = gradients(model)
-        assert got.keys() == expected.keys()
-        assert all(torch.allclose(got[n], expected[n], rtol=1e-4, atol=1e-6) for n in got)
-
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
     """The layers of one of the three models."""

@@ -16,7 +16,6 @@ from accelerate.state import AcceleratorState
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-import own_model
 import signalprop as sp
 from own_model import LENGTH, VOCABULARY, D, OwnGPT
 from signalprop.attachment.found_roles import mapping_with_roles as roles
@@ -155,26 +154,6 @@ def test_it_is_watched_where_accelerate_casts(caplog: pytest.LogCaptureFixture) 
     assert {"signal/layer_3/score_std", "signal/outside"} <= watched(prepared).keys()
     assert prepared.forward is forward and prepared(IDS, IDS)[0].dtype == torch.float32
     assert not [record for record in caplog.records if record.name.startswith("signalprop")]
-
-
-class Named(NanoGPT):
-    """With the names of transformers, and no configuration that says how many words there are."""
-
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor | None]:  # type: ignore[override]
-        logits, loss = super().forward(input_ids, input_ids if labels is None else labels)
-        return {"loss": loss, "logits": logits}
-
-
-def test_words_are_counted_where_no_configuration_does() -> None:
-    named = Named().eval()
-    assert sp.measure(named, BATCH).architecture.vocab_size == sp.measure(named).architecture.vocab_size == VOCABULARY
-    kept = Batch(BATCH.tokens, BATCH.targets, keep=np.ones(BATCH.tokens.shape, np.bool_))
-    assert sp.diagnose(named).loss is not None and sp.diagnose(named, [kept]).loss is not None
-    with sp.SignalMonitor(named, every=1, skip_first=0) as monitor:
-        loss = named(IDS, IDS)["loss"]
-        assert loss is not None
-        loss.backward()  # type: ignore[no-untyped-call]
-        assert "signal/layer_3/score_std" in (monitor.step(loss) or {})
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -342,10 +321,3 @@ def test_norms_may_call_gain_and_bias_as_they_like(names: tuple[str, ...]) -> No
         torch.testing.assert_close(nano(IDS, IDS)[0], drawn, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(sp.fold(nano)(IDS, IDS)[0], drawn, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(before, drawn)
-
-
-def test_any_number_of_heads_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for width, heads in ((48, 3), (40, 5), (66, 11)):
-        monkeypatch.setattr(own_model, "D", width)
-        monkeypatch.setattr(own_model, "HEADS", heads)
-        assert sp.predict(NanoGPT().eval()).architecture.n_heads == heads
