@@ -77,15 +77,6 @@ def test_fold_at_once_and_later_are_the_same(command: Command, llama: Path, tmp_
     assert status == 0 and "outputs differ by" in out and "for transformers" in out
 
 
-def test_absorbed(command: Command, llama: Path, tmp_path: Path) -> None:
-    out = tmp_path / "m"
-    result_of(command, "apply", str(llama), "--scheme", "stable-resnet", "--mode", "absorbed", "--out", str(out))
-    model = sp.load(out)
-    assert torch.equal(outputs(LlamaForCausalLM.from_pretrained(out)), outputs(model))
-    assert len({group["lr"] for group in sp.parameter_groups(model, lr=1.0)}) > 1
-    assert result_of(command, "fold", str(out), "--out", str(tmp_path / "n"))["fold_error"] == 0
-
-
 def test_matched_epsilons(command: Command, tmp_path: Path) -> None:
     GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=24, bos_token_id=1, eos_token_id=2,
                architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "gpt2")  # fmt: skip
@@ -165,14 +156,6 @@ class TestRefusals:
         assert "there is no directory" in refused(*arguments, str(tmp_path / "no" / "such"))
         monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)
         assert "not writable" in refused(*arguments, str(tmp_path / "out"))
-
-    def test_a_full_disk(self, refused: Refused, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("signalprop.cli.checkpoints.copy_companions", full)
-        said = refused("apply", str(llama), "--scheme", "xavier", "--out", str(tmp_path / "out"))
-        assert "No space left on device" in said
 
     def test_a_fold_that_changed_the_function(
         self, command: Command, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

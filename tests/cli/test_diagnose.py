@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -65,25 +64,6 @@ class TestResults:
         assert got["data"]["tokens"] == 64 and got["data"]["source"] == str(root / "book.txt")
         assert [row["layers"] for row in got["removal"]["single"]] == [[0], [1], [2]]
 
-    def test_text(self, command: Command, root: Path) -> None:
-        status, out, err = command("diagnose", str(root / "llama"), *SMALL, "--remove", "--cast", "int8")
-        assert status == 0
-        assert re.match(
-            r"llama \(llama\), [\d,]{5,7} parameters, 3 layers\n64 tokens of sotu in 4 sequences of 16", out
-        )
-        for words in (
-            "perplexity",
-            "few tokens:",
-            "layer  variance",
-            "flattest stretches",
-            "without layer 2",
-            "int8 both",
-        ):
-            assert words in out
-        assert all(len(line) <= 160 for line in out.splitlines())
-        for section in ("signal", "loss", "identity", "removal", "casts"):
-            assert f"{section}: " in err  # progress
-
     def test_stored_and_against(self, command: Command, root: Path, tmp_path: Path) -> None:
         stored = tmp_path / "llama.json"
         assert command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored)).status == 0
@@ -105,15 +85,6 @@ class TestResults:
         assert "all numbers are finite" in out and "rms" in out
         says = "leave out --data, --remove"
         assert says in refused("diagnose", str(root / "llama"), "--weights-only", "--remove", "--data", "x")
-
-    def test_plot(self, command: Command, root: Path, tmp_path: Path) -> None:
-        from PIL import Image
-
-        more = ("--remove", "--against", str(root / "other"), "--plot", str(tmp_path / "p.png"))
-        assert command("diagnose", str(root / "llama"), *SMALL, *more).status == 0
-        with Image.open(tmp_path / "p.png") as picture:
-            pixels = np.asarray(picture.convert("L"))
-        assert 0.02 < (pixels < 200).mean() < 0.5
 
 
 class TestSaving:
