@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils.checkpoint import checkpoint
 
 import watched_processes
@@ -87,6 +88,41 @@ def profiled(model: nn.Module, called: nn.Module | None = None, parts: int = 1, 
         profile = probe.profile()
     assert profile is not None
     return profile
+
+
+@pytest.mark.slow
+def test_checkpointed_layers_are_computed_again_from_their_own_inputs_and_no_more_of_them() -> None:
+    """The streams between layers are kept, and no product of matrices is made again that the bare pass does not."""
+    kept: list[int] = []
+    products: list[int] = []
+
+    def forward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        (outputs,) = graph.graph.output_node().args
+        kept.append(sum(node.meta["val"].shape == (*IDS.shape, 32) for node in outputs if node.op != "placeholder"))
+        return make_boxed_func(graph.forward)
+
+    def backward(graph: torch.fx.GraphModule, _: Any) -> Any:
+        ops = [str(node.target) for node in graph.graph.nodes]
+        products.append(sum(op in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default") for op in ops))
+        return make_boxed_func(graph.forward)
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        return min_cut_rematerialization_partition(joint_graph_passes(joint), inputs, **options)  # as inductor does
+
+    def run(model: nn.Module) -> None:
+        backend = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=partition)
+        torch.compile(model, backend=backend, fullgraph=True)(input_ids=IDS, use_cache=False).logits.sum().backward()
+
+    model = vanilla("gpt2", attn_implementation="eager").train()
+    for block in model.transformer.h:
+        block.gradient_checkpointing = True
+        block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    with Probe(model, compiled=True):
+        run(model)
+    torch.compiler.reset()
+    run(model)
+    assert kept[1] <= kept[0] <= kept[1] + 1  # at most the embedding beside the streams between layers
+    assert products[0] <= products[1]
 
 
 @pytest.mark.parametrize("kind", [OwnGPT, pytest.param(Checkpointed, marks=pytest.mark.slow)])

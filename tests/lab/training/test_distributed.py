@@ -101,6 +101,14 @@ class TestSameCourse:
         assert [finish(process) for process in together(odd, folder / "odd")] == [2, 2]
         assert "replicas 3 does not divide the 2 processes" in stderr_of(folder / "odd").read_text()
 
+    @pytest.mark.slow
+    def test_what_is_left_out_of_a_sharded_model_is_said(self, folder: Path) -> None:
+        out = folder / "built-fsdp"
+        if not out.is_dir():
+            run_together(recipe_of(folder, name="built", **CASES["built"]) | WAYS["fsdp"], out)
+        assert "the signal is not measured while the model is sharded" in stderr_of(out).read_text()
+        assert not (out / "signal.jsonl").exists()
+
 
 @pytest.mark.slow
 class TestAnotherNumberOfProcesses:
@@ -151,11 +159,40 @@ class TestFaults:
         run_together(recipe, out, resume=True)
         assert lines(whole / "metrics.jsonl") == lines(out / "metrics.jsonl")
 
+    def test_killed(self, way: str, folder: Path) -> None:
+        recipe = recipe_of(folder) | WAYS[way]
+        whole, out = folder / f"whole-{way}", folder / f"killed-{way}"
+        if not whole.is_dir():
+            run_together(recipe, whole)
+        processes = together(recipe, out)
+        wait_for(out / "checkpoints" / "checkpoint-6", processes[0])
+        for process in processes:
+            process.kill()
+            process.join()
+        run_together(recipe, out, resume=True)
+        assert lines(whole / "metrics.jsonl") == lines(out / "metrics.jsonl")
+
+    def test_a_diverged_run_ends_in_all_of_them(self, way: str, folder: Path) -> None:
+        out = folder / f"diverged-{way}"
+        recipe = recipe_of(folder, optimizer={"learning_rate": 1e15, "clip": None}) | WAYS[way]
+        run_together(recipe, out)
+        result = result_of(out)
+        assert result["status"] == "diverged" and result["steps"] == 1
+        assert "the loss is not finite in step 2: layer 0 attention, branch: the signal holds" in result["reason"]
+
     def test_a_full_disk_ends_all_of_them(self, way: str, folder: Path) -> None:
         out = folder / f"full-{way}"
         processes = together(recipe_of(folder) | WAYS[way], out, file_size=60_000)
         assert [finish(process) for process in processes] == [2, 2]
         assert all("cannot write the checkpoint" in stderr_of(out, rank).read_text() for rank in (0, 1))
+
+    def test_a_directory_of_another_run(self, way: str, folder: Path) -> None:
+        out = folder / f"other-{way}"
+        out.mkdir()
+        (out / "notes.txt").write_text("x")
+        processes = together(recipe_of(folder) | WAYS[way], out)
+        assert [finish(process) for process in processes] == [2, 2]
+        assert [item.name for item in out.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.slow

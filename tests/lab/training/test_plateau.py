@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from signalprop_lab.training.plateau import left_at
+from signalprop_lab.training.run import train
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,18 @@ from signalprop_lab.training.plateau import left_at
 def test_a_plateau_is_left_when_fifty_steps_are_below_chance(losses, step) -> None:
     lines = [{"step": 10 * (i + 1), "loss": loss} for i, loss in enumerate(losses)]
     assert left_at([*lines, {"step": 5, "eval_loss": 0.0}], 3.0) == step
+
+
+@pytest.mark.slow
+def test_a_run_may_end_there(tmp_path: Path) -> None:
+    changes = {
+        "model.architecture.n_layers": 1,
+        "model.architecture.norm_placement": "pre",
+        "optimizer.learning_rate": 0.01,
+        "budget.until_learning": "true",
+        "cadence.signal": 0,
+    }
+    settings = [f"{key}={value}" for key, value in changes.items()]
+    result = train("bytes-decoder", tmp_path / "run", settings=settings, progress=False, final=False)
+    assert result.status == "finished"
+    assert result.scores["plateau_steps"] == result.steps < 200

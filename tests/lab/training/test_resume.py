@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -36,9 +37,8 @@ def killed_until_done(folder: Path, out: Path, kills: int, seed: int) -> int:
         if done < kills:
             # from the first moments in which anything is written, to the last
             process.join(chance.uniform(0.0, 0.2))
-            step = chance.choice(
-                [s for s in range(0, trained.STEPS + 1, 3) if s > max(checkpoint_steps(out), default=-1)]
-            )
+            last = max(checkpoint_steps(out), default=-1)
+            step = chance.choice([s for s in range(0, trained.STEPS + 1, 3) if s > last] or [0])  # 0: as it begins
             if step:
                 for _ in range(2000):
                     if not process.is_alive() or step in checkpoint_steps(out):
@@ -103,11 +103,38 @@ class TestDamaged:
         (tmp_path / "run" / "result.json").unlink()
         return tmp_path / "run"
 
+    def test_it_goes_on_from_the_last_good_one(self, folder: Path, out: Path) -> None:
+        assert checkpoint_steps(out) == [21, 24]
+        os.truncate(out / "checkpoints" / "checkpoint-24" / WEIGHTS, 100)
+        said = run(recipe_of(folder), out, resume=True)
+        assert said.count("is not used") == 1 and "checkpoint-24 is not used: model.safetensors has 100 bytes" in said
+        assert same_course(folder / "whole", out)
+
     def test_without_a_good_one_it_starts_anew(self, folder: Path, out: Path) -> None:
         for item in (out / "checkpoints").iterdir():
             (item / "complete.json").unlink()
         said = run(recipe_of(folder), out, resume=True)
         assert said.count("so it was not written to its end") == 2
+        assert same_course(folder / "whole", out)
+
+
+class TestNoRoom:
+    @pytest.mark.slow
+    def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
+        """The system refuses to let a file grow, as it does on a full disk."""
+        out = tmp_path / "full"
+        recipe = recipe_of(folder)
+        process = start(recipe, out, stderr_of(out))
+        wait_for(out / "checkpoints" / "checkpoint-6", process)
+        stop(process)
+        had = checkpoint_steps(out)
+        said = tmp_path / "said"
+        assert finish(start(recipe, out, said, resume=True, file_size=60_000)) == 2
+        text = said.read_text()
+        assert text.count("\n") == 1 and "cannot write the checkpoint" in text and "File too large" in text
+        assert f"the one of step {had[-1]} is kept" in text
+        assert checkpoint_steps(out) == had
+        run(recipe, out, resume=True)
         assert same_course(folder / "whole", out)
 
 
