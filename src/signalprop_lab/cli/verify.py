@@ -15,8 +15,8 @@ def verify(
     component: Annotated[
         list[str] | None, typer.Option("--component", help="Only this component (repeatable); default: all.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="About half a minute on two cores.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Some twenty minutes: small standard errors.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Some four minutes on two cores.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Hours: small standard errors.")] = False,
     seed: opt.Seed = 0,
     json_file: opt.Json = None,
 ) -> None:

@@ -133,7 +133,7 @@ def verify(
 
     Args:
         names: which of COMPONENTS; all of them unless given.
-        effort: "quick" (about 30 s on two cores), "default" (3 minutes) or "thorough" (some 20 minutes).
+        effort: "quick" (some 4 minutes on two cores), "default" (a quarter of an hour) or "thorough" (hours).
         seed: the same seed gives the same configurations and samples on the same machine.
         progress: called with one line per component.
     """
