@@ -73,4 +73,4 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     assert "made for another network" in refused("check", directory, "--scheme", str(file))
     config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
-    assert "no Architecture can say it yet" in refused("check", str(tmp_path / "mamba"), "--scheme", "gpt2")
+    assert "only the stream is known" in refused("check", str(tmp_path / "mamba"), "--scheme", "gpt2")
