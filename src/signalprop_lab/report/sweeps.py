@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -156,6 +157,7 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
         caption="At the best value of every cell. A bar is two standard errors over seeds to either side.",
     )  # fmt: skip
     lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
+    lead = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", lead)  # links lead to pages beside the other one, in Markdown
     header = [name.replace("_", " ") for name in header]
     return blocks.section(
         key, sweep.title or sweep.name,

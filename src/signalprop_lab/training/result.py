@@ -17,7 +17,7 @@ class Result:
     Attributes:
         name: of the recipe.
         status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it);
-            `pruned` (by a sweep). reason: why it did not finish.
+            `pruned` (by `keep_going`). reason: why it did not finish.
         steps: that were done. train_loss: mean over the last tenth of them; eval_loss: after the last one; in nats.
         chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.

@@ -36,6 +36,7 @@ def results(**changes: Any) -> dict[str, Any]:
         "name": "both",
         "title": "Two methods",
         "claim": "Scaled is better.",
+        "description": "Models of [another sweep](other.md).",
         "base": {},
         "axes": {
             "method": {name: {"model.scheme": scheme} for name, scheme in METHODS.items()},
@@ -105,6 +106,7 @@ def drawn(section: dict[str, Any], chart: dict[str, Any]) -> dict[str, dict[str,
 class TestResult:
     def test_means_and_errors_are_those_of_the_tables(self, root: Path) -> None:
         section = section_of(document(read(root)), "sweep-0")
+        assert section["lead"] == "Scaled is better. Models of another sweep."
         chart = blocks_of(section)["sweep-0-means"]
         by_name = {item.name: item for item in summaries(results())}
         heights = {name: y for curve in drawn(section, chart).values() for name, y in curve.items()}
