@@ -10,10 +10,13 @@ MODEL is what cod-fig2 is shown on; without one its last result stays.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from benchmarks.timing import compact
 from signalprop.files.storage import read_json, write_text
@@ -22,6 +25,7 @@ from signalprop_lab.reproductions.pictures import save
 from signalprop_lab.reproductions.result import slug
 
 PAGE, PICTURES = Path("docs/reproductions.md"), Path("docs/gallery")
+LARGEST = 60_000  # bytes of a picture
 
 TEXT = """# The papers' figures and tables, reproduced
 
@@ -107,6 +111,19 @@ def section(row: Row, one: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def small(path: Path) -> bytes:
+    """A picture in few colours, of at most 60 kB where so few do."""
+    whole = Image.open(path).convert("RGB")
+    data = b""
+    for colours in (160, 64, 32, 16):
+        file = io.BytesIO()
+        whole.quantize(colours, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+        data = file.getvalue()
+        if len(data) <= LARGEST:
+            break
+    return data
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = run(row, Settings(checkpoint=given.checkpoint))
         print(f"{row.id}: {found.verdict}, {found.seconds:.0f} s: {found.reason}", file=sys.stderr, flush=True)
         if found.checks:
-            save(PICTURES, found)
+            for path in save(PICTURES, found)[1:]:
+                path.write_bytes(small(path))
     write_text(PAGE, page())
 
 

@@ -23,7 +23,10 @@ def made(**changes: Any) -> Reproduction:
         Curve("printed", x, x, kind="paper"),
     )
     checks = (Check("slope", "about 1", 0.98, low=0.9, high=1.1, standard_error=0.01), Check("end", "5", 7.0, high=6.0))
-    panels = (Panel("Growth", "layer", "variance", curves), Panel("Decay", "layer", "correlation", curves[2:]))
+    panels = (
+        Panel("Growth", "layer", "variance", curves, log_y=True),
+        Panel("Decay", "layer", "correlation", curves[2:]),
+    )
     findings = Findings(checks, "less data", panels, notes=("A note.",))
     fields = {"id": "tgs-fig0", "title": "Growth", "source": "TGS Fig 0", "claim": "it grows", "scale": "small"}
     return Reproduction(**{**fields, "findings": findings, "seconds": 2.0, **changes})  # type: ignore[arg-type]

@@ -177,7 +177,8 @@ def _legend(part: Any, section: Block) -> None:
     handles = []
     for k, name in enumerate(groups) if len(groups) > 1 else ():
         style = _style(section, k, 0)
-        handles += [Line2D([], [], color=style["color"], linestyle=style["fmt"], label=name)] if name else []
+        line: Any = "-" if style["fmt"] == _STYLES["points"] else style["fmt"]
+        handles += [Line2D([], [], color=style["color"], linestyle=line, label=name)] if name else []
     if len(sources) > 1:
         handles += [_handle(item["name"], section, k) for k, item in enumerate(sources)]
     if handles:

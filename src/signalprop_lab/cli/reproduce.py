@@ -15,8 +15,8 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 if TYPE_CHECKING:
+    from signalprop_lab.reproductions.registry import Row
     from signalprop_lab.reproductions.result import Reproduction, Settings
-    from signalprop_lab.reproductions.row import Row
 
 SCHEMA = "signalprop/reproductions/1"
 

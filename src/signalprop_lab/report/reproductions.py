@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+import numpy as np
 from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
@@ -19,6 +21,8 @@ SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/
 _STYLES: dict[str, tuple[str, Style]] = {
     "theory": ("theory", "line"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
 }  # fmt: skip
+_TICKS = 8  # values of a logarithmic horizontal axis that get one each
+_HOW = re.compile(r"(^|, )(predicted|measured\b.*|step \d+)$")
 _SEVERITIES: dict[str, blocks.Severity] = {"confirmed": "good", "contradicted": "warning"}
 
 
@@ -56,6 +60,9 @@ class _Panel(_Stored):
     x: str
     y: str
     curves: list[_Curve]
+    log_x: bool = False
+    log_y: bool | None = None
+    limits: list[float] | None = Field(None, min_length=2, max_length=2)
 
 
 class Reproduced(_Stored):
@@ -86,12 +93,13 @@ def of_json(data: Mapping[str, Any]) -> dict[str, Reproduced]:
 
 def reproduction_sections(items: Mapping[str, Reproduced]) -> list[Block]:
     """One section for each."""
-    return [_section(f"reproduction-{k}", item) for k, item in enumerate(items.values())]
+    return [reproduction_section(f"reproduction-{k}", item) for k, item in enumerate(items.values())]
 
 
-def _section(key: str, item: Reproduced) -> Block:
+def reproduction_section(key: str, item: Reproduced) -> Block:
+    """Its panels and its checks."""
     curves = [curve for panel in item.panels for curve in panel.curves]
-    groups = [*dict.fromkeys(curve.label for curve in curves)]
+    groups = [*dict.fromkeys(map(_thing, curves))]
     kinds = [kind for kind in _STYLES if any(curve.kind == kind for curve in curves)]
     places: list[Block] = []
     charts = [_chart(f"{key}-{k}", panel, groups, kinds, places) for k, panel in enumerate(item.panels)]
@@ -107,20 +115,40 @@ def _section(key: str, item: Reproduced) -> Block:
     )  # fmt: skip
 
 
+def _thing(curve: _Curve) -> str:
+    """What a curve is of; the same for what is predicted and measured of it."""
+    return _HOW.sub("", curve.label) or "ours"
+
+
 def _chart(key: str, panel: _Panel, groups: Sequence[str], kinds: Sequence[str], places: list[Block]) -> Block:
     series = []
     for curve in panel.curves:
         x = blocks.numbers(curve.x)
-        places.append(blocks.place(x, [f"{panel.x} {value:.6g}" for value in x]))
+        places.append(
+            blocks.place(
+                np.log10(np.where(x > 0, x, np.nan)) if panel.log_x else x, [f"{panel.x} {value:.6g}" for value in x]
+            )
+        )
         error = None if curve.error is None else blocks.numbers(curve.error)
-        ids = (groups.index(curve.label), kinds.index(curve.kind), len(places) - 1)
+        ids = (groups.index(_thing(curve)), kinds.index(curve.kind), len(places) - 1)
         series.append(blocks.series(*ids, blocks.numbers(curve.y), error=error))
     known = [y for curve in panel.curves for y in curve.y if y is not None and math.isfinite(y)]
     positive = bool(known) and min(known) > 0
     wide = positive and max(known) > 10 * min(known)
+    log = wide if panel.log_y is None else panel.log_y and positive
     return blocks.chart(
-        key, panel.title or panel.y, series, x=panel.x, y=panel.y, scale="log" if wide else "linear", positive=positive
-    )
+        key, panel.title or panel.y, series, x=panel.x, y=panel.y, scale="log" if log else "linear", positive=positive,
+        limits=(panel.limits[0], max(panel.limits[1], 1.05 * max(known, default=0.0))) if panel.limits else None,
+        ticks=_ticks(panel) if panel.log_x else (),
+    )  # fmt: skip
+
+
+def _ticks(panel: _Panel) -> list[tuple[float, str]]:
+    """Of a logarithmic horizontal axis: its values where they are few, else powers of ten."""
+    values = sorted({x for curve in panel.curves for x in curve.x if x})
+    if len(values) > _TICKS:
+        values = [10.0**k for k in range(math.ceil(math.log10(values[0])), math.floor(math.log10(values[-1])) + 1)]
+    return [(math.log10(value), f"{value:g}") for value in values]
 
 
 def _ours(check: _Check) -> str:

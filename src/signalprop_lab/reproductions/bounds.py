@@ -90,14 +90,14 @@ def lemmas(settings: Settings) -> Findings:
     )
     x = np.arange(1.0, LAYERS + 1)
     growth = []
-    for i, (name, profile) in enumerate(predicted.items()):
+    for name, profile in predicted.items():
         theory = profile.forward["stream_out"].variance[layer_ends(tables[name])]
-        growth.append(Curve(f"{name}, predicted", x, theory, "theory", i))
-        growth.append(Curve(f"{name}, measured, {_NETWORKS} networks", x, found[name], "measured", i, errors[name]))
-    growth.append(Curve("Lemma 3 at its lower end, ∝ L", x, lns[0] * x, "paper", 1))
+        growth.append(Curve(f"{name}, predicted", x, theory, "theory"))
+        growth.append(Curve(f"{name}, measured, {_NETWORKS} networks", x, found[name], "measured", errors[name]))
+    growth.append(Curve("Lemma 3 at its lower end, ∝ L", x, lns[0] * x, "paper"))
     exponential = pre[0] * (pre[-1] / pre[0]) ** ((x - 1) / (LAYERS - 1))
-    growth.append(Curve("exponential through both ends", x, exponential, "paper", 0))
-    distances = tuple(Curve(f"{name}, predicted", x, near[name], "theory", i) for i, name in enumerate(tables))
+    growth.append(Curve("exponential through both ends", x, exponential, "paper"))
+    distances = tuple(Curve(f"{name}, predicted", x, near[name], "theory") for name in tables)
     panels = (
         Panel("Variance of the stream at initialisation", "layer", "variance", tuple(growth), log_y=True),
         Panel("Distance of a layer's Jacobian from the identity", "layer", "|J − I| / √n", distances, log_y=True),

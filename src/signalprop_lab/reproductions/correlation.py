@@ -61,7 +61,7 @@ def figure_7(settings: Settings) -> Findings:
     total, done = 2 * len(inputs), 0
     curves: list[Curve] = []
     measured, fine = {}, {}
-    for colour, (kind, name) in enumerate((("feed_forward", "FFN"), ("attention", "attention"))):
+    for kind, name in (("feed_forward", "FFN"), ("attention", "attention")):
         p = _block(settings, kind, length)
         row = int(np.flatnonzero(p.kind == KINDS.index(kind))[0])
 
@@ -81,13 +81,13 @@ def figure_7(settings: Settings) -> Findings:
         y, error = np.array(points).T
         measured[name] = (y, error)
         curves += [
-            Curve(f"{name}, predicted", _GRID, fine[name], "theory", colour),
-            Curve(f"{name}, measured", inputs, y, "measured", colour, error),
+            Curve(f"{name}, predicted", _GRID, fine[name], "theory"),
+            Curve(f"{name}, measured", inputs, y, "measured", error),
         ]
     polynomial = (1 - DROPOUT) * ffn_polynomial(_GRID)
     curves += [
-        Curve("FFN, the paper's polynomial", _GRID, polynomial, "paper", 0),
-        Curve("r out = r in", _GRID, _GRID, "paper", 6),
+        Curve("FFN, the paper's polynomial", _GRID, polynomial, "paper"),
+        Curve("r out = r in", _GRID, _GRID, "paper"),
     ]
     ffn, ffn_error = measured["FFN"]
     high, high_error = (column[-1] for column in measured["attention"])
@@ -218,9 +218,9 @@ def figure_8(settings: Settings) -> Findings:
         "exponentially; "
         f"measured end points: {', '.join(f'{name} {r:.3f}' for name, r in last.items())}.",
     )
-    curves = [c for i, (name, pair) in enumerate(pairs.items()) for c in over_depth(pair, "r", name, i)]
+    curves = [c for name, pair in pairs.items() for c in over_depth(pair, "r", name)]
     guide = np.array([0.0, _LAYERS])
-    curves.append(Curve("the paper's fixed point, 0.88", guide, np.full(2, PAPER_FIXED_POINT), "paper", 6))
+    curves.append(Curve("the paper's fixed point, 0.88", guide, np.full(2, PAPER_FIXED_POINT), "paper"))
     panel = Panel("Token correlation of the stream, Pre-LN", "layer", "r", tuple(curves), y_limits=(0, 1.02))
     reduced = (
         f"{_LAYERS} layers (the figure's axis ends at 100) of width {a.d_model}; {data_words(a)}; {n_seeds} networks "
@@ -250,11 +250,9 @@ def figures_12_13(settings: Settings) -> Findings:
         Check("FFN: largest error of 1/π + r/2 + (1/2 − 1/π) r²", '"also a very good fit"', ffn_error, high=0.01),
         Check("FFN: best coefficient of r", "0.5", b, 0.45, 0.55),
     )
-    guide = Curve("r out = r in", _GRID, _GRID, "paper", 6)
+    guide = Curve("r out = r in", _GRID, _GRID, "paper")
     panels = tuple(
-        Panel(
-            title, "r in", "r out", (Curve("exact", _GRID, y), Curve(f"paper: {words}", _GRID, fit, "paper", 1), guide)
-        )
+        Panel(title, "r in", "r out", (Curve("exact", _GRID, y), Curve(f"paper: {words}", _GRID, fit, "paper"), guide))
         for title, words, y, fit in (
             ("ReLU", "0.7 r + 0.3 r²", relu, relu_polynomial(_GRID)),
             ("FFN, without dropout", "1/π + r/2 + (1/2 − 1/π) r²", ffn, ffn_polynomial(_GRID)),

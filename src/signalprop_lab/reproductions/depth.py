@@ -73,7 +73,7 @@ def figure_1(settings: Settings) -> Findings:
         f"{100 / DEPTH:.2f} per layer.",
     )
     x = np.arange(1.0, DEPTH + 1)
-    said = Curve(f"the paper's {PAPER_SLOPE} per layer", x, PAPER_SLOPE * x, "paper", 1)
+    said = Curve(f"the paper's {PAPER_SLOPE} per layer", x, PAPER_SLOPE * x, "paper")
     panel = Panel("Variance of the stream, Pre-LN, Xavier", "layer", "variance", (*over_depth(pair, "forward"), said))
     return Findings(checks, _reduced(settings, pair, n_seeds), (panel,), notes, {"laws": vars(growth_fit(y))})
 
@@ -108,7 +108,7 @@ def figure_2(settings: Settings) -> Findings:
         f"{_correlation_at_top(pair):.4f}, so the exponent starts low at the top and rises on the way down.",
     )
     curves = over_depth(pair, "gradient")
-    said = Curve("N/n", n, DEPTH / n, "paper", 1)
+    said = Curve("N/n", n, DEPTH / n, "paper")
     panel = Panel("Variance of the gradient, Pre-LN, Xavier (top = 1)", "layer", "variance", curves)
     log = Panel("The same, logarithmic", "layer", "variance", (*curves, said), log_x=True, log_y=True)
     details = {"exponent_by_range": exponents, "growth": float(y[0]), "growth_se": _relative(measured, 0)}
@@ -211,8 +211,8 @@ def figure_4(settings: Settings) -> Findings:
 
 
 def _two_panels(pairs: dict[str, Pair], name: str) -> tuple[Panel, Panel]:
-    forward = [c for i, (word, pair) in enumerate(pairs.items()) for c in over_depth(pair, "forward", word, i)]
-    gradient = [c for i, (word, pair) in enumerate(pairs.items()) for c in over_depth(pair, "gradient", word, i)]
+    forward = [c for word, pair in pairs.items() for c in over_depth(pair, "forward", word)]
+    gradient = [c for word, pair in pairs.items() for c in over_depth(pair, "gradient", word)]
     return (
         Panel(f"Variance of the stream, {name}", "layer", "variance", tuple(forward), y_limits=(0, 2)),
         Panel(f"Variance of the gradient, {name} (top = 1)", "layer", "variance", tuple(gradient), y_limits=(0, 2)),
@@ -294,10 +294,10 @@ def query_key(settings: Settings) -> Findings:
         f"does not give: predicted {', '.join(f'{g:,.0f} at {r:g}' for r, g in predictions.items())} (r = 0.3). Masked "
         f"language modelling on real text has {_correlation_at_top(doubled):.4f}.",
     )
-    curves = [*over_depth(plain, "gradient", "Xavier", 0), *over_depth(doubled, "gradient", "twice Xavier, text", 1),
-              *over_depth(stream, "gradient", "twice Xavier, r_g = 0.1", 2)]  # fmt: skip
+    curves = [*over_depth(plain, "gradient", "Xavier"), *over_depth(doubled, "gradient", "twice Xavier, text"),
+              *over_depth(stream, "gradient", "twice Xavier, r_g = 0.1")]  # fmt: skip
     ends = np.array([0.0, DEPTH])
-    curves.append(Curve("the paper's 10,000", ends, np.full(2, PAPER_QK), "paper", 6))
+    curves.append(Curve("the paper's 10,000", ends, np.full(2, PAPER_QK), "paper"))
     panel = Panel(
         "Variance of the gradient, Pre-LN (top = 1)", "layer", "variance", tuple(curves),
         log_y=True,

@@ -12,7 +12,6 @@ from signalprop.kernels.inputs import sampled_tokens
 from signalprop.kernels.shaping import uniform_kernel
 from signalprop.kernels.trace import Trace, trace
 from signalprop.network.inputs import InputStatistics, from_tokens
-from signalprop.network.moments import FloatArray
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
 
 DEPTHS = (1, 10, 30, 100)
@@ -68,10 +67,7 @@ def figures_1_7(settings: Settings) -> Findings:
         ),
     )  # fmt: skip
     x = np.arange(101.0)
-    curves = tuple(
-        Curve(name, x, np.maximum(item.forward.distance, 1e-16), "theory", i)
-        for i, (name, item) in enumerate(found.items())
-    )
+    curves = tuple(Curve(name, x, np.maximum(item.forward.distance, 1e-16), "theory") for name, item in found.items())
     panel = Panel("1 − mean cosine of two positions", "block", "", curves, log_y=True)
     details = {
         name: {str(depth): float(item.forward.mean_cosine[depth]) for depth in DEPTHS}
@@ -121,10 +117,10 @@ def figures_5_6(settings: Settings) -> Findings:
     )  # fmt: skip
     x = np.arange(len(ignored.diagonal_mean), dtype=np.float64)
     curves = tuple(
-        Curve(f"{name}, mean ± sd over positions", x, f.diagonal_mean, "measured", i, f.diagonal_sd)
-        for i, (name, f) in enumerate(zip(names, (ignored, corrected), strict=True))
+        Curve(f"{name}, mean ± sd over positions", x, f.diagonal_mean, "measured", f.diagonal_sd)
+        for name, f in zip(names, (ignored, corrected), strict=True)
     )
-    one = Curve("around 1", x, np.ones(len(x)), "paper", 6)
+    one = Curve("around 1", x, np.ones(len(x)), "paper")
     panel = Panel("Diagonal of Σ under E-SPA, r = 0.05, last γ = 0.02", "block", "diagonal", (*curves, one))
     details = {
         name: {"mean": f.diagonal_mean[[12, 24, 36]], "sd": f.diagonal_sd[[12, 24, 36]]}
@@ -132,8 +128,8 @@ def figures_5_6(settings: Settings) -> Findings:
     }
     reduced = f"nothing; the average over {n} sampled sequences in place of one (the paper's is not given)"
     tokens = {r: sampled_tokens(LENGTH, r, 1, settings.seed)[0] for r in (0.01, 0.02, 0.05, 0.1, 0.2)}
-    kernels = {f"r = {r:g}": np.equal.outer(ids, ids).astype(np.float64) for r, ids in tokens.items()}
-    return Findings(checks, reduced, (panel,), (), details, lambda: _figures_5_6(kernels, panel))
+    kernels = {f"input, r = {r:g}": np.equal.outer(ids, ids).astype(np.float64) for r, ids in tokens.items()}
+    return Findings(checks, reduced, (panel,), (), details, maps=kernels)
 
 
 def _share(repeats: float, seed: int) -> float:
@@ -141,20 +137,3 @@ def _share(repeats: float, seed: int) -> float:
     ids = sampled_tokens(LENGTH, repeats, 64, seed)
     equal = (ids[:, :, None] == ids[:, None, :]).sum() - ids.size
     return float(equal / (len(ids) * LENGTH * (LENGTH - 1)))
-
-
-def _figures_5_6(kernels: dict[str, FloatArray], panel: Panel) -> Any:
-    """Input kernels over the diagonals."""
-    from matplotlib.figure import Figure
-
-    from signalprop_lab.reproductions.pictures import draw_panel
-
-    canvas = Figure(figsize=(8.4, 5.2), dpi=90, layout="constrained")
-    top, bottom = np.asarray(canvas.subfigures(2, 1, height_ratios=(1, 1.5)))
-    for axes, (name, kernel) in zip(top.subplots(1, len(kernels)), kernels.items(), strict=True):
-        axes.imshow(kernel, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-        axes.set_title(f"input, {name}", fontsize=9)
-        axes.set_xticks([])
-        axes.set_yticks([])
-    draw_panel(bottom.subplots(), panel)
-    return canvas

@@ -148,8 +148,8 @@ def figure_15(settings: Settings) -> Findings:
     )  # fmt: skip
     x = np.arange(1.0, LENGTH)
     curves = tuple(
-        Curve(f"block {block}, step {step}", x, lags[step][block][1:], "paper" if step == 0 else "theory", i)
-        for i, block in enumerate(BLOCKS)
+        Curve(f"block {block}, step {step}", x, lags[step][block][1:], "paper" if step == 0 else "theory")
+        for block in BLOCKS
         for step in (0, steps)
     )
     panel = Panel("Cosine by distance, before (dashed) and after training", "positions apart", "cosine", curves)
@@ -163,22 +163,9 @@ def figure_15(settings: Settings) -> Findings:
         f"width {WIDTH} (the paper's: 1,024), {LENGTH} tokens (512), {steps} steps of {BATCH} sequences (100,000 of "
         f"16), gamma_L {GAMMA} (0.005), bytes of the embedded text; means over {_SEQUENCES} held-out sequences"
     )
-    return Findings(checks, reduced, (panel,), (), details, lambda: _maps(found))
-
-
-def _maps(found: Training) -> Any:
-    """A row of kernels for every step."""
-    from matplotlib.figure import Figure
-
-    canvas = Figure(figsize=(8.4, 6.2), dpi=90, layout="constrained")
-    rows = canvas.subplots(len(found.cosines), len(BLOCKS))
-    image: Any = None
-    for axes_of_row, (step, at) in zip(rows, found.cosines.items(), strict=True):
-        for axes, (block, cosines) in zip(axes_of_row, at.items(), strict=True):
-            image = axes.imshow(cosines, cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(f"block {block}: {mean_of(cosines):.2f}", fontsize=9)
-            axes.set_xticks([])
-            axes.set_yticks([])
-        axes_of_row[0].set_ylabel(f"step {step}", fontsize=9)
-    canvas.colorbar(image, ax=rows, fraction=0.03, pad=0.01).set_label("cosine of two positions", fontsize=9)
-    return canvas
+    maps = {
+        f"step {step}, block {block}: {mean_of(cosines):.2f}": cosines
+        for step, at in found.cosines.items()
+        for block, cosines in at.items()
+    }
+    return Findings(checks, reduced, (panel,), (), details, maps=maps)

@@ -175,7 +175,7 @@ def layers(profile: Profile) -> FloatArray:
     return np.asarray(profile.forward["stream_out"].variance[layer_ends(layout(profile.architecture))])
 
 
-def over_depth(pair: Pair, which: str, label: str = "", colour: int = 0) -> tuple[Curve, Curve]:
+def over_depth(pair: Pair, which: str, label: str = "") -> tuple[Curve, Curve]:
     """Predicted and measured variance of the stream (`forward`, `gradient`) or its token correlation (`r`)."""
     words = label + ", " if label else ""
     names: dict[Literal["theory", "measured"], str] = {
@@ -190,7 +190,7 @@ def over_depth(pair: Pair, which: str, label: str = "", colour: int = 0) -> tupl
             y, error = series.token_correlation, series.token_correlation_se
         elif error is not None:
             error = error * y
-        found.append(Curve(words + names[kind], x, y, kind, colour, error if kind == "measured" else None))
+        found.append(Curve(words + names[kind], x, y, kind, error if kind == "measured" else None))
     return found[0], found[1]
 
 

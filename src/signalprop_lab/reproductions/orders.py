@@ -144,12 +144,12 @@ def _panels(found: dict[tuple[str, str], Orders]) -> tuple[Panel, ...]:
     for quantity, title in (("gradient", "Gradient variance, first stream over last"), ("sensitivity", "Sensitivity")):
         for place in ("pre", "post"):
             curves = []
-            for colour, name in enumerate(_NAMES):
+            for name in _NAMES:
                 if (name, place) not in found:
                     continue
                 items = [found[name, place].profiles[n] for n in DEPTHS]
                 y = np.array([_value(quantity, item) for item in items])
-                curves.append(Curve(_NAMES[name], x, np.where(y > 1e-12, y, np.nan), "theory", colour))
+                curves.append(Curve(_NAMES[name], x, np.where(y > 1e-12, y, np.nan), "theory"))
             out.append(
                 Panel(f"{title}, {place.capitalize()}-LN", "layers N", "", tuple(curves), log_x=True, log_y=True)
             )

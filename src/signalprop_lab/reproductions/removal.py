@@ -53,7 +53,7 @@ def figure_2(settings: Settings) -> Findings:
                 f"Loss without one layer, {loaded.name}",
                 "layer removed",
                 "increase, nats per token",
-                (Curve("measured", layers, cost, "measured", 0, error),),
+                (Curve("measured", layers, cost, "measured", error),),
                 log_y=bool((cost > 0).all()),
             ),
         ),

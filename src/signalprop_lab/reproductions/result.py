@@ -112,15 +112,15 @@ class Curve:
     """A line or a row of points.
 
     Attributes:
+        label: of what, then `, predicted` or `, measured`: curves of one thing share a colour.
         kind: `theory` is drawn as a line, `measured` as points with error bars, `paper` as a dashed line.
-        colour: index of the colour; curves of one thing share it. error: standard errors of y.
+        error: standard errors of y.
     """
 
     label: str
     x: FloatArray
     y: FloatArray
     kind: Literal["theory", "measured", "paper"] = "theory"
-    colour: int = 0
     error: FloatArray | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -153,6 +153,9 @@ class Panel:
             "title": self.title,
             "x": self.x_label,
             "y": self.y_label,
+            "log_x": self.log_x,
+            "log_y": self.log_y,
+            "limits": self.y_limits,
             "curves": [curve.to_json() for curve in self.curves],
         }
 
@@ -164,7 +167,8 @@ class Findings:
     Attributes:
         checks: what decides the verdict.
         reduced: what is smaller, or other, than in the paper.
-        panels: the picture; `figure` makes a matplotlib Figure where panels of curves do not do.
+        panels: of the picture. maps: matrices of numbers from 0 to 1, by what they are of, which it has above them.
+        figure: makes a matplotlib Figure where these do not do.
         notes: what explains the numbers, one sentence each. details: further numbers for the JSON.
     """
 
@@ -174,6 +178,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     figure: Callable[[], Any] | None = None
+    maps: Mapping[str, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

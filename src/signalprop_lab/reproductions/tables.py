@@ -51,8 +51,8 @@ def table_20(settings: Settings) -> Findings:
     x = np.arange(1.0, len(rows) + 1)
     panels = tuple(
         Panel(f"Error at the {name} percentile, {len(rows)} cells of Table 20", "cell", "error, %", (
-            Curve("ours", x, np.maximum([row.percentiles[i] for row in rows], 0.01), "measured", 0),
-            Curve("Table 20", x, np.maximum([row.paper[i] for row in rows if row.paper], 0.01), "paper", 1),
+            Curve("ours", x, np.maximum([row.percentiles[i] for row in rows], 0.01), "measured"),
+            Curve("Table 20", x, np.maximum([row.paper[i] for row in rows if row.paper], 0.01), "paper"),
         ), log_y=True)
         for i, name in ((0, "50th"), (2, "99th"))
     )  # fmt: skip
@@ -111,9 +111,9 @@ def table_24(settings: Settings) -> Findings:
         Panel(f"FLOPs over {base} layers of width 1024, N d² alike", "layers", "extra FLOPs, %", (
             Curve("ours", np.array([n for n, _, b, _ in PAPER_TABLE_24 if b == base], float),
                   np.array([check.ours for check, row in zip(checks, PAPER_TABLE_24, strict=True) if row[2] == base]),
-                  "measured", 0),
+                  "measured"),
             Curve("Table 24", np.array([n for n, _, b, _ in PAPER_TABLE_24 if b == base], float),
-                  np.array([extra for _, _, b, extra in PAPER_TABLE_24 if b == base]), "paper", 1),
+                  np.array([extra for _, _, b, extra in PAPER_TABLE_24 if b == base]), "paper"),
         ), log_x=True)
         for base in (12, 24)
     )  # fmt: skip

@@ -59,7 +59,7 @@ def test_verdicts(states: str, verdict: str) -> None:
 
 def reproduction(*checks: Check) -> Reproduction:
     x = np.linspace(0, 1, 1000)
-    curves = (Curve("ours", x, x**2, "measured", 0, x / 10), Curve("theirs", x, x, "paper", 1))
+    curves = (Curve("ours", x, x**2, "measured", x / 10), Curve("theirs", x, x, "paper"))
     panel = Panel("a panel", "x", "y", curves)
     findings = Findings(checks, "nothing", (panel,), ("a note",), {"numbers": np.array([1.0, math.nan])})
     return Reproduction("tgs-fig1/2", "a title", "a paper", "a claim", "small", findings, 1.23)
