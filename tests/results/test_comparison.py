@@ -41,6 +41,9 @@ def test_r_squared() -> None:
     assert r_squared(np.full(4, x.mean()), x) == pytest.approx(0.0)
     assert r_squared(x, np.full(4, 1.0)) is None  # nothing varies
     assert r_squared(x[:2], x[:2]) is None
+    error = x.std() / 2
+    assert r_squared(y, x, np.full(4, 0.99 * error)) is not None
+    assert r_squared(y, x, np.full(4, 1.01 * error)) is None  # noise has nothing to explain
     nothing = np.array([-math.inf, 0.0, 1.0, 2.0])
     assert r_squared(nothing, nothing) == 1.0
 

@@ -19,7 +19,7 @@ def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametriza
     """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file."""
     options = pairs(option, "--option")
     if not name.endswith(".json"):
-        return scheme(name, **options)
+        return scheme(_one(name), **options)
     if options:
         raise InputError(f"{name} is a finished parametrization; it takes no --option")
     return Parametrization.load(name)
@@ -70,7 +70,14 @@ def parametrization(
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
-    return _scaled(parametrized(architecture, scheme_name or None, **options), qk_scale)
+    return _scaled(parametrized(architecture, _one(scheme_name) if scheme_name else None, **options), qk_scale)
+
+
+def _one(name: str) -> str:
+    """A scheme's name; several of them are taken apart before."""
+    if "," in name:
+        raise InputError(f"--scheme is {name!r:.80}; expected one scheme here (predict and frontier take several)")
+    return name
 
 
 def _carried(source: str) -> Parametrization | None:

@@ -31,7 +31,8 @@ class Agreement:
     Attributes:
         quantity: `forward variance`, `gradient token correlation`, ...
         r_squared: coefficient of determination of the logarithm of the variance (None for correlations, and where
-            the reference does not vary: there the share of explained variation has no meaning).
+            the reference does not vary, or by less than twice its standard errors: there the share of explained
+            variation has no meaning).
         median, percentile_95: errors, of a variance |ln(predicted / reference)|, of a correlation |difference| /
             max(|reference|, 0.1). signed: their mean with the sign, positive where the prediction is too high.
         standard_error: median relative standard error of the reference, None when it has no error bars.
@@ -139,10 +140,15 @@ def rms(values: FloatArray | None) -> float | None:
     return float(np.sqrt(np.mean(known**2))) if known.size else None
 
 
-def r_squared(predicted: FloatArray, reference: FloatArray) -> float | None:
-    """1 - (residual sum of squares) / (total sum of squares), None when the reference varies by less than 1 %."""
+def r_squared(predicted: FloatArray, reference: FloatArray, se: FloatArray | None = None) -> float | None:
+    """1 - (residual sum of squares) / (total sum of squares).
+
+    None when the reference varies by less than 1 %, or its standard deviation is below two of its standard errors `se`.
+    """
     ok = np.isfinite(predicted) & np.isfinite(reference)
     if ok.sum() < 3 or np.ptp(reference[ok]) < 0.01:
+        return None
+    if se is not None and np.std(reference[ok]) < 2 * (rms(se[ok]) or 0.0):
         return None
     residual = float(np.sum((predicted[ok] - reference[ok]) ** 2))
     return 1 - residual / float(np.sum((reference[ok] - reference[ok].mean()) ** 2))
@@ -186,7 +192,8 @@ def _agreements(name: str, predicted: Series, reference: Series, networks: int) 
         )
 
     se, r_se = relative_standard_errors(reference)
+    explained = r_squared(predicted.log_variance, reference.log_variance, se)
     return [
-        row("variance", variance, r_squared(predicted.log_variance, reference.log_variance), se, z[0]),
+        row("variance", variance, explained, se, z[0]),
         row("token correlation", correlation, None, r_se, z[1]),
     ]
