@@ -8,13 +8,12 @@ synced, marked with the sizes and SHA-256 sums of its files, and then given its 
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from signalprop.errors import InputError
 from signalprop.files.storage import read_json, sync, sync_names, sync_tree, write_json
 from signalprop.repair.initialisation import fill, whole
 from signalprop.streams.wrappers import unwrapped
-from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, TRAINER_STATE, digest_of, step_of, within
+from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, digest_of, step_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import first, gathered
 from signalprop_lab.training.weight_files import (
@@ -40,9 +39,7 @@ from signalprop_lab.training.weight_files import (
 if TYPE_CHECKING:
     from signalprop_lab.training.trainer import RecipeTrainer
 
-STREAM, STREAM_ARRAYS = "stream.json", "stream.safetensors"  # where a stream was
-P = ParamSpec("P")
-T = TypeVar("T")
+STREAM = "stream.json"  # where a stream was
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -84,9 +81,8 @@ def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None
             save_tensors(moments, beside / OPTIMIZER)
             write_json(beside / STATE, _training_state(trainer, groups))
             if (position := trainer.position) is not None:
-                write_json(beside / STREAM, position.values())
-                save_tensors({k: torch.from_numpy(v) for k, v in position.arrays().items()}, beside / STREAM_ARRAYS)
-            trainer.state.save_to_json(str(beside / TRAINER_STATE))
+                write_json(beside / STREAM, position.to_json())
+            trainer.state.save_to_json(str(beside / "trainer_state.json"))
 
     def commit() -> None:
         if first():
@@ -159,67 +155,37 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
 
 def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
-    optimizer = _plain(trainer.optimizer)
-    names = _names(trainer.live)
+    optimizer, names = _optimized(trainer)
+    state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
-    groups = []
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            for field, value in optimizer.state.get(p, {}).items():
-                if isinstance(value, Tensor):
-                    all_of_it = whole(value.detach())
-                    if first():
-                        tensors[f"{names[id(p)]}/{field}"] = all_of_it.cpu().contiguous()
-        groups.append(group | {"params": [names[id(p)] for p in group["params"]]})
-    return tensors, groups
+    for i, fields in state["state"].items():
+        for field, value in fields.items():
+            if isinstance(value, Tensor):
+                all_of_it = whole(value.detach())
+                if first():
+                    tensors[f"{names[i]}/{field}"] = all_of_it.cpu().contiguous()
+    return tensors, [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
 
 
-def _of_a_run(read: Callable[P, T]) -> Callable[P, T]:
-    """A function that reads a checkpoint's JSON; sums that agree do not make it what a run writes."""
-
-    @functools.wraps(read)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return read(*args, **kwargs)
-        except InputError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            where = next((item for item in args if isinstance(item, Path)), "the checkpoint")
-            reason = " ".join(f"{type(error).__name__} {error}".split())
-            raise InputError(f"{where} holds what no run writes ({reason:.120}); remove it, and go on") from None
-
-    return checked
-
-
-@_of_a_run
 def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
     """Go on with the optimizer's and the schedule's state; every process calls it."""
-    state = read_json(checkpoint / STATE)
-    optimizer, names = _plain(trainer.optimizer), _names(trainer.live)
-    groups = [
-        {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
-        for group in state["optimizer"]
-    ]
-    if [group["params"] for group in groups] != [[names[id(p)] for p in g["params"]] for g in optimizer.param_groups]:
+    kept = read_json(checkpoint / STATE)
+    optimizer, names = _optimized(trainer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    number = {name: i for i, name in enumerate(names)}
+    groups = [{key: tuple(x) if isinstance(x, list) else x for key, x in group.items()} for group in kept["optimizer"]]
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if [name for group in groups for name in group["params"]] != names or [len(g["params"]) for g in groups] != sizes:
         raise InputError(f"{checkpoint / STATE} is of another model or optimizer; start the run anew")
-    found: dict[str, dict[str, Tensor]] = {}
+    states: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in load_tensors(checkpoint / OPTIMIZER).items():
         name, _, field = key.rpartition("/")
-        found.setdefault(name, {})[field] = tensor
-    numbers = iter(range(sum(len(group["params"]) for group in groups)))
-    states = {}
-    for group, own in zip(groups, optimizer.param_groups, strict=True):
-        numbered = [next(numbers) for _ in group["params"]]
-        for i, name, p in zip(numbered, group["params"], own["params"], strict=True):
-            if name in found:
-                states[i] = {field: _like(p, tensor) for field, tensor in found[name].items()}
-        group["params"] = numbered
-    optimizer.load_state_dict({"state": states, "param_groups": groups})
-    if state["schedule"]["last_epoch"] != step_of(checkpoint):
-        raise ValueError(f"a schedule of step {state['schedule']['last_epoch']!r}")
-    trainer.schedule.load_state_dict(state["schedule"])
-    if state["scaler"] is not None and trainer.accelerator.scaler is not None:
-        trainer.accelerator.scaler.load_state_dict(state["scaler"])
+        states[number[name]][field] = _like(parameters[number[name]], tensor)
+    numbered = [group | {"params": [number[name] for name in group["params"]]} for group in groups]
+    optimizer.load_state_dict({"state": dict(states), "param_groups": numbered})
+    trainer.schedule.load_state_dict(kept["schedule"])
+    if kept["scaler"] is not None and trainer.accelerator.scaler is not None:
+        trainer.accelerator.scaler.load_state_dict(kept["scaler"])
 
 
 def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -231,13 +197,11 @@ def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
     return out
 
 
-def _plain(optimizer: Any) -> Any:
-    """The optimizer inside accelerate's."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(p): name for name, p in unwrapped(model).named_parameters()}
+def _optimized(trainer: RecipeTrainer) -> tuple[torch.optim.Optimizer, list[str]]:
+    """The optimizer inside accelerate's, and its parameters' names in its order."""
+    optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    names = {id(p): name for name, p in unwrapped(trainer.live).named_parameters()}
+    return optimizer, [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 
 def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
@@ -264,7 +228,6 @@ def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
     }
 
 
-@_of_a_run
 def restore_random(checkpoint: Path, process: int) -> None:
     """Go on with the random numbers of this process; with those it has, where there were fewer processes."""
     path = checkpoint / PROCESS.format(process)
@@ -280,7 +243,6 @@ def restore_random(checkpoint: Path, process: int) -> None:
     random.setstate((version, tuple(numbers), gauss_next))
 
 
-@_of_a_run
 def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float, int]:
     """(sum of losses that were not logged yet, the step that was logged last).
 
@@ -290,28 +252,22 @@ def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float,
     losses = {file.name: read_json(file)["loss"] for file in files}
     same = len(losses) == processes
     loss = losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1)
-    last = read_json(checkpoint / STATE)["last_logged"]
-    if not math.isfinite(loss) or not within(last, step_of(checkpoint)):
-        raise ValueError(f"the loss {loss} that waits to be logged since step {last!r}")
-    return float(loss), last
+    return float(loss), read_json(checkpoint / STATE)["last_logged"]
 
 
-@_of_a_run
 def position_of(checkpoint: Path) -> Position | None:
     """Where a run's stream was; None: the checkpoint does not say."""
     if not (checkpoint / STREAM).is_file():
         return None
-    arrays = {name: tensor.numpy() for name, tensor in load_tensors(checkpoint / STREAM_ARRAYS).items()}
-    return Position.restored(read_json(checkpoint / STREAM), arrays)
+    try:
+        return Position(**read_json(checkpoint / STREAM))
+    except TypeError:
+        raise InputError(f"{checkpoint} is of a version that drew from streams otherwise; start the run anew") from None
 
 
-@_of_a_run
 def seconds_of(checkpoint: Path) -> float:
     """How long the training up to a checkpoint took."""
-    seconds = float(read_json(checkpoint / STATE)["seconds"])
-    if not seconds >= 0:
-        raise ValueError(f"{seconds} seconds of training")
-    return seconds
+    return float(read_json(checkpoint / STATE)["seconds"])
 
 
 def _hex(state: Tensor) -> str:

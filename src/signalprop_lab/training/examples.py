@@ -10,8 +10,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -22,12 +23,12 @@ from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.position import Position, leaves, of_leaves
+from signalprop_lab.training.position import Position
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
 IGNORED = -100  # PyTorch's label of positions without loss
-BUFFER = 2048  # examples of a stream among which the next one is drawn
+BLOCK = 2048  # examples of a stream that are read and shuffled together
 _AHEAD = 4  # steps at most that a loader reads before they are done
 T = TypeVar("T")
 Make = Callable[[T, np.random.Generator], Example]
@@ -137,18 +138,17 @@ class Streamed(IterableDataset[Example]):
     def _read(self) -> Iterator[tuple[Example, int, Position | None]]:
         """The examples, how many there were with each, and where the stream is then, where that is kept."""
         position, self.begins = self.begins, Position()
-        given, begun = position.given, position.begun
-        while given < self._n:
-            before = given
-            for example in self._stream.examples(self._seed + begun, position):
-                given += 1
-                keep = self._every and given % self._every == 0
-                yield example, given, position.kept(given, begun) if keep else None
+        while True:
+            given = position.given
+            for item, there in self._stream.items(self._seed, position):
+                given = there.given
+                example = self._stream.make(item, np.random.default_rng([self._seed, 1, given - 1]))
+                yield example, given, there if self._every and given % self._every == 0 else None
                 if given == self._n:
                     return
-            if given == before and given == begun:
+            if given == position.begun:  # there is nothing
                 return
-            position, begun = Position(), given
+            position = Position(given=given, begun=given)
 
 
 def ahead(found: Iterator[T], n: int) -> Iterator[T]:
@@ -216,34 +216,32 @@ class Listed(Generic[T]):
 
 @dataclass(frozen=True)
 class Shuffled(Generic[T]):
-    """A stream of examples, each drawn from those that wait in a buffer.
+    """A stream of examples, which are shuffled block by block.
 
     Attributes:
-        read: gives the items from a position on. like: one of them.
+        read: gives the items from a position on, which it moves on.
     """
 
     read: Callable[[Position], Iterator[T]]
     make: Make[T]
-    like: T
 
-    def examples(self, seed: int, position: Position | None = None) -> Iterator[Example]:
-        """Every example once, in an order that the seed fixes; from `position` on, which is kept up to date."""
-        position = Position() if position is None else position
-        rng = position.generator(seed)
-        waiting = position.waiting
-        for read in () if position.ending else self.read(position):
-            item = leaves(read)
-            if len(waiting) < BUFFER:
-                waiting.append(item)
-                continue
-            place = int(rng.integers(BUFFER))
-            item, waiting[place] = waiting[place], item
-            yield self.make(of_leaves(self.like, iter(item)), rng)
-        if not position.ending:
-            waiting[:] = [waiting[place] for place in rng.permutation(len(waiting))]
-            position.ending = True
-        while waiting:
-            yield self.make(of_leaves(self.like, iter(waiting.pop(0))), rng)
+    def items(self, seed: int, position: Position) -> Iterator[tuple[T, Position]]:
+        """Every item of a pass once, from a position on, and where the stream is after each; the next block is read
+        while one is given out."""
+        for block, start in ahead(self._blocks(position), 1):
+            order = np.random.default_rng([seed, 0, start.begun, start.given]).permutation(len(block))
+            for drawn, place in enumerate(order[position.drawn :], position.drawn + 1):
+                yield block[place], replace(start, given=start.given + drawn, drawn=drawn)
+            position = Position()
+
+    def _blocks(self, position: Position) -> Iterator[tuple[list[T], Position]]:
+        """Blocks, and where the stream was when they were begun."""
+        here = replace(position, given=position.given - position.drawn, drawn=0)
+        found, start = self.read(here), replace(here)
+        while block := list(islice(found, BLOCK)):
+            yield block, start
+            here.given += len(block)
+            start = replace(here)
 
 
 @dataclass(frozen=True, eq=False)

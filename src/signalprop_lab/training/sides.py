@@ -143,4 +143,4 @@ def drawn_from(found: Sides[T], make: Make[T]) -> Any:
     """The training examples: listed, or drawn from their stream."""
     if found.stream is None:
         return Listed(found.train, make)
-    return Shuffled(partial(one_by_one, found.stream), make, found.train[0])
+    return Shuffled(partial(one_by_one, found.stream), make)

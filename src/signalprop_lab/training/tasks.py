@@ -128,16 +128,18 @@ def _language_model(
     def windows(position: Position) -> Iterator[IntArray]:
         assert stream is not None
         texts = (_joined([item], end).astype(np.int64) for item in one_by_one(stream, position))
-        for ids in chain([np.zeros(0, np.int64)], texts):  # first what an earlier run has left
-            position.rest = np.concatenate([position.rest, ids])
-            while position.rest.size >= width:
-                window, position.rest = position.rest[:width], position.rest[length:]
+        rest = np.array(position.rest, np.int64)
+        for ids in chain([rest[:0]], texts):  # first what an earlier run has left
+            rest = np.concatenate([rest, ids])
+            while rest.size >= width:
+                window, rest = rest[:width], rest[length:]
+                position.rest = rest
                 yield window
 
     own = Windows(train, width, length)
     listed: Any = Listed(own, make)
     return Prepared(
-        train=listed if stream is None else Shuffled(windows, make, own[0]),
+        train=listed if stream is None else Shuffled(windows, make),
         validation=Listed(Windows(validation, width, length), make, fixed=True),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
         pads={"tokens": pad_of(tokenizer), "labels": IGNORED},

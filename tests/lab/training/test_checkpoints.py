@@ -51,23 +51,6 @@ def other_step(path: Path) -> None:
     path.write_text(path.read_text().replace('"step": 5', '"step": 4'))
 
 
-def marked_anew(folder: Path) -> None:
-    """Have all sums agree with what is there."""
-    (folder / MARKER).unlink()
-    mark(folder, 5)
-
-
-def changed_state(**values: Any) -> Callable[[Path], Any]:
-    """Change a checkpoint's trainer_state.json and have all sums agree with it."""
-
-    def change(path: Path) -> None:
-        state = json.loads(path.read_text())
-        path.write_text(json.dumps({name: item for name, item in (state | values).items() if item is not ...}))
-        marked_anew(path.parent)
-
-    return change
-
-
 DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "no marker": (MARKER, Path.unlink),
     "empty marker": (MARKER, lambda path: path.write_text("")),
@@ -79,21 +62,6 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "one bit of the weights": (WEIGHTS, flip),
     "no weights": (WEIGHTS, Path.unlink),
     "weights that are a directory": (WEIGHTS, lambda path: (path.unlink(), path.mkdir())),
-    "no state of the Trainer": (TRAINER, lambda path: (path.unlink(), marked_anew(path.parent))),
-    "a state that is not JSON": (TRAINER, lambda path: (path.write_text("{"), marked_anew(path.parent))),
-    "a state without a step": (TRAINER, changed_state(global_step=...)),
-    "a state of a step before the first": (TRAINER, changed_state(global_step=-5)),
-    "a state of a late step": (TRAINER, changed_state(global_step=10**9)),
-    "a state of True": (TRAINER, changed_state(global_step=True)),
-    "a log that is a string": (TRAINER, changed_state(log_history="x")),
-    "a log of strings": (TRAINER, changed_state(log_history=["x"])),
-    "a log of later steps": (TRAINER, changed_state(log_history=[{"step": 6, "loss": 1.0}])),
-    "a log without steps": (TRAINER, changed_state(log_history=[{"loss": 1.0}])),
-    "fewer steps than were done": (TRAINER, changed_state(max_steps=3)),
-    "an epoch that is not a number": (TRAINER, changed_state(epoch="x")),
-    "an epoch that is not finite": (TRAINER, changed_state(epoch=float("inf"))),
-    "callbacks that are a list": (TRAINER, changed_state(stateful_callbacks=[1])),
-    "a field that the Trainer does not have": (TRAINER, changed_state(own=1)),
     "changed state": (STATE, lambda path: path.write_text('{"seconds": 2.0}')),
 }  # fmt: skip
 

@@ -14,9 +14,9 @@ from torch import nn
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
 from signalprop_lab.training import environment
+from signalprop_lab.training.examples import Shuffled
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.optimizers import make_optimizer
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.result import Result
 from signalprop_lab.training.run import train
@@ -90,8 +90,8 @@ def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = run(tmp_path / "whole", "budget.steps=4", *settings)
     run(tmp_path / "run", "budget.steps=2", *settings)
     begun: list[int] = []
-    given = Position.generator
-    monkeypatch.setattr(Position, "generator", lambda self, seed: begun.append(self.given) or given(self, seed))
+    items = Shuffled.items
+    monkeypatch.setattr(Shuffled, "items", lambda self, seed, at: begun.append(at.given) or items(self, seed, at))
     assert run(tmp_path / "run", "budget.steps=4", *settings, resume=True).eval_loss == whole.eval_loss
     assert begun == [0, 16]  # a sample of the beginning for the network; then from after two steps of eight examples
 
