@@ -113,11 +113,15 @@ def test_the_way_back_takes_attention_as_the_pass_before_left_it(monkeypatch: py
     monkeypatch.setattr(cross_attention, "TokenCrossAttention", counted)
     a = sp.Architecture(n_layers=2, d_model=32, n_heads=2, seq_len=12, target_len=10, kind="encoder-decoder")
     p = sp.scheme("xavier")(a)
-    kept, count = sp.predict(p, fidelity="kernel"), len(made)
-    monkeypatch.setattr(tokens, "_KEPT_LENGTH", 0)
-    anew = sp.predict(p, fidelity="kernel")
-    assert len(made) - count == count + 2  # once more for each layer
-    np.testing.assert_array_equal(kept.gradient["stream_in"].variance, anew.gradient["stream_in"].variance)
+    found, counts = [], []
+    for name in (None, "_ALL_KEPT", "_KEPT_LENGTH"):  # all kept, those of a segment, none
+        if name is not None:
+            monkeypatch.setattr(tokens, name, 0)
+        found.append(sp.predict(p, fidelity="kernel").gradient["stream_in"].variance)
+        counts.append(len(made) - sum(counts))
+    assert counts == [2, 4, 6]  # each time once more for each layer
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
 
 
 def test_averages_send_gradients_to_the_encoder_through_a_norm_on_the_branch() -> None:

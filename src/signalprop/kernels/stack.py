@@ -34,9 +34,11 @@ class BranchKernel(Protocol):
     Attributes:
         uneven: as of `State`, of the branch that `forward` gave last.
         by_entries: whether both ways take nothing but correlations of the kernel, and variances as one more argument.
+        keeps: whether `forward` leaves what `backward` can use again.
     """
 
     uneven: FloatArray | float = 0.0
+    keeps: bool = False
     by_entries: bool = False
 
     def silent(self, i: int) -> bool:
@@ -119,8 +121,7 @@ class Stack:
     def keep_attention(self, keeps: bool) -> None:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
         for branch in self.different:
-            if hasattr(branch, "keeps"):
-                branch.keeps = keeps
+            branch.keeps = keeps
 
     @property
     def networks(self) -> int | None:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.buffers import reused
 from signalprop.kernels.covered import check_fits_of
-from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, top_kernel
+from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, through_final_norm, top_kernel
 from signalprop.kernels.grid import Alike, Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
+from signalprop.kernels.state import State
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
@@ -33,7 +33,6 @@ from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import DRAWN, POINTS, Profile
 from signalprop.results.series import Series
-from signalprop.theory.elements import squashed
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -48,6 +47,8 @@ Watch = Callable[[Stack, Sequence[Keep | Grid]], See]
 
 
 _KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
+_ALL_KEPT = 128 * 2**20  # bytes up to which all are, and no segment is computed again
+_EACH = 6  # matrices of a sublayer that are kept, on average: 11 of attention, one of a feed-forward
 
 
 def _unseen(_: int, __: State) -> None:
@@ -247,8 +248,9 @@ def passes(
         see, see_back: called with every stream, and with every gradient (on its way back).
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
-    ahead = _Ahead(stack, columns, log_norm, see)
-    last = ahead.run(stack.enter(start), range(stack.n))
+    entering = stack.enter(start)
+    ahead = _Ahead(stack, columns, log_norm, see, top is not None and _all_kept(stack, entering, keep))
+    last = ahead.run(entering, range(stack.n))
     see(stack.n, last)
     if top is None:
         return columns, None
@@ -259,19 +261,27 @@ def passes(
     return columns, back
 
 
+def _all_kept(stack: Stack, start: State, keep: Keep | Grid) -> bool:
+    """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
+    small = isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_KEPT
+    return small or isinstance(keep, Grid)
+
+
 @dataclass
 class _Ahead:
     """The way forward through one stack, and what the way back needs of it.
 
     Attributes:
         columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
-        checkpoints: some of the streams; reads: all of them, where they are small.
+        all_kept: as `_all_kept`.
+        checkpoints: some of the streams; reads: all of them, where they are kept.
     """
 
     stack: Stack
     columns: Columns
     log_norm: FloatArray
     see: See = _unseen
+    all_kept: bool = False
     rows: range = range(0)
     checkpoints: dict[int, State] = field(default_factory=dict)
     reads: dict[int, State] = field(default_factory=dict)
@@ -281,7 +291,10 @@ class _Ahead:
         self.rows = rows
         starts = [i for i in layer_starts(self.stack.p).tolist() if i in rows]
         self.kept = set(starts[:: max(1, math.isqrt(len(starts)))])
-        return self.stack.run(start, rows, self.seen)
+        self.stack.keep_attention(self.all_kept)
+        last = self.stack.run(start, rows, self.seen)
+        self.stack.keep_attention(False)
+        return last
 
     def seen(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         """Keep what is needed of a sublayer."""
@@ -289,7 +302,7 @@ class _Ahead:
             self.see(i, layer_in)
         if i in self.kept:
             self.checkpoints[i] = layer_in
-        if isinstance(self.columns.keep, Grid):
+        if self.all_kept:
             self.reads[i] = layer_in
         self.columns.put("stream_in", i, layer_in)
         self.columns.put("branch", i, branch)
@@ -304,25 +317,12 @@ class _Ahead:
             self.log_norm[i] = math.log(max(float(mean), 1e-300))
 
 
-def through_final_norm(stack: Stack, last: State, kernel: FloatArray) -> State:
-    """A gradient kernel before the final norm that the last stream goes through, where there is one."""
-    a, log_scale = stack.a, 0.0
-    if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
-        own = np.diagonal(last.kernel) * exp_of(last.log_scale)
-        root = np.sqrt(squashed(a.squash, stack.p.head.final_norm_slope, own, np.zeros_like(own))[2])
-        kernel = on_both_sides(kernel, root)
-    elif a.has_final_norm:
-        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
-        kernel, log_scale = on_both_sides(kernel, root), -last.log_scale
-    return State(kernel, log_scale).rescaled()
-
-
 def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, State]:
     """The gradient at the last stream, and what a post-norm there sends back."""
     stack = ahead.stack
     last = stack.leave(last)
     kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
-    gradient = through_final_norm(stack, last, kernel)
+    gradient = through_final_norm(stack.p, last, kernel)
     return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
 
 
@@ -372,7 +372,8 @@ def passes_of_both(
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
-    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see) for keep in keeps)
+    every = top is not None and _all_kept(stack, max(starts, key=lambda start: start.kernel.size), keeps[0])
+    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see, every) for keep in keeps)
     read = first.run(starts[0], encoder)
     memory = stack.read_memory(read)
     alike, kept = (keeps[0], None) if isinstance(keeps[0], Grid) else (None, keeps[0])
@@ -390,7 +391,7 @@ def passes_of_both(
     if kept is not None:
         arrived = np.zeros_like(memory)
         arrived[np.ix_(kept, kept)] = total.kernel
-    at_last = through_final_norm(stack, read, arrived)
+    at_last = through_final_norm(stack.p, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:
         log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300))

@@ -250,7 +250,7 @@ class UnmaskedAttention(TokenAttention):
         """How far keys lie from their mean."""
         return max(float(np.diagonal(kernel).mean() - kernel.mean()), 0.0)
 
-    @property
+    @cached_property
     def _different_spread(self) -> float:
         """How far different keys lie apart, unturned: what all share cancels in the scores of two rows."""
         return self._mean_distance(self.kernel) / (1 - 1 / max(self._weights.different, 2.0))

@@ -19,7 +19,7 @@ import numpy as np
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
-from signalprop.theory.softmax import STEP, Laplace, laplace_of
+from signalprop.theory.softmax import STEP, laplaces_of
 
 _AT = np.arange(4)
 _REST = [np.delete(_AT, i) for i in _AT]
@@ -50,17 +50,16 @@ def softmax_of_groups(variance: float, spread: float, sizes: Iterable[FloatArray
     """
     log_spread = math.log1p(spread)
     stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
-    every = [laplace_of(stds[[i]]) for i in range(len(stds))]
-    out = []
-    for size in sizes:
-        at, weight = _shifts(np.log(size))
-        groups = np.zeros(int(at.max()) + 1)
-        np.add.at(groups, at, weight / size[:, None])
-        columns = np.stack([_integrals(laplace, groups) for laplace in every])
-        mean, second, jacobian = np.einsum("s,scg->cg", HERMITE_W, columns)
-        weighted = (HERMITE_W * stds**2 / max(variance, 1e-12)) @ columns[:, 2]
-        out.append(Groups(*((weight * y[at]).sum(1) for y in (mean, second, jacobian, weighted))))
-    return out
+    places = [_shifts(np.log(size)) for size in sizes]
+    groups = np.zeros((len(places), 1 + max(int(at.max()) for at, _ in places)))
+    for row, (at, weight), size in zip(groups, places, sizes, strict=True):
+        np.add.at(row, at, weight / size[:, None])
+    mean, second, jacobian = _integrals(laplaces_of(stds), groups)  # (stds, arrays of sizes, shifts) each
+    weighted = jacobian * (stds**2 / max(variance, 1e-12))[:, None, None]
+    columns = np.einsum("s,cs...->c...", HERMITE_W, np.stack([mean, second, jacobian, weighted]))
+    return [
+        Groups(*(weight * row[:, at]).sum(2)) for row, (at, weight) in zip(columns.swapaxes(0, 1), places, strict=True)
+    ]
 
 
 def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -72,15 +71,20 @@ def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
     return first[:, None] + _AT, weight
 
 
-def _integrals(laplace: Laplace, groups: FloatArray) -> FloatArray:
-    """`mean`, `second` and `jacobian` of a group at every shift, (3, shifts), of so many groups at each."""
-    shifts = len(groups)
-    values = np.stack(laplace[1:6])  # ln φ and ψ₁ … ψ₄ at u; next, at u and every shift, (5, shifts, u)
-    values = np.concatenate([values, np.repeat(np.array([[values[0, -1]], *[[0.0]] * 4]), shifts - 1, axis=1)], axis=1)
-    log_phi, *psi = values[:, np.arange(shifts)[:, None] + np.arange(len(laplace.log_phi))]
-    whole = STEP * np.exp(groups @ log_phi)
+def _integrals(laplace: FloatArray, groups: FloatArray) -> FloatArray:
+    """`mean`, `second` and `jacobian` of a group at every shift, (3, stds, rows, shifts), of so many groups at each.
+
+    Args:
+        laplace: ln φ and ψ₁ … ψ₄ on one grid of u, (5, stds, u). groups: (rows, shifts).
+    """
+    shifts = groups.shape[1]
+    beyond = np.zeros((*laplace.shape[:2], shifts - 1))
+    beyond[0] = laplace[0, :, -1:]
+    at = np.arange(shifts)[:, None] + np.arange(laplace.shape[2])
+    log_phi, *psi = np.concatenate([laplace, beyond], axis=2)[:, :, at]  # at u and every shift, (stds, shifts, u)
+    whole = STEP * np.exp(groups @ log_phi).swapaxes(1, 2)
     one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))
-    of_others = two * (groups @ two - two)  # of Â² times the other groups' ΣÂ²
     second = two @ whole
-    jacobian = second - three @ whole + (four + of_others) @ whole / 6
-    return np.stack([one @ whole, second, jacobian])
+    of_others = two @ (whole * (groups @ two).swapaxes(1, 2)) - two**2 @ whole  # of Â² times the other groups' ΣÂ²
+    jacobian = second - three @ whole + (four @ whole + of_others) / 6
+    return np.stack([one @ whole, second, jacobian]).swapaxes(2, 3)

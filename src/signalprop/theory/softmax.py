@@ -70,12 +70,12 @@ _PSI = [_GUMBEL * _EXP_Y**n for n in range(4)]  # weights of ψ₁ … ψ₄
 _WEIGHTS = [*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]]
 
 
-def _laplace_narrow(std: float, u: FloatArray) -> list[FloatArray]:
-    """φ and ψ by a trapezoidal sum over z, for logits with a standard deviation up to about 1."""
+def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
+    """φ and ψ by a trapezoidal sum over z, (..., u), for logits with standard deviations (...) up to about 1."""
     z = np.arange(-12, 13) * 0.7
     weight = np.exp(-0.5 * z * z)
     weight /= weight.sum()
-    ey = np.exp(u[:, None] + std * z)
+    ey = np.exp(u[:, None] + np.asarray(std)[..., None, None] * z)
     decay = np.exp(-ey)
     miss = -np.expm1(-ey) @ weight  # 1 - φ
     e1, e2 = decay * ey, decay * ey * ey
@@ -113,18 +113,31 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     ]
 
 
+def _grid(std: float) -> FloatArray:
+    """Where the mass sits: one logit, or the sum of up to 1e6, is e^-u: |u| up to 8.5 deviations and ln L."""
+    low = math.floor((-8.5 * std - math.log(_MAX_LENGTH) - 14.0) / STEP)
+    high = math.ceil((8.5 * std + 5.0) / STEP)
+    return np.asarray(np.arange(low, high + 1) * STEP)
+
+
+def _on_grid(std: float, u: FloatArray) -> list[FloatArray]:
+    return _laplace_narrow(std, u) if std <= 1.0 else _laplace_wide(std, u)
+
+
 def laplace_of(stds: FloatArray) -> Laplace:
-    columns: list[list[FloatArray]] = []
-    starts = [0]
-    for std in stds.tolist():
-        # The mass sits where one logit, or the sum of up to 1e6, is e^-u: |u| up to 8.5 standard deviations and ln L.
-        low = math.floor((-8.5 * std - math.log(_MAX_LENGTH) - 14.0) / STEP)
-        high = math.ceil((8.5 * std + 5.0) / STEP)
-        u = np.arange(low, high + 1) * STEP
-        columns.append(_laplace_narrow(std, u) if std <= 1.0 else _laplace_wide(std, u))
-        starts.append(starts[-1] + len(u))
+    """Of logits with these standard deviations, each on its own grid."""
+    grids = [_grid(std) for std in stds.tolist()]
+    columns = [_on_grid(std, u) for std, u in zip(stds.tolist(), grids, strict=True)]
     joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
-    return Laplace(np.array(starts[:-1]), *joined)
+    return Laplace(np.cumsum([0, *map(len, grids[:-1])]), *joined)
+
+
+def laplaces_of(stds: FloatArray) -> FloatArray:
+    """ln φ and ψ₁ … ψ₄ of a few standard deviations on one grid of u, (5, stds, u)."""
+    u = _grid(float(stds.max()))
+    if stds.max() <= 1.0:
+        return np.stack(_laplace_narrow(stds, u)[:5])
+    return np.stack([_on_grid(std, u)[:5] for std in stds.tolist()], axis=1)
 
 
 def _one_hot(one: FloatArray) -> SoftmaxMoments:

@@ -47,7 +47,6 @@ class AttentionKernel(BranchKernel):
         self.kept: dict[int, TokenAttention | DrawnHeads] = {}  # they serve the way back too
         self.first_read: FloatArray = np.zeros(0)  # the kernel that the first of them reads
         self.sent: FloatArray = np.zeros(0)  # what sublayer i sends back to it
-        self.keeps = grid is not None  # set before the last pass over sublayers from which the way back begins
 
     @property
     def values(self) -> FirstValues | None:

@@ -36,7 +36,7 @@ class CrossAttentionKernel(BranchKernel):
         self.made, self.grid = moments_of(p, stack), grid
         self.alike: Grid | None = None
         self.memory: FloatArray = np.empty((0, 0))
-        self.keeps, self.kept = False, dict[int, _Scaled]()  # as in self-attention
+        self.kept: dict[int, _Scaled] = {}  # as in self-attention
         self.sent: FloatArray = np.empty((0, 0))
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:

@@ -26,7 +26,7 @@ class LatentKernel(AttentionKernel):
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
         self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, grid
-        self.kept, self.keeps, self.has_gate = {}, grid is not None, False
+        self.kept, self.has_gate = {}, False
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         return super().forward(i, kernel * self.made.aligned(normalised(kernel)))
