@@ -190,6 +190,7 @@ ENDS: dict[str, dict[str, Any]] = {
     "sinusoidal": {"positions": "sinusoidal"},
     "layernorm": {"n_segments": 2, "embedding_norm": True},
     "rmsnorm": {"positions": "sinusoidal", "embedding_norm": True, "norm": "rmsnorm"},
+    "epsilon": {"n_segments": 2, "embedding_norm": True, "norm_eps": 0.3},
     "patches": {"input": "patches", "patch_dim": 24},
     "class token": {"input": "patches", "patch_dim": 24, "class_token": True, "n_segments": 2},
     "one patch": {"input": "patches", "patch_dim": 24, "class_token": True, "seq_len": 2},
@@ -216,7 +217,7 @@ def simulated(a: Architecture, e: Embedding, data: Any, segments: Any, rng: np.r
     stream = e.scale * stream
     if a.embedding_norm:
         stream = stream - (stream.mean(-1, keepdims=True) if a.norm == "layernorm" else 0.0)
-        stream = e.norm_gain * stream / np.sqrt((stream**2).mean(-1, keepdims=True))
+        stream = e.norm_gain * stream / np.sqrt((stream**2).mean(-1, keepdims=True) + a.norm_eps)
     p = a.embedding_dropout or 0.0
     stream = stream * (rng.random(stream.shape) >= p) / (1 - p)
     # about 0, not about the sample's own mean, which takes 1/d of the variance of what all tokens share

@@ -166,6 +166,8 @@ def test_transformers_draws_what_the_table_says(case: str) -> None:
         ratio = found.weights[role][present] / wanted.weights[role][present]
         assert (np.abs(ratio - 1) < 4.5 / math.sqrt(2 * n)).all()
         assert not found.biases[role].any()
+    assert found.norm_gain == pytest.approx(wanted.norm_gain)
+    assert found.head.final_norm_gain == pytest.approx(wanted.head.final_norm_gain)
     for name, n in (("token", 300 * 96), ("position", 16 * 96), ("segment", 96)):
         std, drawn = getattr(wanted.embedding, name), getattr(found.embedding, name)
         assert (drawn == std == 0) or abs(drawn / std - 1) < 4.5 / math.sqrt(2 * n)

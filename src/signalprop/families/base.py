@@ -120,7 +120,8 @@ class Initialisation:
         tables: of embeddings, convolutions and an own head.
         transform: of the dense layer before the head, of an Architecture, where it is another.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
-        setting: the number of a configuration to which all of these are proportional. usual: its default.
+        setting: the number of a configuration to which all of these are proportional. usual: its default. gains: gains
+            of norms, which are 1 by default, are proportional to it too.
     """
 
     weights: Callable[[Architecture], Mapping[str, float]]
@@ -130,6 +131,7 @@ class Initialisation:
     transform: Callable[[Architecture], float] | None = None
     setting: str = "initializer_range"
     usual: float = 0.02
+    gains: bool = False
 
     def scale(self, config: Config) -> float:
         """The `setting` of a configuration over its default; as in transformers, 0 and none are the default."""

@@ -91,7 +91,7 @@ FAMILY = Family(
     },
     fields=fields,
     paths=tuple(paths(gated=gated, decoder=decoder) for decoder in (True, False) for gated in (False, True)),
-    initialisation=Initialisation(weights, tables=1.0, setting="initializer_factor", usual=1.0),
+    initialisation=Initialisation(weights, tables=1.0, setting="initializer_factor", usual=1.0, gains=True),
     encoder_classes=("T5EncoderModel",),
     tied_head_scale=lambda a: a.d_model**-0.5,
 )  # fmt: skip

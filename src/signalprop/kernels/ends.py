@@ -138,9 +138,9 @@ def input_kernel(
             positions = table @ table.T / table.shape[1]
         shared = (e.token**2 * equal + segment + position**2 * positions) * e.scale**2
         np.fill_diagonal(shared, (e.token**2 + own_segment + position**2 * np.diagonal(positions)) * e.scale**2)
-        total = np.diagonal(shared)
         if a.embedding_norm:
-            shared = shared / np.sqrt(np.maximum(np.outer(total, total), 1e-300)) * e.norm_gain**2
+            root = inverse_roots(np.diagonal(shared) + a.norm_eps) * e.norm_gain
+            shared = shared * np.outer(root, root)
         kept = 1 - (a.embedding_dropout or 0.0)
         np.fill_diagonal(shared, np.diagonal(shared) / kept)
         seen = (inputs.tokens >= 0).any(0)

@@ -265,8 +265,10 @@ class HuggingFaceDefault(Scheme):
         biases = {f"bias__{role}": std * factor[role] for role, std in drawn.biases.items()}
         weights = {role: std * factor[role] for role, std in drawn.weights(a).items()}
         branch = np.array([a.branch_scale_of(name) for name in KINDS])[layout(a).kind]
+        gain = a.init_scale if drawn.gains else 1.0
+        own["final_norm_gain"] = gain
         return replace(
-            fill(a, self, weights, branch=branch, **biases),
+            fill(a, self, weights, branch=branch, norm_gain=gain, **biases),
             embedding=_with_positions(a, embedding, drawn.positions),
             head=Head(**head_of(a, tables, embedding, scale).model_dump() | own),
         )

@@ -131,7 +131,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     start = log(e.scale**2)
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
-        start += log(float(ratio(e.norm_gain**2, total)))
+        start += log(float(ratio(e.norm_gain**2, total + a.norm_eps)))
     if a.streams is not None:
         from signalprop.theory.several import connections_of
 

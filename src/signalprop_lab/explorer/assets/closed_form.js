@@ -155,7 +155,7 @@ const closedForm = (() => {
     const segment = a.nSegments > 1 ? a.inputs.segment_correlation : 1;
     let variance = (e.token ** 2 + e.position ** 2 + e.segment ** 2) * e.scale ** 2;
     let shared = (e.token ** 2 * a.inputs.token_correlation + segment * e.segment ** 2) * e.scale ** 2;
-    if (a.embeddingNorm) [variance, shared] = [variance, shared].map((x) => x * ratio(e.normGain ** 2, variance));
+    if (a.embeddingNorm) [variance, shared] = [variance, shared].map((x) => x * ratio(e.normGain ** 2, variance + a.eps));
     variance /= 1 - a.embeddingDropout;
     return [variance, ratio(shared, variance)];
   }
@@ -210,7 +210,7 @@ const closedForm = (() => {
   /** Log of the factor alpha^2 on the token's row in the last stream (the skip path alone). */
   function tokenShare(t, norms) {
     const { a, embedding: e } = t, total = (e.token ** 2 + e.position ** 2 + e.segment ** 2) * e.scale ** 2;
-    const start = ln(e.scale ** 2) + (a.embeddingNorm ? ln(ratio(e.normGain ** 2, total)) : 0);
+    const start = ln(e.scale ** 2) + (a.embeddingNorm ? ln(ratio(e.normGain ** 2, total + a.eps)) : 0);
     return start + sum(norms.map((norm, i) => {
       const skip = a.parallel && i % 2 ? 0 : ln(t.skip[i] ** 2);
       return skip + (t.placement[i] === "post" ? ln(t.normScale[i] ** 2) - norm : 0);
