@@ -51,6 +51,7 @@ def test_a_model_that_was_saved_with_its_scheme(
         model.save_pretrained(tmp_path)
     status, _, err = command("check", str(tmp_path), "--scheme", "deepscalelm-simple")
     assert status == 0, err
+    assert command("check", str(tmp_path)).err == err  # what it carries
     assert command("check", str(tmp_path), "--scheme", "gpt2").status == 1
     assert command("check", str(tmp_path), "--scheme", "deepscalelm-simple", "--fresh", "--seed", "5").status == 0
     monkeypatch.setattr("signalprop.files.checkpoint_loading.fetched", lambda *_, **__: tmp_path)  # from the hub
@@ -62,7 +63,7 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     directory = str(hf_directories / "gpt2")
     assert "unknown scheme 'gpt-2'" in refused("check", directory, "--scheme", "gpt-2")
     assert "no option 'sd'" in refused("check", directory, "--scheme", "gpt2", "--option", "sd=1")
-    assert "Missing option '--scheme'" in refused("check", directory)
+    assert "the model carries no scheme; give --scheme" in refused("check", directory)
     assert "cannot read a configuration" in refused("check", str(tmp_path), "--scheme", "gpt2")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((hf_directories / "gpt2" / "config.json").read_text())

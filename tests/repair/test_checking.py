@@ -242,6 +242,18 @@ class TestWrongModels:
         assert "has no 'nothing'" in notes["layer 2 feed-forward"]
         assert "model.layers.0.mlp.down_proj.weight" in found.notes[0]
 
+    def test_what_the_model_carries(self) -> None:
+        model = family("gpt2")
+        with pytest.raises(InputError, match="the model carries no scheme; give scheme="):
+            check(model)
+        apply(model, "lns")
+        with pytest.raises(InputError, match="options are of a scheme; give scheme="):
+            check(model, sd=0.02)
+        found = check(model)
+        assert (found.scheme, found.ok) == ("lns", True)
+        model.transformer.h[1].ln_1.weight.data.mul_(2)
+        assert ("layer 1 attention", "norm gain", "off") in wrong(check(model))
+
     def test_refusals(self) -> None:
         model = family("gpt2")
         with pytest.raises(InputError, match="made for another network: n_layers is 5 there and 3 in the model"):

@@ -48,6 +48,8 @@ def test_words() -> None:
     results = [sp.check(model, "deepscalelm"), sp.diagnose(model), sp.fit(model, format="fp16")]
     for one in (sp.scheme("deepscalelm")(SMALL), sp.trace(sp.scheme("deepscalelm")(SMALL), at=[1]), *results):
         assert repr(one).startswith(f"<{type(one).__name__}: ") and len(repr(one)) < 250, repr(one)
+        if type(one).__name__ == "Diagnosis":
+            assert "2 layers" in str(one) and "layer " in str(one) and len(str(one).splitlines()) > 8
     assert PROFILE.summary() in comparison.summary() and "median error" in comparison.summary()
     assert f"{PROFILE.gradient_ratio:#.4g}" in PROFILE.summary()
 

@@ -8,11 +8,15 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
+from signalprop.errors import InputError
 
 
 def check(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A Hugging Face directory, or a name on the hub.")],
-    scheme: opt.WantedScheme,
+    scheme: Annotated[
+        str | None,
+        typer.Option("--scheme", help=f"{opt.WANTED} (default: what the checkpoint carries, as `apply` left it)."),
+    ] = None,
     option: opt.SchemeOption = None,
     fresh: Annotated[
         bool,
@@ -32,11 +36,14 @@ def check(
     \b
     Example:
       signalprop check ./my-checkpoint --scheme gpt2
+      signalprop check ./scaled
     """
     from signalprop.cli.loading import load_model, mapping_of_file
 
     output.check_outputs(json_file)
-    wanted = sources.scheme_or_table(scheme, option)
+    if scheme is None and option:
+        raise InputError("--option is of a scheme; name it with --scheme")
+    wanted = None if scheme is None else sources.scheme_or_table(scheme, option)
     place = opt.usable(device)
     from signalprop.repair.checks import check as checked
 

@@ -59,9 +59,8 @@ SchemeNames = Annotated[
         help=f"{_INITIALISATION}; several give one table.",
     ),
 ]
-WantedScheme = Annotated[
-    str, typer.Option("--scheme", help="Name, see `signalprop schemes`; or a JSON file with a parametrization.")
-]
+WANTED = "Name, see `signalprop schemes`; or a JSON file with a parametrization"
+WantedScheme = Annotated[str, typer.Option("--scheme", help=f"{WANTED}.")]
 SchemeOption = Annotated[
     list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the scheme, e.g. k=2 (repeatable).")
 ]

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
+from signalprop.results.views import diagnosis_words
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
@@ -258,6 +259,9 @@ class Diagnosis(Value, Document):
         found = ", ".join(f"{v.severity} {v.kind}" for v in self.verdicts) or "nothing found"
         loss = "" if self.loss is None or self.loss.value is None else f", loss {self.loss.value:.4g}"
         return f"<Diagnosis: {self.model}, {len(self.signal)} layers{loss}; {found}>"
+
+    def __str__(self) -> str:
+        return diagnosis_words(self)
 
     @model_validator(mode="after")
     def _of_the_same_layers(self) -> Self:

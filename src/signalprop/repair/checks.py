@@ -41,7 +41,7 @@ _EXACT = 1e-6  # relative, of multipliers that Python or float32 holds: a produc
 @typed
 def check(
     model: nn.Module,
-    scheme: str | Scheme | Parametrization,
+    scheme: str | Scheme | Parametrization | None = None,
     *,
     mapping: Mapping | None = None,
     inputs: InputStatistics | None = None,
@@ -62,12 +62,13 @@ def check(
     by the rounding of the tensor's type, and of the one that the checkpoint keeps.
 
     Args:
-        scheme: a name (with `options`), a scheme, or the very numbers.
+        scheme: a name (with `options`), a scheme, or the very numbers; None: what the model carries.
         mapping: of a model of your own.
         inputs: statistics of the input, for schemes that depend on them; default: Zipf's law.
 
     Raises:
-        InputError: unknown scheme, family or option; a parametrization of another shape; weights on the meta device.
+        InputError: unknown scheme, family or option; none given, and none carried; a parametrization of another shape;
+            weights on the meta device.
     """
     model = unwrapped(model)
     record = record_of(model)
@@ -110,18 +111,22 @@ def check(
 
 
 def _table(
-    scheme: str | Scheme | Parametrization,
+    scheme: str | Scheme | Parametrization | None,
     options: dict[str, Any],
     mapping: Mapping,
     record: Record | None,
     inputs: InputStatistics | None,
 ) -> Parametrization:
     """The numbers that are asked for."""
+    applied = None if record is None else record.parametrization
+    if scheme is None:
+        if applied is None or options:
+            raise InputError(f"{'options are of a scheme' if options else 'the model carries no scheme'}; give scheme=")
+        return applied
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
     if isinstance(chosen, Parametrization):
         chosen.rows()  # refuses a sweep
         return chosen
-    applied = None if record is None else record.parametrization
     if applied is not None and hasattr(chosen, "profiled") and applied.scheme == chosen.name:
         return applied  # it was measured on a batch that nobody has any more
     return chosen(mapping.architecture, inputs)

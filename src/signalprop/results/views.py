@@ -19,6 +19,7 @@ from signalprop.results.between_streams import alike
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from signalprop.diagnosis.result import Diagnosis
     from signalprop.results.comparison import Comparison
     from signalprop.results.profile import Profile
 
@@ -63,6 +64,13 @@ class Shown:
         picture.savefig(data, format="png", dpi=70)
         encoded = base64.b64encode(data.getvalue()).decode()
         return f'{text}<img alt="the signal over depth" src="data:image/png;base64,{encoded}">'
+
+
+def diagnosis_words(diagnosis: Diagnosis) -> str:
+    """A diagnosis as `signalprop diagnose` prints it."""
+    from signalprop.report.diagnosis_tables import diagnosis_text
+
+    return diagnosis_text(diagnosis)
 
 
 def data_frame(profile: Profile, prefix: str = "") -> DataFrame:
