@@ -8,6 +8,7 @@ synced, marked with the sizes and SHA-256 sums of its files, and then given its 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 from collections import defaultdict
@@ -20,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import read_json, sync, sync_names, sync_tree, write_json
+from signalprop.files.storage import finite, read_json, sync, sync_names, written_whole
 from signalprop.repair.initialisation import fill, whole
 from signalprop.streams.wrappers import unwrapped
 from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, digest_of, step_of
 from signalprop_lab.training.position import Position
-from signalprop_lab.training.processes import first, gathered
+from signalprop_lab.training.processes import by_first, first, gathered
 from signalprop_lab.training.weight_files import (
     OPTIMIZER,
     PROCESS,
@@ -58,78 +59,57 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
-    """Write a checkpoint of the step that was just done; every process calls it.
+    """Write a checkpoint of the step that was just done; every process calls it, the first one writes.
 
     Args:
         weights: as `weights_of` gives them. keep: how many checkpoints stay, this one with them.
     """
-    step = trainer.state.global_step
-    folder = trainer.folder
-    target = folder / f"checkpoint-{step}"
-    beside = folder / f".{target.name}.tmp"
     moments, groups = _optimizer_of(trainer)
+    processes = gathered(_process_state(trainer))
 
-    def begin() -> None:
-        if first():
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+    def fill_in(folder: Path) -> None:
+        for i, state in enumerate(processes):
+            _dump(folder / PROCESS.format(i), state)
+        save_tensors(weights, folder / WEIGHTS)
+        save_tensors(moments, folder / OPTIMIZER)
+        _dump(folder / STATE, _training_state(trainer, groups))
+        if (position := trainer.position) is not None:
+            _dump(folder / STREAM, position.to_json())
+        trainer.state.save_to_json(str(folder / "trainer_state.json"))
 
-    def fill_in() -> None:
-        write_json(beside / PROCESS.format(trainer.args.process_index), _process_state(trainer))
-        if first():
-            save_tensors(weights, beside / WEIGHTS)
-            save_tensors(moments, beside / OPTIMIZER)
-            write_json(beside / STATE, _training_state(trainer, groups))
-            if (position := trainer.position) is not None:
-                write_json(beside / STREAM, position.to_json())
-            trainer.state.save_to_json(str(beside / "trainer_state.json"))
-
-    def commit() -> None:
-        if first():
-            mark(beside, step)
-            if target.exists():  # one that was found damaged
-                shutil.rmtree(target)
-            beside.rename(target)
-            sync_names(folder)
-            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
-
+    by_first(lambda: _write(trainer.folder, trainer.state.global_step, fill_in))
     if first():
-        for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
-            sync(lines)
-    for action in (begin, fill_in, commit):
-        problem = next((p for p in gathered(_problem(action)) if p is not None), None)
-        if problem is not None:
-            if first():
-                shutil.rmtree(beside, ignore_errors=True)
-            steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
-            left = f"the one of step {max(steps)} is kept; " if steps else ""
-            raise InputError(
-                f"cannot write the checkpoint {target}: {problem}; {left}fix that, and go on with --resume"
-            )
-    if first():
-        thin_out(folder, keep, step)
+        thin_out(trainer.folder, keep, trainer.state.global_step)
 
 
-def _problem(action: Callable[[], None]) -> str | None:
-    """Do something with files; why it failed, or None."""
-    from safetensors import SafetensorError
-
+def _write(folder: Path, step: int, fill_in: Callable[[Path], None]) -> None:
+    target = folder / f"checkpoint-{step}"
     try:
-        action()
-    except OSError as error:
-        return error.strerror or str(error)
-    except (SafetensorError, InputError) as error:
-        return " ".join(str(error).split())
-    return None
+        with written_whole(target) as beside:
+            for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
+                sync(lines)
+            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
+            fill_in(beside)
+            mark(beside, step)
+            shutil.rmtree(target, ignore_errors=True)  # one that was found damaged
+    except InputError as error:
+        steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
+        left = f"the one of step {max(steps)} is kept; " if steps else ""
+        reason = str(error).removeprefix("cannot write ")
+        raise InputError(f"cannot write the checkpoint {reason}; {left}fix that, and go on with --resume") from None
+
+
+def _dump(path: Path, value: Any) -> None:
+    """Write JSON into a directory that is synced as a whole."""
+    path.write_text(json.dumps(finite(value), allow_nan=False))
 
 
 def mark(folder: Path, step: int) -> None:
-    """Make sure that a checkpoint's files are on the disk, and write down what they are."""
+    """Write down what a checkpoint's files are."""
     files = {}
-    sync_tree(folder)
     for path in sorted(item for item in folder.rglob("*") if item.is_file()):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest_of(path)}
-    write_json(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
+    _dump(folder / MARKER, {"schema": SCHEMA, "step": step, "files": files})
 
 
 def thin_out(folder: Path, keep: int, step: int) -> None:
