@@ -11,31 +11,29 @@ from __future__ import annotations
 import json
 import time
 from importlib import resources
-from typing import NamedTuple
 
 import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from signalprop.errors import InputError, require
-from signalprop_lab.explorer.curves import MOST, report, shown, takes_long
+from signalprop.files.validation import Value
+from signalprop_lab.explorer.curves import report, shown, takes_long
 from signalprop_lab.explorer.page import SERVED, explorer_page
-from signalprop_lab.explorer.settings import Settings, read
+from signalprop_lab.explorer.settings import Settings
 
 HOSTS = ["127.0.0.1", "localhost"]
 _LARGEST_BODY = 65_536  # bytes; a question of seven curves has under 3,000
 _KINDS = {"js": "text/javascript", "css": "text/css"}
 _OF_REPORT = ("format.js", "charts.js", "tables.js", "sections.js", "page.css")
 _OWN = ("explore.js", "explore.css")
-_HEADERS = {
+HEADERS = {  # of every answer; the server adds them
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -67,12 +65,12 @@ def application() -> Starlette:
             Route("/curves", _curves, methods=["POST"]),
             Route("/report", _report, methods=["POST"]),
         ],
-        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)],
         exception_handlers={InputError: _refused, HTTPException: _failed, Exception: _broken},
     )
 
 
-class _Question(NamedTuple):
+class _Question(Value):
     """What the page asks about."""
 
     current: Settings
@@ -118,21 +116,10 @@ async def _question(request: Request) -> _Question:
     if not length.isdecimal() or int(length) > _LARGEST_BODY:
         raise HTTPException(413, f"expected a body of at most {_LARGEST_BODY} bytes, and its Content-Length")
     try:
-        data = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise HTTPException(400, "the body is not JSON; expected an object with current, pinned and draft") from None
-    if (
-        not isinstance(data, dict)
-        or data.keys() != {"current", "pinned", "draft"}
-        or not isinstance(data["pinned"], list)
-        or not isinstance(data["draft"], bool)
-    ):
-        raise HTTPException(
-            400, "expected an object with current (settings), pinned (a list of settings) and draft (true or false)"
-        )
-    if len(data["pinned"]) > MOST:
-        raise InputError(f"{len(data['pinned'])} pinned curves are too many to tell apart; unpin some")
-    return _Question(read(data["current"]), [read(item) for item in data["pinned"]], data["draft"])
+        data = dict(json.loads(await request.body()))
+    except (TypeError, ValueError, RecursionError):
+        raise HTTPException(400, "the body is no JSON object; expected one with current, pinned and draft") from None
+    return _Question(**data)
 
 
 def _refused(_: Request, error: Exception) -> Response:
@@ -148,21 +135,6 @@ def _failed(_: Request, error: Exception) -> Response:
 def _broken(_: Request, error: Exception) -> Response:
     """A mistake of ours: one line on the page, too."""
     return JSONResponse({"error": " ".join(f"{type(error).__name__}: {error}".split())}, 500)
-
-
-class _Headers:
-    """Middleware that gives every answer, refusals too, the headers of safety."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
-
-        await self._app(scope, receive, with_headers)
 
 
 def _files() -> dict[str, bytes]:

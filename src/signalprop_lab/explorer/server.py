@@ -11,7 +11,7 @@ from contextlib import suppress
 import uvicorn
 
 from signalprop.errors import InputError
-from signalprop_lab.explorer.app import application
+from signalprop_lab.explorer.app import HEADERS, application
 from signalprop_lab.explorer.curves import shown
 from signalprop_lab.explorer.settings import Settings
 
@@ -34,8 +34,9 @@ def serve(port: int, *, browser: bool, say: Callable[[str], None]) -> None:
         if browser:  # in a thread of its own: a browser in the terminal holds its caller
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         config = uvicorn.Config(
-            page, http="h11", ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1
-        )
+            page, http="h11", ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=1,
+            headers=list(HEADERS.items()),
+        )  # fmt: skip
         with suppress(KeyboardInterrupt):  # uvicorn passes it on when it has closed everything
             uvicorn.Server(config).run(sockets=[listener])
 

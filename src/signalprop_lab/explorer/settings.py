@@ -10,7 +10,6 @@ from urllib.parse import urlencode
 from pydantic import Field
 
 from signalprop.data.batches import default_statistics
-from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.network.architecture import Architecture, Kind, Placement
 from signalprop.network.parametrization import Parametrization
@@ -116,13 +115,6 @@ class Settings(Value):
 
     def _network(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _NETWORK}
-
-
-def read(data: Any) -> Settings:
-    """Settings from what JSON holds."""
-    if not isinstance(data, dict):
-        raise InputError(f"settings are a {type(data).__name__}; expected an object with the fields of Settings")
-    return Settings(**data)
 
 
 def of_preset(name: str) -> dict[str, Any]:

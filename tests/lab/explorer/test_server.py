@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,24 @@ def test_it_answers_at_the_address_it_prints_and_ends_cleanly() -> None:
         assert found
         with urllib.request.urlopen(running.address, timeout=120) as answer:
             assert b"<title>signalprop explorer</title>" in answer.read()
+            guarded(answer.headers)
         strange = urllib.request.Request(running.address, headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="400") as refused:
             urllib.request.urlopen(strange, timeout=120)
+        guarded(refused.value.headers)
         refused.value.close()
         for other in others():
             with pytest.raises(OSError), socket.create_connection((other, int(found[1])), timeout=2):
                 pass
         status, out, err = running.interrupt()
     assert (status, out.split(), err) == (0, ["explorer", "ended"], "")
+
+
+def guarded(headers: Any) -> None:
+    """Every answer has the policy."""
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "script-src 'self';" in policy and "connect-src 'self'" in policy
+    assert headers["x-content-type-options"] == "nosniff" and headers["connection"] == "close"
 
 
 def others() -> list[str]:

@@ -21,7 +21,7 @@ from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
 from signalprop.schemes.base import parametrized
 from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, of_preset, read, starts
+from signalprop_lab.explorer.settings import Settings, of_preset, starts
 
 EXAMPLES = [
     Settings(n_layers=5),
@@ -29,10 +29,17 @@ EXAMPLES = [
     Settings(kind="decoder", n_layers=3, d_model=96, n_heads=3, activation="silu", seq_len=20, fidelity="auto"),
     Settings(n_layers=2, scheme="ds-init", alpha=0.1 + 0.2, norm_placement="none", activation="tanh", dropout=1 / 3),
     Settings(n_layers=3, scheme="e-spa", seq_len=16, fidelity="auto"),
-    read(
-        {"preset": "llama-130m", **of_preset("llama-130m"), "n_layers": 3, "d_model": 384, "n_heads": 6, "seq_len": 24}
+    Settings(
+        **{
+            "preset": "llama-130m",
+            **of_preset("llama-130m"),
+            "n_layers": 3,
+            "d_model": 384,
+            "n_heads": 6,
+            "seq_len": 24,
+        }
     ),
-    read({"preset": "t5-small", **of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
+    Settings(**{"preset": "t5-small", **of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
 ]
 
 
@@ -113,7 +120,7 @@ class TestShown:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_the_network_of_that_name(name: str) -> None:
     """And opens with its own initialisation."""
-    s = read({"preset": name, **of_preset(name)})
+    s = Settings(**{"preset": name, **of_preset(name)})
     assert s.architecture() == Architecture.preset(name)
     assert s.table().scheme == parametrized(name).scheme and s.fidelity == "auto"
 
@@ -125,7 +132,7 @@ def test_where_to_start_is_an_address_of_settings(where: str) -> None:
     for words in ({k: v for k, v in said.items() if k != "pin"}, *pins):
         strings = {k: v for k, v in words.items() if isinstance(getattr(Settings(), k), str)}
         numbers = {k: float(v) if "." in v else int(v) for k, v in words.items() if k not in strings}
-        assert takes_long(read({**strings, **numbers})) is (words["kind"] == "decoder")
+        assert takes_long(Settings(**{**strings, **numbers})) is (words["kind"] == "decoder")
 
 
 class TestReading:
@@ -148,5 +155,5 @@ class TestReading:
     )
     def test_a_bad_field_is_named_in_one_line(self, change: dict[str, Any], words: str) -> None:
         with pytest.raises(InputError, match=words) as refused:
-            read(change)
+            Settings(**change)
         assert "\n" not in str(refused.value)
