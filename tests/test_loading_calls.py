@@ -44,7 +44,7 @@ FILES = {
     ("src/signalprop_lab/explorer/app.py", "read_bytes"): 3,  # of the package
     ("src/signalprop_lab/explorer/page.py", "read_text"): 1,  # of the package
     ("src/signalprop_lab/reproductions/registry.py", "read_text"): 1,  # of the package
-    ("src/signalprop_lab/training/callbacks.py", "open"): 1,  # written to
+    ("src/signalprop_lab/training/lines.py", "open"): 1,  # written to
     ("src/signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
     ("src/signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package
 }

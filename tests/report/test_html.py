@@ -289,7 +289,7 @@ class TestReading:
         file = root / "metrics.jsonl"
         lines = file.read_text().split("\n")
         file.write_text("\n".join([*lines[:2], "{broken", *lines[2:]]))
-        with pytest.raises(InputError, match=re.escape(f"{file}, line 3 is not JSON")):
+        with pytest.raises(InputError, match=re.escape(f"{file}: line 3 is not JSON")):
             read(root)
         (tmp_path / "empty").mkdir()
         with pytest.raises(InputError, match="is not the directory of a training run"):

@@ -165,15 +165,23 @@ def lines_of(path: Path) -> Iterator[str]:
         yield "".join(held)
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a file of JSON lines, plain or packed, each with its place for messages."""
-    for k, line in enumerate(lines_of(path), 1):
+def json_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[str, Any]]:
+    """The values of a file of JSON lines, plain or packed, each with its place for messages.
+
+    Args:
+        growing: it may still be written to, and a last line that broke off is left out.
+    """
+    lines = enumerate(lines_of(path), 1)
+    for k, line in lines:
         if not line.strip():
             continue
         try:
-            yield f"line {k}", json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError) as error:
+            if growing and not any(later.strip() for _, later in lines):
+                return
             raise InputError(f"{path}: line {k} is not JSON: {' '.join(str(error).split())}") from None
+        yield f"line {k}", value
 
 
 def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]]:

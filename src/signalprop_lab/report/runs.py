@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,12 +12,12 @@ from typing import Any
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, read_text
 from signalprop.results.profile import Profile
+from signalprop_lab.training.lines import read_lines
+from signalprop_lab.training.result import RUN_SCHEMA
 
 METRICS, SIGNAL, RECIPE, ENVIRONMENT, RESULT = (
     "metrics.jsonl", "signal.jsonl", "recipe.yaml", "environment.json", "result.json",
 )  # fmt: skip
-RESULT_SCHEMA = "signalprop/run/1"
-_LAST_STEP = 2**53  # up to which numbers on an axis are whole
 
 
 @dataclass(frozen=True)
@@ -71,54 +70,23 @@ def as_double(value: Any) -> float | None:
 
 def _metrics(path: Path) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]:
     found: dict[str, dict[int, float]] = {}
-    for number, row in _rows(path):
-        step = _step(path, number, row)
+    for row in read_lines(path):
         for name, value in row.items():
             if name != "step" and (value is None or isinstance(value, (int, float))) and not isinstance(value, bool):
                 # a resumed run says some steps again; null is what JSON has for NaN
                 known = as_double(value)
-                found.setdefault(name, {})[step] = math.nan if known is None else known
+                found.setdefault(name, {})[row["step"]] = math.nan if known is None else known
     return {name: (tuple(sorted(at)), tuple(at[step] for step in sorted(at))) for name, at in found.items()}
 
 
 def _signal(path: Path) -> Iterator[tuple[int, Profile]]:
     found: dict[int, Profile] = {}
-    for number, row in _rows(path):
-        step = _step(path, number, row)
+    for row in read_lines(path):
         try:
-            found[step] = Profile.from_json(row.get("profile"))
+            found[row["step"]] = Profile.from_json(row.get("profile"))
         except InputError as error:
-            raise InputError(f"{path}, line {number}: {error}") from None
+            raise InputError(f"{path}, step {row['step']}: {error}") from None
     yield from sorted(found.items())
-
-
-def _step(path: Path, number: int, row: Mapping[str, Any]) -> int:
-    step = row.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= _LAST_STEP:
-        raise InputError(f"{path}, line {number} has step {step!r:.40}; expected a whole number from 0 on")
-    return step
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a JSON-lines file with their line numbers; a last line that broke off is left out."""
-    if not _has(path):
-        return
-    lines = read_text(path).split("\n")
-    last = max(number for number, line in enumerate(lines, start=1) if line.strip())
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            if number == last:
-                return
-            raise InputError(
-                f"{path}, line {number} is not JSON: {line.strip()!r:.40}; delete that line, or read another run"
-            ) from None
-        if not isinstance(row, dict):
-            raise InputError(f"{path}, line {number} holds a {type(row).__name__}; expected an object with a step")
-        yield number, row
 
 
 def _object(path: Path) -> dict[str, Any] | None:
@@ -132,6 +100,6 @@ def _object(path: Path) -> dict[str, Any] | None:
 
 def _result(path: Path) -> dict[str, Any] | None:
     data = _object(path)
-    if data is not None and data.get("schema") != RESULT_SCHEMA:
-        raise InputError(f"{path} has schema {data.get('schema')!r:.60}; this version reads {RESULT_SCHEMA!r}")
+    if data is not None and data.get("schema") != RUN_SCHEMA:
+        raise InputError(f"{path} has schema {data.get('schema')!r:.60}; this version reads {RUN_SCHEMA!r}")
     return data

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,78 +15,14 @@ from transformers import TrainerCallback
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, opened, write_text
 from signalprop.measurement import measure
 from signalprop.network.layout import KINDS, layout
 from signalprop.results.profile import Profile
 from signalprop_lab.training.guard import Guard
+from signalprop_lab.training.lines import Lines
 from signalprop_lab.training.networks import Network
 
 KeepGoing = Callable[[int, float], bool]
-
-
-class Lines:
-    """A file of JSON lines, each with its `step`; one of a kind for a step, whatever is done again after a restart.
-
-    A line that cannot be written does not end the run: it is said once, and tried again with every later one.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._written: set[tuple[int, frozenset[str]]] = set()
-        self._waiting: list[str] = []
-        self._size: int | None = None  # of the file before a line that failed midway
-        self._said = False
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Add a line; a run that is killed midway leaves at most a half of it, which readers skip."""
-        kind = (line["step"], frozenset(line))
-        if kind in self._written:
-            return
-        self._written.add(kind)
-        self._waiting.append(json.dumps(finite(line), allow_nan=False) + "\n")
-        try:
-            with self.path.open("ab") as file:
-                end = file.seek(0, os.SEEK_END)
-                self._size = end if self._size is None else min(self._size, end)
-                if self._size < end:
-                    file.truncate(self._size)
-                file.write("".join(self._waiting).encode())
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                print(
-                    f"signalprop: cannot write {self.path} ({error.strerror}); the run goes on, and its lines are "
-                    "written as soon as that is possible",
-                    file=sys.stderr,
-                )
-            return
-        self._waiting.clear()
-        self._size = None
-
-    def keep_until(self, step: int) -> None:
-        """Drop what was written of later steps, which will be done again, and a broken last line."""
-        kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        self._written = {(line["step"], frozenset(line)) for line in kept}
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file that may still be written to; none, where there is no file."""
-    out = []
-    try:
-        with opened(path) as file:
-            text = file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    for raw in text.splitlines():
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            out.append(line)
-    return out
 
 
 class Metrics(TrainerCallback):

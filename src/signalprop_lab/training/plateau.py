@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from signalprop_lab.training.callbacks import read_lines
+from signalprop_lab.training.lines import read_lines
 from signalprop_lab.training.processes import by_first
 
 BELOW = 0.1  # nats below chance that count as having learnt something of the input

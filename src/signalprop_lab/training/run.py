@@ -24,12 +24,13 @@ from signalprop.files.storage import make_folder, write_json, write_text, writte
 from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
-from signalprop_lab.training.callbacks import KeepGoing, Lines, Metrics, Progress, Signal, Veto, read_lines
+from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto
 from signalprop_lab.training.checkpoint_checks import last_good, step_of
 from signalprop_lab.training.checkpoints import clear_leftovers
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts
+from signalprop_lab.training.lines import Lines, read_lines
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.plateau import EndsWhenLearning, left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
