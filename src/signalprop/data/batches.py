@@ -261,6 +261,16 @@ def _segments(architecture: Architecture, batch_size: int, seed: int) -> IntArra
     return second if architecture.n_segments > 1 else np.zeros_like(second)
 
 
+def patches_of(images: FloatArray, patch_size: int) -> FloatArray:
+    """(..., channels, size, size) as (..., patches, patch_dim): row by row, and in a patch channel by channel."""
+    *batch, channels, size, _ = images.shape
+    grid = size // patch_size
+    blocks = images.reshape(*batch, channels, grid, patch_size, grid, patch_size)
+    n = len(batch)
+    order = (*range(n), n + 1, n + 3, n, n + 2, n + 4)
+    return blocks.transpose(order).reshape(*batch, grid * grid, channels * patch_size * patch_size)
+
+
 def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch:
     """Patches of scikit-learn's digits, enlarged to the architecture's patch grid, standardised over the set.
 
@@ -283,11 +293,9 @@ def image_batch(architecture: Architecture, batch_size: int, seed: int) -> Batch
     chosen = known[_generator(seed, 0, batch_size, a.seq_len * a.patch_dim).integers(0, known.size, batch_size)]
     pick = np.arange(grid * side) * images.shape[1] // (grid * side)
     large = images[chosen][:, pick][:, :, pick]
-    blocks = large.reshape(batch_size, grid, side, grid, side).transpose(0, 1, 3, 2, 4)
-    patches = np.repeat(blocks.reshape(batch_size, n_patches, 1, side * side), channels, axis=2)
     return Batch(
         tokens=None,
-        patches=patches.reshape(batch_size, n_patches, a.patch_dim),
+        patches=patches_of(np.repeat(large[:, None], channels, axis=1), side),
         targets=digits.target[chosen].astype(np.int64),
         source="scikit-learn digits",
     )

@@ -9,13 +9,11 @@ import numpy as np
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import layer_ends
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.prediction import predict
-from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.bounds import growth_fit, nearness
+from signalprop_lab.reproductions.networks import both, layers, over_depth
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
 
 LAYERS = 24
@@ -38,26 +36,15 @@ def stack(name: str, settings: Settings) -> Parametrization:
 
 def lemmas(settings: Settings) -> Findings:
     """Pre-LN and LayerNorm Scaling at initialisation, beside what the paper derives."""
-    from signalprop.measurement.simulation import simulate
-
     inputs = InputStatistics(kind="stream", variance=_STD**2, token_correlation=0.0, source="Gaussian tokens")
     tables = {"Pre-LN": stack("fixed", settings), "LNS": stack("lns", settings)}
-    found, errors, predicted = {}, {}, {}
-    for number, (name, p) in enumerate(tables.items()):
-        runs = []
-        for k in range(_NETWORKS):
-            drawn = settings.seed + k
-            runs.append(
-                simulate(p, inputs, n_seeds=1, seed=drawn, batch_size=1, backward=False, device=settings.device)
-            )
-            settings.progress(number * _NETWORKS + k + 1, 2 * _NETWORKS)
-        out = average(runs).forward["stream_out"]
-        assert out.variance_se is not None
-        found[name], errors[name] = out.variance[layer_ends(p)], (out.variance * out.variance_se)[layer_ends(p)]
-        predicted[name] = predict(p, inputs)
+    pairs = {
+        name: both(p, settings, _NETWORKS, number, 2, inputs=inputs) for number, (name, p) in enumerate(tables.items())
+    }
+    found = {name: layers(pair.measured) for name, pair in pairs.items()}
     pre, lns = found["Pre-LN"], found["LNS"]
     fits = {name: growth_fit(values) for name, values in found.items()}
-    near = {name: nearness(tables[name], profile).identity_distance for name, profile in predicted.items()}
+    near = {name: nearness(tables[name], pair.predicted).identity_distance for name, pair in pairs.items()}
     checks = (
         Check(
             "Pre-LN: R² of an exponential less R² of a straight line",
@@ -89,11 +76,7 @@ def lemmas(settings: Settings) -> Findings:
         "identity; what training makes of them is another figure (COD Fig 1, 5).",
     )
     x = np.arange(1.0, LAYERS + 1)
-    growth = []
-    for name, profile in predicted.items():
-        theory = profile.forward["stream_out"].variance[layer_ends(tables[name])]
-        growth.append(Curve(f"{name}, predicted", x, theory, "theory"))
-        growth.append(Curve(f"{name}, measured, {_NETWORKS} networks", x, found[name], "measured", errors[name]))
+    growth = [curve for name, pair in pairs.items() for curve in over_depth(pair, "forward", name)]
     growth.append(Curve("Lemma 3 at its lower end, ∝ L", x, lns[0] * x, "paper"))
     exponential = pre[0] * (pre[-1] / pre[0]) ** ((x - 1) / (LAYERS - 1))
     growth.append(Curve("exponential through both ends", x, exponential, "paper"))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from signalprop.data.batches import Batch, default_batch
+from signalprop.data.batches import Batch, default_batch, patches_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_ends, layout
@@ -125,9 +125,8 @@ def photographs(architecture: Architecture, seed: int) -> Batch:
     height, width = images.shape[1:3]
     rows = np.arange(grid * patch) * height // (grid * patch)
     crops = np.stack([image[rows][:, rows + rng.integers(0, width - height)] for image in images])
-    blocks = crops.reshape(len(crops), grid, patch, grid, patch, 3).transpose(0, 1, 3, 5, 2, 4)
     targets = rng.integers(0, a.n_classes, len(crops))
-    patches = blocks.reshape(len(crops), grid * grid, a.patch_dim)
+    patches = patches_of(crops.transpose(0, 3, 1, 2), patch)
     return Batch(tokens=None, patches=patches, targets=targets, source="scikit-learn sample photographs")
 
 

@@ -57,16 +57,6 @@ def labelled_images(
     return read(), names
 
 
-def patches_of(images: FloatArray, patch_size: int) -> FloatArray:
-    """(..., channels, size, size) as (..., patches, patch_dim): row by row, and in a patch channel by channel."""
-    *batch, channels, size, _ = images.shape
-    grid = size // patch_size
-    blocks = images.reshape(*batch, channels, grid, patch_size, grid, patch_size)
-    n = len(batch)
-    order = (*range(n), n + 1, n + 3, n, n + 2, n + 4)
-    return blocks.transpose(order).reshape(*batch, grid * grid, channels * patch_size * patch_size)
-
-
 def augmented(image: FloatArray, rng: np.random.Generator) -> FloatArray:
     """A random crop of the image with an eighth of its size as a margin of zeros, flipped left to right or not."""
     size = image.shape[-1]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.data.batches import patches_of
 from signalprop.diagnosis.stream import Frame, frame_of
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
@@ -28,7 +29,7 @@ from signalprop_lab.training.examples import (
     counts_of,
     token_accuracy,
 )
-from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images, patches_of
+from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images
 from signalprop_lab.training.pairs_and_labels import Classified, classified
 from signalprop_lab.training.position import Position, one_by_one
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of

@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.metrics import accuracy_score, f1_score
 
 from preparing import documents_of, example, labels_in, lines, recipe, text_of, validation
+from signalprop.data.batches import patches_of
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
 from signalprop_lab.training import examples
@@ -30,7 +31,6 @@ from signalprop_lab.training.examples import (
     collate,
     token_accuracy,
 )
-from signalprop_lab.training.images import patches_of
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
