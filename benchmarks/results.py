@@ -18,7 +18,8 @@ from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 from signalprop_lab.training.sweep_definition import Sweep
-from signalprop_lab.training.tables import SCHEMA, markdown_table, write_results_page
+from signalprop_lab.training.tables import SCHEMA, markdown_table, page
+from signalprop_lab.training.verdicts import overall, verdicts
 
 FOLDER = Path("docs/results")
 STEPS_LINK = "[first steps](../first-steps.md)"
@@ -61,6 +62,17 @@ def pages() -> list[tuple[str, str, str]]:
         sweep = Sweep(**results["sweep"])
         found.append((file.stem, sweep.title or sweep.name, verdict if sweep.verdict else f"judged in {STEPS_LINK}"))
     return found
+
+
+def write_results_page(results: Path, target: Path) -> str:
+    """Write the page of a stored value; the verdict on its claim."""
+    store = read_json(results)
+    if not isinstance(store, dict):
+        raise InputError(f"{results} holds no results of a sweep")
+    note = f"Written by `python -m benchmarks.results` from `{results.name}`: do not edit."
+    title, rest = page(store).split("\n\n", 1)
+    write_text(target, f"{title}\n\n{note}\n\n{rest}")
+    return overall([kind for _, kind, _ in verdicts(store)])
 
 
 def counted() -> str:

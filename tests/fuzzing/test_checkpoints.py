@@ -24,7 +24,7 @@ from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
 from signalprop_lab.training import checkpoints, tokenizers
-from signalprop_lab.training.checkpoint_checks import MARKER, problem_of
+from signalprop_lab.training.checkpoints import MARKER, problem_of
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.weight_files import PROCESS, STATE, load_tensors
 

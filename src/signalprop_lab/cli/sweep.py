@@ -59,10 +59,9 @@ def sweep(
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.processes import see_only
-    from signalprop_lab.training.stored import restore
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
-    from signalprop_lab.training.tables import results_table, store_of, writers
+    from signalprop_lab.training.tables import restore, results_table, store_of, writers
     from signalprop_lab.training.verdicts import foresight
 
     grid = load_sweep(source)

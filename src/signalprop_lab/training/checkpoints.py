@@ -8,9 +8,11 @@ synced, marked with the sizes and SHA-256 sums of its files, and then given its 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import random
 import shutil
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, read_json, sync, sync_names, written_whole
+from signalprop.files.storage import finite, is_below, opened, read_json, sync, sync_names, written_whole
 from signalprop.repair.initialisation import fill, whole
 from signalprop.streams.wrappers import unwrapped
-from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, digest_of, step_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import by_first, first, gathered
 from signalprop_lab.training.weight_files import (
@@ -40,10 +41,58 @@ from signalprop_lab.training.weight_files import (
 if TYPE_CHECKING:
     from signalprop_lab.training.trainer import RecipeTrainer
 
+SCHEMA, MARKER = "signalprop/checkpoint/1", "complete.json"
 STREAM = "stream.json"  # where a stream was
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
+
+
+def last_good(folder: Path) -> Path | None:
+    """The newest checkpoint in a directory of them that is whole, or None; one line on stderr for each that is not."""
+    for item in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
+        problem = problem_of(item)
+        if problem is None:
+            return item
+        print(f"signalprop: the checkpoint {item} is not used: {problem}", file=sys.stderr)
+    return None
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's name says; -1 for another name."""
+    number = folder.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
+
+
+def problem_of(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None: all its files are there, as they were written."""
+    marker = folder / MARKER
+    if not marker.is_file():
+        return f"it has no {MARKER}, so it was not written to its end"
+    try:
+        data = read_json(marker)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA or data.get("step") != step_of(folder):
+            return f"its {MARKER} is not that of a checkpoint of this step ({SCHEMA})"
+        for name, known in data["files"].items():
+            if not is_below(name):
+                return f"its {MARKER} names {name!r:.80}, which is not in it"
+            size = (folder / name).stat().st_size
+            if size != known["bytes"]:
+                return f"{name} has {size} bytes; {known['bytes']} were written"
+            if digest_of(folder / name) != known["sha256"]:
+                return f"{name} is not what was written (its SHA-256 sum differs)"
+        return None
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
+    except InputError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return f"its {MARKER} is damaged"
+
+
+def digest_of(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def clear_leftovers(folder: Path) -> None:

@@ -111,7 +111,6 @@ class Runs:
 def _read(path: Path) -> Entry:
     data = read_json(path)
     try:
-        data.pop("curve", None)  # of a loss, which was kept once
         return Entry(**{**data, "point": Point(**data["point"])})
     except (KeyError, TypeError, ValueError, AttributeError):
         raise InputError(

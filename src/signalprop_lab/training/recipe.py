@@ -262,14 +262,6 @@ class Parallel(Value):
             raise ValueError("replicas are of a sharded model; set fsdp too")
         return self
 
-    @model_validator(mode="before")
-    @classmethod
-    def _earlier(cls, data: Any) -> Any:
-        """Recipes of runs before DeepSpeed went say that there was none."""
-        if isinstance(data, dict) and data.get("deepspeed", "") is None:
-            return {key: value for key, value in data.items() if key != "deepspeed"}
-        return data
-
 
 class Recipe(Value):
     """A training run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from signalprop.files.storage import read_text
 
 _SHIPPED = "signalprop_lab.training.recipes"
 AsTuple = BeforeValidator(lambda data: tuple(data) if isinstance(data, list) else data)  # lists in YAML
-_LONGEST, _DEEPEST = 100_000, 30  # characters and levels of a recipe or a sweep
+_LONGEST = 100_000  # characters of a recipe or a sweep
 
 
 def shipped() -> list[str]:
@@ -84,36 +85,17 @@ def _value(yaml: Any, text: str, shown: str) -> Any:
     if len(text) > _LONGEST:
         raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
     try:
-        depth = 0
-        for event in yaml.parse(text):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"{shown} has YAML aliases (*name); write the values out")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise InputError(f"{shown} is nested more than {_DEEPEST} levels deep, as no recipe is")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise InputError(f"{shown} has YAML aliases (*name); write the values out")
         data = yaml.load(text, Loader=_loader(yaml))
-        _check_plain(data, shown)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # ValueError: no such day, thousands of digits
+        json.dumps(data, ensure_ascii=False).encode()
+    except TypeError as error:
+        raise InputError(f"{shown} holds what JSON does not have ({error}); put it in quotation marks") from None
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:  # also half a character, no such day
         if isinstance(error, InputError):
             raise
         raise InputError(f"{shown} is not YAML: {' '.join(str(error).split()):.200}") from None
     return data
-
-
-def _check_plain(value: Any, shown: str) -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_plain(key, shown)
-            _check_plain(item, shown)
-    elif isinstance(value, list):
-        for item in value:
-            _check_plain(item, shown)
-    elif isinstance(value, str):
-        value.encode()  # half a character, which only an escape can write, is a ValueError
-    elif isinstance(value, int):
-        str(value)  # likewise one of thousands of digits, written in hexadecimal
-    elif not isinstance(value, (float, type(None))):
-        raise InputError(f"{shown} holds {value!s:.40}, a {type(value).__name__}; put it in quotation marks")
 
 
 def _loader(yaml: Any) -> Any:

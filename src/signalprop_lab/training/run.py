@@ -25,8 +25,7 @@ from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
 from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto
-from signalprop_lab.training.checkpoint_checks import last_good, step_of
-from signalprop_lab.training.checkpoints import clear_leftovers
+from signalprop_lab.training.checkpoints import clear_leftovers, last_good, step_of
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
 from signalprop_lab.training.guard import Diverged, Guard, Interrupts

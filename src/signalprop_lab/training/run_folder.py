@@ -8,7 +8,7 @@ from pathlib import Path
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import make_folder, read_json
-from signalprop_lab.training.checkpoint_checks import last_good
+from signalprop_lab.training.checkpoints import last_good
 from signalprop_lab.training.recipe import Recipe, parse
 from signalprop_lab.training.recipe_files import difference, read_yaml
 from signalprop_lab.training.result import Result

@@ -26,12 +26,12 @@ from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
 from signalprop_lab.training.cells import number
 from signalprop_lab.training.claims import Claim, Entry, Runs, refuse_other_settings
-from signalprop_lab.training.course import course_of
 from signalprop_lab.training.grid import Grid, Point, load_sweep
 from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
 from signalprop_lab.training.lines import read_lines
 from signalprop_lab.training.recipe import Recipe
 from signalprop_lab.training.tables import duration
+from signalprop_lab.training.verdicts import course_of
 
 __all__ = ["sweep"]
 

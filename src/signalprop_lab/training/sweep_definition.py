@@ -162,14 +162,6 @@ class Sweep(Value):
     controls: Annotated[tuple[str, ...], AsTuple] = ()
     spread: float | None = Field(None, gt=0)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _earlier(cls, data: Any) -> Any:
-        """Results that are stored say that no run was stopped early, which a sweep once could ask for."""
-        if isinstance(data, dict) and data.get("prune", 0) is None:
-            return {key: value for key, value in data.items() if key != "prune"}
-        return data
-
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):

@@ -29,11 +29,10 @@ from signalprop_lab.training.cells import (
     result_text,
     summaries,
 )
-from signalprop_lab.training.claims import Entry
-from signalprop_lab.training.course import PARTS, course_rows
-from signalprop_lab.training.grid import Grid, Point
+from signalprop_lab.training.claims import Entry, Runs, refuse_other_settings
+from signalprop_lab.training.grid import Grid, Point, grid_of
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
-from signalprop_lab.training.verdicts import claim_of, foresight, overall, same_functions, verdicts
+from signalprop_lab.training.verdicts import PARTS, claim_of, course_rows, foresight, overall, same_functions, verdicts
 
 SCHEMA = "signalprop/results/1"
 COURSE = """\
@@ -78,6 +77,33 @@ def _row(grid: Grid, point: Point, result: Row) -> dict[str, Any]:
     row |= {"seed": point.seed, "status": result["status"], "score": sweep.score_of(result)}
     row |= {key: value for key, value in result.items() if key not in row and key not in ("name", "folded")}
     return row | {"directory": grid.directory(point)}
+
+
+def stored_entries(file: Path) -> list[Entry]:
+    """The runs of a stored value, each with the settings of the recipe that was stored with it."""
+    store = read_json(file)
+    if not isinstance(store, dict) or store.get("schema") != SCHEMA:
+        raise InputError(f"{file} holds no results of a sweep; give one that `signalprop sweep` has written")
+    sweep = Sweep(**store["sweep"])
+    grid, column = grid_of(sweep, store["base"]), sweep.tune.column if sweep.tune else None
+    dropped = {"cell", "score", "directory", "environment", column, *sweep.axes}  # `store_of` writes them anew
+    entries = []
+    for row in store["rows"]:
+        point = Point(row["cell"], row[column] if column else None, row["seed"])
+        result = {key: value for key, value in row.items() if key not in dropped}
+        if row.get("environment") is not None:
+            result["environment"] = store["environments"][row["environment"]]
+        elif len(store["environments"]) == 1:  # stored before rows said which
+            result["environment"] = store["environments"][0]
+        entries.append(Entry(point, grid.settings(point), result))
+    return entries
+
+
+def restore(runs: Runs, file: Path) -> int:
+    """Write the finished runs of a stored value into the directory; how many. Those that it has stay as they are."""
+    entries = [entry for entry in stored_entries(file) if entry.point.cell in runs.grid.cells]
+    refuse_other_settings(runs.grid, entries, file)
+    return sum(runs.put(entry) for entry in entries)
 
 
 def flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -336,14 +362,3 @@ def wrapped(text: str) -> str:
             "\n".join(textwrap.wrap(part, 120, break_long_words=False, break_on_hyphens=False)) if plain else part
         )
     return "\n\n".join(parts)
-
-
-def write_results_page(results: Path, target: Path) -> str:
-    """Write the page of a stored value; the verdict on its claim."""
-    store = read_json(results)
-    if not isinstance(store, dict):
-        raise InputError(f"{results} holds no results of a sweep")
-    note = f"Written by `python -m benchmarks.results` from `{results.name}`: do not edit."
-    title, rest = page(store).split("\n\n", 1)
-    write_text(target, f"{title}\n\n{note}\n\n{rest}")
-    return overall([kind for _, kind, _ in verdicts(store)])

@@ -26,7 +26,7 @@ from accelerate.utils import DistributedType  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from signalprop_lab.training import checkpoints, weight_files  # noqa: E402
-from signalprop_lab.training.checkpoint_checks import step_of  # noqa: E402
+from signalprop_lab.training.checkpoints import step_of  # noqa: E402
 from signalprop_lab.training.examples import IGNORED, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
 from signalprop_lab.training.guard import Diverged, Pass, random_states  # noqa: E402
 from signalprop_lab.training.networks import Network  # noqa: E402

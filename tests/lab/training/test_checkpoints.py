@@ -22,8 +22,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.repair import apply
 from signalprop.schemes import scheme
 from signalprop_lab.training import checkpoints, weight_files
-from signalprop_lab.training.checkpoint_checks import MARKER, SCHEMA, last_good, problem_of
-from signalprop_lab.training.checkpoints import mark, thin_out
+from signalprop_lab.training.checkpoints import MARKER, SCHEMA, last_good, mark, problem_of, thin_out
 from signalprop_lab.training.weight_files import OPTIMIZER, STATE, WEIGHTS
 
 TRAINER = "trainer_state.json"

@@ -21,7 +21,6 @@ from signalprop.errors import InputError
 from signalprop.files.storage import write_json
 from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
-from signalprop_lab.training.stored import restore
 from signalprop_lab.training.sweep import (
     open_points,
     own_device,
@@ -29,7 +28,7 @@ from signalprop_lab.training.sweep import (
     sweep,
     work,
 )
-from signalprop_lab.training.tables import store_of
+from signalprop_lab.training.tables import restore, store_of
 from sweeping import BASE, SWEEP, curvature, descend
 
 TESTS = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.results import write_results_page
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
-from signalprop_lab.training.course import course_rows
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import (
@@ -27,7 +27,6 @@ from signalprop_lab.training.tables import (
     rates_table,
     results_table,
     store_of,
-    write_results_page,
 )
 from signalprop_lab.training.verdicts import (
     CONFIRMED,
@@ -36,6 +35,7 @@ from signalprop_lab.training.verdicts import (
     INVISIBLE,
     NONE,
     OPEN,
+    course_rows,
     overall,
     verdicts,
 )
