@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -28,7 +27,7 @@ from signalprop_lab.training.position import Position
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
 IGNORED = -100  # PyTorch's label of positions without loss
-BLOCK = 2048  # examples of a stream that are read and shuffled together
+BLOCK = 2048  # examples of a stream, at least, that are read and shuffled together
 _AHEAD = 4  # steps at most that a loader reads before they are done
 T = TypeVar("T")
 Make = Callable[[T, np.random.Generator], Example]
@@ -219,10 +218,10 @@ class Shuffled(Generic[T]):
     """A stream of examples, which are shuffled block by block.
 
     Attributes:
-        read: gives the items from a position on, which it moves on.
+        read: gives the items from a position on, chunk by chunk, and moves the position behind each.
     """
 
-    read: Callable[[Position], Iterator[T]]
+    read: Callable[[Position], Iterator[list[T]]]
     make: Make[T]
 
     def items(self, seed: int, position: Position) -> Iterator[tuple[T, Position]]:
@@ -237,11 +236,15 @@ class Shuffled(Generic[T]):
     def _blocks(self, position: Position) -> Iterator[tuple[list[T], Position]]:
         """Blocks, and where the stream was when they were begun."""
         here = replace(position, given=position.given - position.drawn, drawn=0)
-        found, start = self.read(here), replace(here)
-        while block := list(islice(found, BLOCK)):
+        block, start = list[T](), replace(here)
+        for chunk in self.read(here):
+            block += chunk
+            if len(block) >= BLOCK:
+                yield block, start
+                here.given += len(block)
+                block, start = [], replace(here)
+        if block:
             yield block, start
-            here.given += len(block)
-            start = replace(here)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +256,7 @@ class Windows(Sequence[IntArray]):
     step: int
 
     def __len__(self) -> int:
-        return (self.ids.size - self.width) // self.step + 1
+        return max(0, (self.ids.size - self.width) // self.step + 1)
 
     def __getitem__(self, i: Any) -> Any:
         return self.ids[i * self.step : i * self.step + self.width].astype(np.int64)

@@ -23,9 +23,8 @@ class Position:
 
     Attributes:
         given: examples of the run so far. begun: those before the present pass over the stream. drawn: of the block.
-        documents: rows of this pass before the chunk that is being read. taken: what has been taken of that chunk.
-        rows: the state, before that chunk, of the set of `datasets` that rows come from; None: it has none, and the
-            rows before are read over, not tokenized. table: that set, once it is being read.
+        documents: rows of this pass that were read. rows: the state then of the set of `datasets` that they come from;
+            None: it has none, and the rows before are read over, not tokenized. table: that set, once it is being read.
         rest: ids that wait for a whole window.
     """
 
@@ -33,7 +32,6 @@ class Position:
     begun: int = 0
     drawn: int = 0
     documents: int = 0
-    taken: int = 0
     rows: dict[str, Any] | None = None
     rest: Sequence[int] | NDArray[np.int64] = ()
     table: Any = None
@@ -50,21 +48,13 @@ def together(found: Iterator[T]) -> Iterator[list[T]]:
 
 
 def in_chunks(read: Callable[[Position], Iterator[T]], position: Position, most: int | None) -> Iterator[list[T]]:
-    """What is read from a position on, `TOGETHER` at a time; the position is kept up to date. most: of a pass."""
+    """What is read from a position on, `TOGETHER` at a time; the position is behind each. most: of a pass."""
     found = read(position)
     if position.rows is None:
         found = islice(found, position.documents, None)
     found = islice(found, None if most is None else max(0, most - position.documents))
     for chunk in together(found):
-        yield chunk
-        position.documents, position.taken = position.documents + len(chunk), 0
+        position.documents += len(chunk)
         if position.table is not None:
             position.rows = copy.deepcopy(position.table.state_dict())
-
-
-def one_by_one(chunks: Callable[[Position], Iterator[list[T]]], position: Position) -> Iterator[T]:
-    """The items of chunks, from the position on, which is kept up to date."""
-    for chunk in chunks(position):
-        for item in chunk[position.taken :]:
-            position.taken += 1
-            yield item
+        yield chunk

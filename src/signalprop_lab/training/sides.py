@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop_lab.training.examples import Listed, Make, Shuffled
-from signalprop_lab.training.position import Position, in_chunks, one_by_one
+from signalprop_lab.training.position import Position, in_chunks
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place, documents, training_place, validation_place
 
@@ -143,4 +143,4 @@ def drawn_from(found: Sides[T], make: Make[T]) -> Any:
     """The training examples: listed, or drawn from their stream."""
     if found.stream is None:
         return Listed(found.train, make)
-    return Shuffled(partial(one_by_one, found.stream), make)
+    return Shuffled(found.stream, make)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from signalprop_lab.training.examples import (
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images
 from signalprop_lab.training.pairs_and_labels import Classified, classified
-from signalprop_lab.training.position import Position, one_by_one
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
@@ -126,21 +125,15 @@ def _language_model(
                 f"text, a {share} share data.validation or a smaller data.seq_len"
             )
 
-    def windows(position: Position) -> Iterator[IntArray]:
+    def windows(position: Position) -> Iterator[list[IntArray]]:
         assert stream is not None
-        texts = (_joined([item], end).astype(np.int64) for item in one_by_one(stream, position))
-        rest = np.array(position.rest, np.int64)
-        for ids in chain([rest[:0]], texts):  # first what an earlier run has left
-            rest = np.concatenate([rest, ids])
-            while rest.size >= width:
-                window, rest = rest[:width], rest[length:]
-                position.rest = rest
-                yield window
+        for chunk in filter(None, stream(position)):
+            found = Windows(np.concatenate([np.array(position.rest, np.int64), _joined(chunk, end)]), width, length)
+            position.rest = found.ids[len(found) * length :]
+            yield [found[i] for i in range(len(found))]
 
-    own = Windows(train, width, length)
-    listed: Any = Listed(own, make)
     return Prepared(
-        train=listed if stream is None else Shuffled(windows, make),
+        train=Listed(Windows(train, width, length), make) if stream is None else Shuffled(windows, make),
         validation=Listed(Windows(validation, width, length), make, fixed=True),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
         pads={"tokens": pad_of(tokenizer), "labels": IGNORED},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from signalprop.errors import InputError
 from signalprop_lab.training import sides as sides_module
 from signalprop_lab.training import sources
 from signalprop_lab.training.pairs_and_labels import Pair, classified, pairs
-from signalprop_lab.training.position import Position, one_by_one
+from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sides import document_sides, held_out, key_of, sides, stretches
 from signalprop_lab.training.sources import training_place
@@ -178,7 +179,7 @@ def test_streams_hold_out_the_same_documents_wherever_they_begin(
     found = document_sides(data)
     assert sorted(found.train + found.validation) == DOCUMENTS[:20]
     assert found.stream is not None
-    kept = list(one_by_one(found.stream, Position()))
+    kept = list(chain.from_iterable(found.stream(Position())))
     assert set(found.train) == set(kept) & set(DOCUMENTS[:20])
     assert 20 < len(kept) < 40 and not set(found.validation) & set(kept)
 
@@ -192,8 +193,8 @@ def test_sides_of_examples(streaming: bool, tmp_path: Path, monkeypatch: pytest.
     assert len(found.train) + len(found.validation) == (25 if streaming else 100)
     if streaming:
         assert found.stream is not None
-        assert not set(one_by_one(found.stream, Position())) & set(found.validation)
-        assert set(found.train) < set(one_by_one(found.stream, Position()))
+        assert not set(chain.from_iterable(found.stream(Position()))) & set(found.validation)
+        assert set(found.train) < set(chain.from_iterable(found.stream(Position())))
     else:
         assert len(set(found.validation)) == 15
 
