@@ -86,15 +86,12 @@ class Signal(TrainerCallback):
     def _measure(self, step: int) -> None:
         self._done = step
         scheme = self._network.parametrization.scheme
-        random = torch.get_rng_state()
         try:
-            with evaluating(self._network.base):
+            with evaluating(self._network.base), torch.random.fork_rng([]):
                 self.latest = measure(self._network.base, self._batch, mapping=self._network.mapping, scheme=scheme)
         except InputError as error:
             self._lines.append({"step": step, "error": str(error)})
             return
-        finally:
-            torch.set_rng_state(random)
         self._lines.append({"step": step, "profile": self.latest.to_json()})
 
 

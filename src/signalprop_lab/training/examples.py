@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
@@ -169,12 +170,8 @@ def collate(examples: Sequence[Example], pads: Mapping[str, float]) -> dict[str,
     """A batch: every name stacked, shorter arrays filled up at the end along their first axis."""
     out = {}
     for name in examples[0]:
-        arrays = [np.asarray(example[name]) for example in examples]
-        longest = max((a.shape[0] for a in arrays if a.ndim), default=0)
-        if any(a.ndim and a.shape[0] < longest for a in arrays):
-            fill = pads.get(name, 0)
-            arrays = [np.concatenate([a, np.full((longest - a.shape[0], *a.shape[1:]), fill, a.dtype)]) for a in arrays]
-        out[name] = torch.from_numpy(np.stack(arrays))
+        rows = [torch.as_tensor(example[name]) for example in examples]
+        out[name] = pad_sequence(rows, True, pads.get(name, 0)) if rows[0].ndim else torch.stack(rows)
     return out
 
 

@@ -65,18 +65,11 @@ def random_states() -> tuple[Tensor, Tensor | None]:
 @contextlib.contextmanager
 def replayed(states: tuple[Tensor, Tensor | None]) -> Iterator[None]:
     """PyTorch's random numbers as from these states on; afterwards as they were."""
-    before = random_states()
-    _set_random(states)
-    try:
+    with torch.random.fork_rng([] if states[1] is None else [torch.cuda.current_device()]):
+        torch.set_rng_state(states[0])
+        if states[1] is not None:
+            torch.cuda.set_rng_state(states[1])
         yield
-    finally:
-        _set_random(before)
-
-
-def _set_random(states: tuple[Tensor, Tensor | None]) -> None:
-    torch.set_rng_state(states[0])
-    if states[1] is not None:
-        torch.cuda.set_rng_state(states[1])
 
 
 # --- the wish to stop -------------------------------------------------------------------------------------------------
