@@ -25,6 +25,11 @@ from signalprop_lab.training.networks import Network
 KeepGoing = Callable[[int, float], bool]
 
 
+def validated(logs: dict[str, Any]) -> dict[str, Any]:
+    """What the Trainer says of validation data, but for how long that took."""
+    return {k: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(("_runtime", "_per_second"))}
+
+
 class Metrics(TrainerCallback):
     """Loss, rate, gradient norm, throughput and validation losses, as JSON lines."""
 
@@ -52,10 +57,7 @@ class Metrics(TrainerCallback):
             )
             self._since = (now, step)
         elif "eval_loss" in logs:
-            known = {
-                k: v for k, v in logs.items() if k.startswith("eval_") and not k.endswith(("_runtime", "_per_second"))
-            }
-            self._lines.append({"step": step} | known)
+            self._lines.append({"step": step} | validated(logs))
             self._since = (time.perf_counter(), step)
 
 

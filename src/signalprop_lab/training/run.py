@@ -24,7 +24,7 @@ from signalprop.files.storage import make_folder, write_json, write_text, writte
 from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
-from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto
+from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto, validated
 from signalprop_lab.training.checkpoints import clear_leftovers, last_good, step_of
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
@@ -204,11 +204,11 @@ class _Run:
         return "finished", None, tail
 
     def _write_result(
-        self, status: str, reason: str | None, losses: list[float], evaluated: dict[str, float], folded: str
+        self, status: str, reason: str | None, losses: list[float], found: dict[str, float], folded: str
     ) -> Result:
         lines = read_lines(self.metrics)
         rates = [line[key] for line in lines for key in line if key.endswith("_per_second") and line["step"] > 1]
-        eval_loss = float(evaluated.get("eval_loss", math.nan))
+        eval_loss = float(found.get("eval_loss", math.nan))
         result = Result(
             name=self.recipe.name,
             status=status,
@@ -222,13 +222,7 @@ class _Run:
             seconds=round(self.trainer.seconds(), 1),
             throughput=float(np.median(rates)) if rates else None,
             unit=self.unit,
-            scores={
-                key.removeprefix("eval_"): float(value)
-                for key, value in evaluated.items()
-                if key.startswith("eval_")
-                and key not in ("eval_loss", "eval_runtime")
-                and not key.endswith("_per_second")
-            }
+            scores={k.removeprefix("eval_"): float(v) for k, v in validated(found).items() if k != "eval_loss"}
             | self._of_text(eval_loss)
             | {"plateau_steps": left_at(lines, self.trainer.chance)},
             folded=folded,
