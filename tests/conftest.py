@@ -89,11 +89,11 @@ def refused(command: Command) -> Callable[..., str]:
 def hf_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with tiny models: `bert` (with a trained tokenizer.json), `gpt2` and `vit` (without)."""
     import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, ViTConfig
     from transformers import ViTForImageClassification as ViT
 
     from signalprop.data.batches import load_text
+    from tiny import wordpiece
 
     root = tmp_path_factory.mktemp("hf")
     torch.manual_seed(0)
@@ -103,11 +103,5 @@ def hf_directories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     GPT2LMHeadModel(gpt2).save_pretrained(root / "gpt2")
     ViT(ViTConfig(image_size=8, patch_size=4, num_labels=10, **size)).save_pretrained(root / "vit")
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=["[PAD]", "[UNK]", "[MASK]"], show_progress=False
-    )
-    tokenizer.train_from_iterator([load_text()[:100_000]], trainer)
-    tokenizer.save(str(root / "bert" / "tokenizer.json"))
+    wordpiece(load_text()[:100_000], 300).save(str(root / "bert" / "tokenizer.json"))
     return root

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
 from commandline import TINY
@@ -16,6 +15,7 @@ from damage import check_command, commanded
 from signalprop.data import default_batch
 from signalprop.errors import InputError
 from signalprop_lab.training.tables import SCHEMA
+from tiny import gpt2, llama
 
 SWEEP = {
     "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],
@@ -24,12 +24,6 @@ SWEEP = {
 }  # fmt: skip
 ROW = {"cell": "a", "learning_rate": 0.001, "seed": 0, "status": "finished", "score": 2.0, "train_loss": 2.0,
        "eval_loss": 2.0, "chance": 3.0, "seconds": 1.0, "scores": {}}  # fmt: skip
-
-
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
-    return GPT2LMHeadModel(config)
 
 
 def ids(*shape: int) -> torch.Tensor:
@@ -129,12 +123,7 @@ class TestMeasuring:
 class TestQuantised:
     @pytest.fixture
     def model(self) -> Any:
-        torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                             intermediate_size=32, max_position_embeddings=12)  # fmt: skip
-        return torch.ao.quantization.quantize_dynamic(
-            LlamaForCausalLM(config).eval(), {torch.nn.Linear}, dtype=torch.qint8
-        )
+        return torch.ao.quantization.quantize_dynamic(llama().eval(), {torch.nn.Linear}, dtype=torch.qint8)
 
     def test_schemes_are_refused(self, model: Any, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="has no tensor as weight"):

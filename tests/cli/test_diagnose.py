@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import commandline
 from commandline import Command, Refused
@@ -21,6 +20,7 @@ from signalprop.data.batches import load_text
 from signalprop.diagnosis import Diagnosis, diagnose, load, token_batches
 from signalprop.diagnosis.tasks import _name_in, harness, is_task_file, multiple_choice, read_task
 from signalprop.errors import InputError
+from tiny import bpe
 
 SMALL = ["--tokens", "64", "--seq-len", "16", "--batch-size", "2"]
 
@@ -30,12 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the directories `llama` (and its tokenizer), `other`, `bert`, `t5` and `vit`, and `book.txt`."""
     root = tmp_path_factory.mktemp("checkpoints")
     (root / "book.txt").write_text(load_text()[:30_000], encoding="utf-8")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>", "<mask>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([load_text()[:20_000]], trainer)
+    tokenizer = bpe(load_text()[:20_000], 300, "<mask>")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", mask_token="<mask>")
     for name, family, seed in (("llama", "llama", 0), ("other", "llama", 1), ("bert", "bert", 0), ("t5", "t5", 0)):
         tiny(family, 3 if family != "t5" else 2, seed, vocab_size=300).save_pretrained(root / name)

@@ -7,29 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
+import tiny
 from commandline import Command
 from gguf_file import write_gguf
 
-LLAMA = LlamaConfig(
-    vocab_size=80, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=96, max_position_embeddings=32, rms_norm_eps=1e-6, pad_token_id=1,
-)  # fmt: skip
-
 
 def test_a_gguf_file_is_measured_as_its_model(command: Command, refused: Callable[..., str], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LLAMA).eval()
     words = " ".join(f"word{i * i % 50}" for i in range(400))
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=["<|end|>"], show_progress=False)
-    bpe.train_from_iterator([words], trainer)
-    model.resize_token_embeddings(bpe.get_vocab_size())
+    bpe = tiny.bpe(words, 300)
+    model = tiny.llama(
+        vocab_size=bpe.get_vocab_size(), hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=96, rms_norm_eps=1e-6,
+    ).eval()  # fmt: skip
     (tmp_path / "words").write_text(words)
     model.save_pretrained(tmp_path / "plain")
     write_gguf(tmp_path / "model.gguf", model, bpe)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
+import tiny
 from signalprop.data.batches import load_text
 
 transformers = pytest.importorskip("transformers")
@@ -20,14 +21,7 @@ VOCABULARY = 400
 @pytest.fixture(scope="session")
 def bpe() -> Tokenizer:
     """A byte-level BPE of 400 tokens, as GPT-2 has it; id 0 ends a text."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator([load_text()[:60_000]], trainer)
-    return tokenizer
+    return tiny.bpe(load_text()[:60_000], VOCABULARY)
 
 
 @pytest.fixture(scope="session")
@@ -39,12 +33,10 @@ def tokenizer(bpe: Tokenizer) -> Any:
 @pytest.fixture
 def llama() -> Any:
     """A decoder of three layers, all of whose parameters have moved off their start."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=64, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = tiny.llama(
+        vocab_size=VOCABULARY, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, max_position_embeddings=128, initializer_range=0.2,
+    ).eval()  # fmt: skip
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

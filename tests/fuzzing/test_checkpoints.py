@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 import signalprop as sp
+import tiny
 from damage import Bomb, check_command, commanded, damaged_bytes, examine, files_of
 from gguf_file import write_gguf
 from signalprop.cli.loading import model_batch
@@ -31,18 +31,8 @@ from signalprop_lab.training.weight_files import PROCESS, STATE, load_tensors
 
 def make_plain(folder: Path) -> Path:
     """A tiny GPT-2 with its tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
-    GPT2LMHeadModel(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = ["[PAD]", "[UNK]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=60, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator(["the state of the union "] * 20, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tiny.gpt2().save_pretrained(folder)
+    tiny.wordpiece("the state of the union " * 20, 60).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -161,18 +151,8 @@ def test_commands_on_damaged_configurations(name: str, folder: Path, tmp_path: P
 
 def gguf_of(path: Path) -> bytes:
     """A tiny model in llama.cpp's format."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
-    bpe.train_from_iterator(["the state of the union "] * 20, trainer)
-    config = transformers.LlamaConfig(
-        vocab_size=bpe.get_vocab_size(), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=32, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    write_gguf(path, transformers.LlamaForCausalLM(config).eval(), bpe)
+    bpe = tiny.bpe("the state of the union " * 20, 300)
+    write_gguf(path, tiny.llama(vocab_size=bpe.get_vocab_size(), num_hidden_layers=1, intermediate_size=32).eval(), bpe)
     return path.read_bytes()
 
 

@@ -307,14 +307,11 @@ def test_kernels_from_files(tmp_path: Path) -> None:
 
 def test_kernels_of_live_models() -> None:
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
 
     from signalprop.measurement import input_kernels
+    from tiny import gpt2
 
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=12, bos_token_id=0, eos_token_id=0)
-    ).eval()
+    model = gpt2(vocab_size=40).eval()
     ids = torch.randint(0, 40, (3, 12))
     found = input_kernels(model, {"input_ids": ids})
     x = (model.transformer.wte(ids) + model.transformer.wpe(torch.arange(12))).detach().double()

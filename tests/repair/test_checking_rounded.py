@@ -9,25 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.repair.check_result import Check
 from signalprop.repair.checks import check
+from tiny import llama
 
 transformers = pytest.importorskip("transformers")
 HALF = [torch.bfloat16, torch.float16]
-
-
-def llama(**changes: Any) -> nn.Module:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=40,
-        max_position_embeddings=16, bos_token_id=0, eos_token_id=1, **changes
-    )  # fmt: skip
-    made: nn.Module = transformers.LlamaForCausalLM(config)
-    return made
 
 
 def off(found: Check) -> set[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from commandline import Command
 from signalprop_lab.reproductions import ROWS
+from tiny import gpt2
 
 
 def test_the_list_has_every_row(command: Command) -> None:
@@ -68,10 +69,7 @@ def test_bad_input(refused: Callable[..., str], arguments: list[str], said: str)
 
 
 def test_removals_of_a_small_checkpoint(command: Command, hf_directories: Path, tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=300, n_embd=32, n_layer=6, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    gpt2(vocab_size=300, n_embd=32, n_layer=6, n_positions=64).save_pretrained(tmp_path / "model")
     status, out, err = command("reproduce", "cod-fig2", "--checkpoint", str(tmp_path / "model"), "--json", "-")
     assert status in (0, 1), err  # fresh weights: the costs say nothing
     (found,) = json.loads(out)["reproductions"]
