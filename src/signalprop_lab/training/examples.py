@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.position import Position
+from signalprop_lab.training.position import TOGETHER, Position
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
@@ -222,24 +222,22 @@ class Shuffled(Generic[T]):
     make: Make[T]
 
     def items(self, seed: int, position: Position) -> Iterator[tuple[T, Position]]:
-        """Every item of a pass once, from a position on, and where the stream is after each; the next block is read
-        while one is given out."""
-        for block, start in ahead(self._blocks(position), 1):
+        """Every item of a pass once, from a position on, and where the stream is after each."""
+        for block, start in self._blocks(replace(position, given=position.given - position.drawn, drawn=0)):
             order = np.random.default_rng([seed, 0, start.begun, start.given]).permutation(len(block))
             for drawn, place in enumerate(order[position.drawn :], position.drawn + 1):
                 yield block[place], replace(start, given=start.given + drawn, drawn=drawn)
             position = Position()
 
-    def _blocks(self, position: Position) -> Iterator[tuple[list[T], Position]]:
-        """Blocks, and where the stream was when they were begun."""
-        here = replace(position, given=position.given - position.drawn, drawn=0)
-        block, start = list[T](), replace(here)
-        for chunk in self.read(here):
+    def _blocks(self, start: Position) -> Iterator[tuple[list[T], Position]]:
+        """Blocks, and where the stream was when they were begun; the next one is read while one is given out."""
+        here, block = replace(start), list[T]()
+        chunks = ((chunk, replace(here)) for chunk in self.read(here))
+        for chunk, behind in ahead(chunks, max(1, BLOCK // TOGETHER)):
             block += chunk
             if len(block) >= BLOCK:
                 yield block, start
-                here.given += len(block)
-                block, start = [], replace(here)
+                start, block = replace(behind, given=start.given + len(block)), []
         if block:
             yield block, start
 
