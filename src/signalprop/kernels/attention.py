@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from signalprop.kernels.rows import Averages, Rows, by_pairs, favoured, held, mirrored, of_rows, rows_of, running
+from signalprop.kernels.rows import Averages, Longer, Rows, favoured, held, longer, of_rows, rows_of
+from signalprop.kernels.sums import Sums
 from signalprop.network.moments import FloatArray
+from signalprop.theory import one_length as sphere
 from signalprop.theory.attention_variants import kept
 from signalprop.theory.softmax import vanishing
 from signalprop.theory.two_rows import LEAST, position, within_table
 
 
 @dataclass(frozen=True)
-class TokenAttention:
+class TokenAttention(Sums):
     """What one causal self-attention does to kernels, given the kernel S of its input (second moment about 1).
 
     Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2.
@@ -36,6 +38,7 @@ class TokenAttention:
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
         values: kernel of what the values are made of, where it is not `kernel`; results are in its units then.
+        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors.
     """
 
     kernel: FloatArray
@@ -49,6 +52,7 @@ class TokenAttention:
     gain: float = 1.0
     d_head: float = math.inf
     values: FloatArray | None = None
+    one_length: bool = False
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -102,12 +106,15 @@ class TokenAttention:
             return out, np.maximum(own, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows.second
         out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
+        left, kept, met = self._left_of_crowds
+        if self.one_length:
+            out -= met[:, None]
+            out -= met
         out *= self._met
-        left = self._left_of_crowds
         out += double_mean * np.outer(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
         out += np.outer(linear, linear) * self._asks
-        own = own * left**2 + (second - 1 / n) * spread + linear**2 * own_scale
+        own = own * left**2 + kept + (second - 1 / n) * spread + self._own_slope * own_scale
         return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
@@ -125,7 +132,7 @@ class TokenAttention:
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
-        keys = weighted * self.qk * (self._own + self.query_bias) * value_spread
+        keys = weighted * self.qk * (self._own + self.query_bias) * value_spread * self._longer.to_key
         on = self._sent_to_keys(own * (value * second / keep + keys))
         if value:
             out += self._over_both(own * (1 - second))
@@ -137,7 +144,7 @@ class TokenAttention:
         out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
         asks = self._own + self.query_bias
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
-        return out, diagonal + on + own * (slope + jacobian * per_query * value_spread)
+        return out, diagonal + on + own * (slope + jacobian * per_query * value_spread * self._longer.to_query)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
@@ -150,75 +157,11 @@ class TokenAttention:
             out += self._over_queries(self._over_queries(pairs, 0), 1)
         return out, np.diagonal(out).copy()
 
-    # --- sums over what a row sees ---------------------------------------------------------------------------------
-
-    @cached_property
-    def _row_length(self) -> FloatArray:
-        return np.arange(1, len(self.kernel) + 1, dtype=np.float64)
-
-    @cached_property
-    def _seen(self) -> NDArray[np.bool_]:
-        """Which keys (columns) a row sees under a mask."""
-        index = np.arange(len(self.kernel))
-        return index[:, None] >= index[None, :]
-
-    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
-        """Per row, the sum over the keys that it sees."""
-        return np.asarray(np.where(self._seen, values, 0.0).sum(1))
-
-    def _over_keys(self, values: FloatArray) -> FloatArray:
-        """M values: row i is the mean over the keys that query i sees (along axis 0)."""
-        found = running(values, 0)
-        found /= self._row_length[:, None]
-        return found
-
-    def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
-        """Sums over the queries that see key k, for every k along `axis`."""
-        return np.flip(running(np.flip(values, axis), axis), axis)
-
-    def _over_both(self, values: FloatArray) -> FloatArray:
-        """Per pair of keys, the sum of values over the queries that see both, each shared among its pairs."""
-        later = self._over_queries((values * by_pairs(self._row_length))[:, None], 0)
-        return np.where(self._seen, later, later.T)
-
-    @property
-    def _met(self) -> FloatArray:
-        """Sum over keys of the products of two rows' uniform weights: shared keys over the product of lengths."""
-        return 1 / np.maximum.outer(self._row_length, self._row_length)
-
-    def _of_pair(self, by_row: FloatArray) -> FloatArray:
-        """At the shorter of two rows: of a value per row, or of what each row (first axis) has with every other."""
-        return mirrored(by_row) if by_row.ndim > 1 else np.where(self._seen, by_row, by_row[:, None])
-
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
         return np.diagonal(
             self._over_queries((values / self._row_length)[:, None] * self._shared_out(self._rows.favour[1]), 0)
         )
-
-    def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""
-        mean = self._over_keys(shared)
-        return mean, self._over_keys(mean.T).T
-
-    def _mean_over_keys(self, values: FloatArray) -> FloatArray:
-        """Per row, the mean of the values of its keys."""
-        return self._over_keys(values[:, None])[:, 0]
-
-    @property
-    def _own(self) -> FloatArray:
-        """The diagonal of S."""
-        return np.diagonal(self.kernel)
-
-    @property
-    def _asks(self) -> FloatArray:
-        """Kernel of what queries are made of."""
-        return self.kernel
-
-    @property
-    def _asks_own(self) -> FloatArray:
-        """Its diagonal."""
-        return self._own
 
     @cached_property
     def _means(self) -> tuple[FloatArray, FloatArray]:
@@ -285,7 +228,33 @@ class TokenAttention:
         """Every row of weights."""
         variance = self._row_score_variance
         length = np.broadcast_to(self._row_length, variance.shape)
-        return rows_of(variance, length, 2 / self.d_head + 4 / self.d_model)
+        return rows_of(variance, length, self._fluctuation, **self._flat(self._key_correlation, self._turned_part))
+
+    def _flat(self, r: FloatArray, own: FloatArray) -> dict[str, Any]:
+        """What else `rows_of` takes of tokens of one length: their correlation, and the keys' own part of s."""
+        if not self.one_length:
+            return {}
+        return {"turns": 1 / self.d_model, "flatness": sphere.flatness(r, own, self.d_model)}
+
+    @property
+    def _fluctuation(self) -> float:
+        return float(sphere.score_spread(self.d_model, self.d_head, one_length=self.one_length))
+
+    @cached_property
+    def _key_correlation(self) -> FloatArray:
+        """Per row, the token correlation of its keys."""
+        return self._per_row(1 - self._spread / np.maximum(self._mean_square, 1e-150))
+
+    @cached_property
+    def _turned_part(self) -> FloatArray:
+        """Per row, what of its score variance is the keys' own, unturned."""
+        own = self.qk * (self._asks_own + self.query_bias) * self._spread
+        return np.divide(own, self._row_score_variance, out=np.ones_like(own), where=own > 0)
+
+    @cached_property
+    def _longer(self) -> Longer:
+        widths, s = (self.d_model, self.d_head), self._row_score_variance
+        return longer(self._rows, s, self._key_correlation, widths, self.dropout, one_length=self.one_length)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -340,7 +309,7 @@ class TokenAttention:
     def _keys_in_common(self) -> FloatArray:
         """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
         spread = self._spread if self.values is None else self._of_values.spread
-        apart = self._of_pair(self._spread) * self._of_pair(spread)
+        apart = self._of_pair(self._spread * self._longer.in_common) * self._of_pair(spread)
         both = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart
         return both if self._turn is None else both * self._turn
 
@@ -358,9 +327,20 @@ class TokenAttention:
     @cached_property
     def _random_slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
+        return np.asarray(self._chance_met * (1 - self._rows.second) ** 2)
+
+    @property
+    def _chance_met(self) -> FloatArray:
+        """Those overlaps of scores and values, of uniform weights."""
         coherent = 1.0 if self.omega is None else self.omega
-        squared = self.qk * coherent / self.d_model * self._spread * self._of_values.spread
-        return np.asarray(squared * (1 - self._rows.second) ** 2)
+        return np.asarray(self.qk * coherent / self.d_model * self._spread * self._of_values.spread)
+
+    @property
+    def _own_slope(self) -> FloatArray:
+        """Both slopes, of a row with itself."""
+        rows, h = self._rows, self.dropout / (1 - self.dropout)
+        longer = -1.0 if self.one_length else h
+        return self._structural_slope + self._chance_met * (rows.response + 4 * longer * rows.second * rows.tilt)
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
@@ -373,7 +353,9 @@ class TokenAttention:
         centred = squares - 2 * self._sum_of_seen(v.mean * turned_mean) / n + total * turned_total
         own = v.own - 2 * v.mean + total[:, None]
         turned_own = own if self._turn is None else self._from_mean
-        structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2, 0.0)
+        # keys that are all alike have this much: each is part of the mean, which the moments of a row count
+        usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
+        structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2 - usual, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
 
     @cached_property
@@ -389,10 +371,22 @@ class TokenAttention:
         return share * (n / self._sum_of_seen(share))[:, None]
 
     @cached_property
-    def _left_of_crowds(self) -> FloatArray:
-        """Per row, what is left of its mean value: keys in a crowd get less than their share."""
+    def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Per row, what is left of its mean value: keys in a crowd get less than their share. Of crowds by chance, what
+        a row by itself keeps, and what two rows lose where they meet in a key."""
         mean, n = self._of_values.mean, self._row_length
         moved = self._sum_of_seen((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
         size = np.diagonal(self._of_values.double_mean)
-        found = np.divide(moved, size, out=np.zeros_like(moved), where=size > 1e-9 * self._of_values.mean_square)
-        return self._per_row(1 + np.clip(found, -1.0, 0.0))
+        far = size > 1e-9 * self._of_values.mean_square
+        found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
+        left, none = self._per_row(1 + np.clip(found, -1.0, 0.0)), np.zeros(len(self._asks))
+        if not self.one_length:
+            return left, none, none
+        (kept, met), (shared, squared) = self._near_by_chance, 2 * self._rows.favour * self._of_values.mean_square
+        lost = shared * kept * self._per_row(np.divide(1, size, out=np.zeros_like(size), where=far))
+        return left - np.minimum(lost, left), 2 * self._rows.second * squared * kept, shared * met
+
+    @property
+    def _near_by_chance(self) -> tuple[FloatArray, FloatArray]:
+        turned = self._turned_part * (1.0 if self.omega is None else self.omega)
+        return sphere.crowding(self._key_correlation, turned, self.d_model)  # type: ignore[return-value]

@@ -78,7 +78,7 @@ class GridCrossAttention(AlikeAttention):
         mean, double_mean = self._means
         met = self._over_pairs(off) / n**2
         moved = self._over_pairs(off * sum(self._bracket_weights)) / n**2
-        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread
+        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread * self._longer.to_key
         alone = self.queries.weights @ (own * (second / keep + keys)) / n
         apart = self.queries.weights @ (own * (1 - second - keys)) / max(n * (n - 1), 1.0)
         to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart
@@ -87,7 +87,7 @@ class GridCrossAttention(AlikeAttention):
         slope = self._random_slope
         root = np.sqrt(slope)
         to_queries = off * (np.outer(root, root) + self._keys_in_common)
-        to_query = own * (slope + jacobian * self.qk * self._spread * value_spread)
+        to_query = own * (slope + jacobian * self.qk * self._spread * value_spread * self._longer.to_query)
         both = self.queries.joined(to_queries, to_query), self.grid.joined(to_two, to_one)
         return self.gain**2 * held(both[0]), self.gain**2 * held(both[1])
 

@@ -263,15 +263,9 @@ class MaskedAttention(TokenAttention):
         """As in `TokenAttention`, of pairs of different keys: one key with itself is in the moments of a row."""
         return np.asarray(self.qk * self.chance * self._scored * self._spread * (1 - self._rows.second) ** 4)
 
-    @cached_property
-    def _structural_slope(self) -> FloatArray:
-        """As in `TokenAttention`, less what keys have that are all alike: a key is part of the mean."""
-        n, v = self._row_length, self._of_values
-        mean, total = v.mean, np.diagonal(v.double_mean)
-        own = self._sum_of_seen(v.own - 2 * mean + total[:, None])
-        turned = self._sum_of_seen(self._from_mean)
-        whole = self.qk * own * turned / (n**3 * np.maximum(n - 1, 1)) * (1 - self._rows.second) ** 2
-        return np.asarray(np.maximum(super()._structural_slope - whole, 0.0))
+    @property
+    def _own_slope(self) -> FloatArray:
+        return np.asarray(self._random_slope + self._structural_slope)
 
     @cached_property
     def _of_values(self) -> Averages:

@@ -10,11 +10,21 @@ import numpy as np
 
 from signalprop.kernels.buffers import empty
 from signalprop.network.moments import FloatArray
+from signalprop.theory import one_length as sphere
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
-from signalprop.theory.softmax import Spline, node_moments, node_variances, own_variance_response, vanishing
+from signalprop.theory.softmax import (
+    Spline,
+    flattening,
+    linear_response,
+    node_moments,
+    node_variances,
+    own_variance_response,
+    vanishing,
+)
 from signalprop.theory.two_rows import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
+_PAIRED = 3 * (DEGREE + 1)  # columns that are of two rows
 
 
 class Averages(NamedTuple):
@@ -37,6 +47,7 @@ class Rows(NamedTuple):
             that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
         favour: d ln E A_k and d ln E A_k^2, by d ln of the variance of key k's score about the row's mean, (2, T).
         scatter: variance over heads and queries of sum_j A_ij^2, (T,).
+        response, tilt: D and kappa: how far a row's output follows the query, and keys weighted by A^2 do, (T,).
     """
 
     second: FloatArray
@@ -45,6 +56,30 @@ class Rows(NamedTuple):
     with_others: FloatArray
     favour: FloatArray
     scatter: FloatArray
+    response: FloatArray
+    tilt: FloatArray
+
+
+class Longer(NamedTuple):
+    """Factors on what scores send to keys, to the query, and to two queries of what they share: 1 at infinite width."""
+
+    to_key: FloatArray
+    to_query: FloatArray
+    in_common: FloatArray
+
+
+def longer(
+    rows: Rows, s: FloatArray, r: FloatArray, widths: tuple[int, float], dropout: float, *, one_length: bool
+) -> Longer:
+    """Of rows of score variance s and of keys of token correlation r; widths: of the input, and of a head."""
+    (d, d_head), kept, tilted = widths, 1 / (1 - dropout), s * rows.tilt
+    shorter, common = np.ones_like(tilted), np.zeros_like(tilted)
+    if one_length:
+        shorter = np.asarray(sphere.shorter(s, rows.tilt, d))
+        common = np.asarray(sphere.shorter(s * (1 + r / 2), rows.tilt, d)) - 1
+    to_key = (1 + (4 * kept - 3) * tilted / d) * shorter
+    twice = [sphere.of_own_length(r, x, one_length=one_length) / d for x in (kept, 1.0)]
+    return Longer(to_key, to_key * (1 + (1 / d_head + 2 / d) * tilted) * shorter + twice[0], 1 + common + twice[1])
 
 
 @lru_cache(maxsize=32)
@@ -55,44 +90,65 @@ def _knots(length: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=32)
-def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
+def _tabulated(lengths: tuple[int, ...], spread: float, turns: float) -> FloatArray:
     """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
-    splines = [(*fluctuating(n, spread), _alone(n, spread)) for n in lengths]
+    splines = [(*fluctuating(n, spread, turns), _alone(n, spread)) for n in lengths]
     return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
 
 
 def _alone(length: int, spread: float) -> Spline:
-    """`favour` and `scatter` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
+    """`favour` … `tilt` of `Rows` where two rows are tabulated, and the derivatives of ln P and ln J by flatness; two
+    keys are always as far from their mean."""
     response = own_variance_response(length) if length > 2 else np.zeros((len(node_variances()), 2))
     moments = node_moments(length)
     log_spread = math.log1p(spread)
     size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
-    squares = Spline(np.stack([moments.second, moments.second_squared], axis=1))
-    second, square = (y @ HERMITE_W for y in map(np.asarray, squares(node_variances()[:, None] * size)))
-    return Spline(np.column_stack([response, np.maximum(square - second**2, 0.0)])[::STRIDE])
+    columns = [moments.second, moments.second_squared, linear_response(moments), moments.squared_tilt]
+    found = Spline(np.stack(columns, axis=1))(node_variances()[:, None] * size)
+    second, square, moved, tilt = (np.asarray(y) for y in found)
+    scatter = np.maximum(square @ HERMITE_W - (second @ HERMITE_W) ** 2, 0.0)
+    slopes = [(y * size) @ HERMITE_W for y in (moved, tilt)]
+    return Spline(np.column_stack([response, scatter, *slopes, flattening(length)])[::STRIDE])
 
 
-def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
+def rows_of(
+    score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None, *,
+    turns: float = 0.0, flatness: FloatArray | None = None,
+) -> Rows:  # fmt: skip
     """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
 
     Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
-    but for lengths that are no whole numbers, which stand between those up to `longest`.
+    but for lengths that are no whole numbers, which stand between those up to `longest`. Of tokens of one length:
+    `turns` as of `theory.two_rows.fluctuating`, `flatness` of `theory.one_length`, (T,).
     """
     one_length = np.ptp(row_length) == 0 and longest is None
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
     within, beyond = map(np.asarray, within_table(s))
-    index, offset = fluctuating(lengths[0], spread).value.place(within)
-    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
+    index, offset = fluctuating(lengths[0], spread, turns).value.place(within)
+    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread, turns)[at, index[:, None]])
     columns = np.asarray(horner(cubic, offset))
-    found, alone = columns[:-3].reshape(3, DEGREE + 1, -1), np.maximum(columns[-3:], 0.0)
+    found, alone = columns[:_PAIRED].reshape(3, DEGREE + 1, -1), columns[_PAIRED:]
+    alone[:-2] = np.maximum(alone[:-2], 0.0)
+    alone[3:5] /= beyond
+    if flatness is not None:
+        flat = _of_two_rows(within)
+        found[0, : len(flat)] += flat * (flatness * alone[-2] / within)
+        found[1, : len(flat)] += flat * (flatness * alone[-1])
     alone[:, row_length < 2] = 0.0
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, alone[:2], alone[2])
+    return Rows(second, many, many * weighted, found, alone[:2], *alone[2:5])
+
+
+def _of_two_rows(s: FloatArray) -> FloatArray:
+    """Coefficients in x, ascending, of `theory.one_length.of_two_rows`: c/s is a x - b x^2 there; (5, T)."""
+    root = np.sqrt(s + 4)
+    a, b = 2 * root / (root + 2), (root - 2) / (root + 2)
+    return np.stack([np.ones_like(s), 4 * a, 2 * a * a - 4 * b, -4 * a * b, 2 * b * b]) / 7
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:

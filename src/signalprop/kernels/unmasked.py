@@ -51,6 +51,7 @@ class Weights(NamedTuple):
             and of the Jacobians, (2, n); with `same` the sum over pairs is 1.
         apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
         different: how many different keys there are. variance: s of every row. spread: s_0 S_ii times that is s.
+        r: correlation of different keys.
     """
 
     rows: Rows
@@ -62,6 +63,7 @@ class Weights(NamedTuple):
     different: float
     variance: FloatArray
     spread: float
+    r: float
 
 
 class Pairs(NamedTuple):
@@ -94,10 +96,10 @@ class UnmaskedAttention(TokenAttention):
         of_one = float((one * values).sum()) - apart * float(one.sum())
         gap = float((itself * values).sum()) - apart
         more, near = self._pairs
-        out = low + more * (of_one + near * (gap - of_one))
-        slope = self._slope + self._rest
-        out += np.sqrt(np.outer(slope, slope)) * self._asks
-        own = low + (w.rows.second - w.met) * gap + slope * self._asks_own
+        out = more * (of_one + near * (gap - of_one))
+        slope, (left, kept, met) = self._slope + self._rest, self._left_of_crowds
+        out += np.sqrt(np.outer(slope, slope)) * self._asks + low * np.outer(left, left) - np.add.outer(met, met)
+        own = low * left**2 + kept + (w.rows.second - w.met) * gap + self._own_slope * self._asks_own
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
         own = np.maximum(own, 0.0) + w.rows.second * alone * dropped
         root = np.sqrt(own)
@@ -130,7 +132,9 @@ class UnmaskedAttention(TokenAttention):
         if scores:
             moved = pairs * self._moves[1] / max(self._different_spread, 1e-12)
             close = float((moved * near).sum())
-            itself_too = self.qk * float(own * w.rows.weighted @ (self._asks_own + self.query_bias))
+            itself_too = self.qk * float(
+                own * w.rows.weighted * self._longer.to_key @ (self._asks_own + self.query_bias)
+            )
             one, itself = self._moved_pairs
             keys = (float(moved.sum()) - close) * one + (close + itself_too) * itself
             keys[np.diag_indices(n)] += dropped * itself_too * w.slope[1] ** 2 * np.diagonal(self._values)
@@ -146,11 +150,12 @@ class UnmaskedAttention(TokenAttention):
         scored = self._turned - float((w.apart * self._turned).sum())
         one, itself = (max(float((moved * scored).sum()), 0.0) for moved in self._moved_pairs)
         alike = self.qk * self._moves[0] * (one + self._pairs.near * (itself - one))
+        alike *= _symmetric(np.broadcast_to(self._longer.in_common, alike.shape))
         if self._turn is not None:
             alike *= self._turn
         out = gradient * (np.sqrt(np.outer(slope, slope)) + alike)
         alone = dropped * w.spread * float(w.slope[1] ** 2 @ np.diagonal(self._values))
-        np.fill_diagonal(out, own * (slope + self.qk * w.rows.jacobian * (itself + alone)))
+        np.fill_diagonal(out, own * (slope + self.qk * w.rows.jacobian * (itself + alone) * self._longer.to_query))
         return out
 
     # --- keys ------------------------------------------------------------------------------------------------------
@@ -179,10 +184,6 @@ class UnmaskedAttention(TokenAttention):
             mean = np.interp(rho, _STEPS, overlap / overlap[-1]).sum(1)
         return Alike(np.maximum(rho, 0.0), left, same, (mean, squared))
 
-    @property
-    def _fluctuation(self) -> float:
-        return 2 / self.d_head + 4 / self.d_model
-
     @cached_property
     def _weights(self) -> Weights:
         n, same = len(self.kernel), self._alike.same
@@ -192,7 +193,10 @@ class UnmaskedAttention(TokenAttention):
         variance = self.qk * (self._asks_own + self.query_bias) * spread
         typical = min(float(variance.mean()), _LARGEST)
         length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
-        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n)
+        unlike = self._mean_distance(self.kernel) / (1 - 1 / max(different, 2.0))
+        r = 1 - min(unlike / max(float(np.diagonal(self.kernel).mean()), 1e-150), 1.0)
+        flat = self._flat(np.full(1, r), np.full(1, min(unlike / max(spread, 1e-150), 1.0)))
+        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n, **flat)
         every = np.full(n, math.sqrt(1 / n))
         if distinct:
             mean, shapes = every**2, [every] * 3
@@ -217,6 +221,7 @@ class UnmaskedAttention(TokenAttention):
             different,
             variance,
             float(spread),
+            r,
         )
 
     def _of_groups(self, rows: Rows, typical: float) -> tuple[Rows, FloatArray, list[FloatArray]]:
@@ -283,10 +288,31 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
+        return np.asarray(self._chance_met * (1 - self._weights.rows.second) ** 2)
+
+    @property
+    def _chance_met(self) -> FloatArray:
         coherent = 1.0 if self.omega is None else float(self.omega[0])
         gap = max(float((self._same_pairs[1] * self._values).sum() - (self._weights.apart * self._values).sum()), 0.0)
-        squared = self.qk * coherent / self.d_model * self._different_spread * gap
-        return np.asarray(squared * (1 - self._weights.rows.second) ** 2)
+        return np.asarray(self.qk * coherent / self.d_model * self._different_spread * gap)
+
+    @property
+    def _structural_slope(self) -> FloatArray:
+        return self._rest
+
+    @cached_property
+    def _key_correlation(self) -> FloatArray:
+        return np.full(len(self._asks), self._weights.r)
+
+    @cached_property
+    def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """As of `TokenAttention`; crowds that are no chance are in the weights."""
+        w, none = self._weights, np.zeros(len(self._asks))
+        if not self.one_length:
+            return none + 1, none, none
+        (kept, met), (shared, squared) = self._near_by_chance, 2 * w.rows.favour[:, :-1] * self._of_values.mean_square
+        lost = shared * kept / max(float(w.mean @ self._values @ w.mean), 1e-150)
+        return 1 - np.minimum(lost, 1), 2 * w.rows.second * squared * kept, shared * met / w.different
 
     @cached_property
     def _rest(self) -> FloatArray:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
+from signalprop.theory import one_length as sphere
 from signalprop.theory.attention_rows import (
     Band,
     Mask,
@@ -43,16 +44,18 @@ class Sizes:
             positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
+        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors.
     """
 
     def __init__(
         self, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
-        omega: Array = 1.0, omega_rows: Array | None = None,
+        omega: Array = 1.0, omega_rows: Array | None = None, one_length: bool = False,
     ) -> None:  # fmt: skip
         given = n_queries, n_keys, d, d_head, p, omega, omega if omega_rows is None else omega_rows
         self.n_queries, self.n_keys, self.d, self.d_head, self.p, self.omega, self.omega_rows = map(plain, given)
-        self.causal = causal
-        self.spread = 2.0 / self.d_head + 4.0 / self.d  # v
+        self.causal, self.one_length = causal, one_length
+        self.spread = sphere.score_spread(self.d, self.d_head, one_length=one_length)  # v
+        self.turns = 1.0 / self.d if one_length else 0.0  # variance of the cosine of two tokens that share nothing
         xp = namespace(self.n_queries, self.n_keys, self.spread, self.p, self.omega, self.omega_rows)
         self.numbers = xp is not np
         # n tokens that all have the same correlation cannot have one below -1/(n-1)
@@ -94,6 +97,14 @@ class Sizes:
         value = 2.0 - 2.0 * h / n
         return value, xp.maximum(value - (h * h - _harmonic_squares(n)) / n, 0.0)
 
+    @cached_property
+    def met(self) -> Array:
+        """How often two rows meet in a key of their averages: Σ_k A_ik A_jk of uniform weights."""
+        if not self.causal:
+            return 1.0 / self.n_keys
+        found: Array = self.pairs[0] / namespace(self.n_keys).maximum(self.n_keys - 1.0, 1.0)
+        return found
+
 
 class Attention(NamedTuple):
     """One set of heads and what it reads: numbers, or arrays; made by `on_itself` or `across`.
@@ -118,19 +129,21 @@ class Attention(NamedTuple):
 
 def on_itself(
     r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
-    omega: Array = 1.0, omega_rows: Array | None = None, **read: Array,
+    omega: Array = 1.0, omega_rows: Array | None = None, one_length: bool = False, **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.on_itself` of `length` tokens, once."""
-    sizes = Sizes(length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows)
+    sizes = Sizes(
+        length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows, one_length=one_length
+    )
     return sizes.on_itself(r, s0, **read)
 
 
 def across(
     r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0,
-    **read: Array,
+    one_length: bool = False, **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.across`, once."""
-    return Sizes(n_queries, n_keys, d, d_head, p).across(r_query, r_key, s0, **read)
+    return Sizes(n_queries, n_keys, d, d_head, p, one_length=one_length).across(r_query, r_key, s0, **read)
 
 
 class _Scores(NamedTuple):
@@ -141,6 +154,8 @@ class _Scores(NamedTuple):
     c: Array
     q0: Array
     value_overlap: Array  # Λ_V
+    flatness: Array  # ε, 0 where lengths are those of Gaussian vectors
+    crowds: Pair  # what keys near the others lose of one row's output, of the product of two rows'
     # averages over its rows, as `row_moments` gives them
     second: Array
     response: Array
@@ -168,21 +183,42 @@ def _scores(x: Attention) -> _Scores:
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
     own = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
-    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
-    return _Scores(r_query, s, c, (1.0 - x.r_value) * own / sizes.d, xp.exp(value), *rows)
+    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.turns, sizes.causal)
+    q0 = (1.0 - x.r_value) * own / sizes.d
+    if not sizes.one_length:
+        return _Scores(r_query, s, c, q0, xp.exp(value), 0.0, (0.0, 0.0), *rows)
+    second, response, tilt, flat, moved, moved_pairs = rows
+    least = xp.maximum(s, 1e-300)
+    part = own / least  # how far a key's own part makes its scores
+    flatness = sphere.flatness(x.r_key, part, sizes.d)
+    apart, near = sphere.crowding(x.r_key, sizes.omega_rows * part, sizes.d)
+    flat = flatness * flat
+    second = xp.minimum(second * xp.exp(flat), 1.0)
+    value = value + flat * sphere.of_two_rows(c / least)
+    crowds = 4.0 * moved_pairs * apart, 4.0 * moved * (apart + near * sizes.met)
+    return _Scores(r_query, s, c, q0, xp.exp(value), flatness, crowds, second, response, tilt)
 
 
-def _of_weights(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    return log_value(s, c, pair_length(length, causal), spread), *row_moments(s, length, spread, causal)
+def _of_weights(s: Array, c: Array, length: int, spread: float, turns: float, causal: Mask) -> tuple[Array, ...]:
+    rows = row_moments(s, length, spread, causal, one_length=turns > 0)
+    return log_value(s, c, pair_length(length, causal), spread, turns), *rows
 
 
 def _slopes(x: Attention, scores: _Scores) -> _Slopes:
-    sizes = x.sizes
-    return _Slopes(*by_shape(_of_jacobians, scores.s, scores.c, sizes.n_keys, sizes.spread, sizes.causal))
+    sizes, xp = x.sizes, x.xp
+    shape = sizes.n_keys, sizes.spread, sizes.turns, sizes.causal
+    overlap, weighted, *rows = by_shape(_of_jacobians, scores.s, scores.c, *shape)
+    if not sizes.one_length:
+        return _Slopes(overlap, weighted, *rows)
+    jacobian, weighted_jacobian, remaining, flat = rows
+    less = xp.exp(scores.flatness * flat)
+    met = xp.exp(scores.flatness * flat * sphere.of_two_rows(scores.c / xp.maximum(scores.s, 1e-300)))
+    return _Slopes(overlap * met, weighted * met, jacobian * less, weighted_jacobian * less, remaining)
 
 
-def _of_jacobians(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    return *slopes(s, c, pair_length(length, causal), spread), *row_slopes(s, length, spread, causal)
+def _of_jacobians(s: Array, c: Array, length: int, spread: float, turns: float, causal: Mask) -> tuple[Array, ...]:
+    rows = row_slopes(s, length, spread, causal, one_length=turns > 0)
+    return *slopes(s, c, pair_length(length, causal), spread, turns), *rows
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -209,16 +245,17 @@ def forward(x: Attention) -> Pair:
     kept = 1.0 / (1.0 - sizes.p)
     own = kept * scores.second
     variance = x.r_value * (1.0 + sizes.p * own) + (1.0 - x.r_value) * own
-    variance = variance + scores.q0 * (scores.response + 4.0 * sizes.p * own * scores.squared_tilt)
+    longer = 0.0 if sizes.one_length else 4.0 * sizes.p * own * scores.squared_tilt
+    variance = variance + scores.q0 * (scores.response + longer) - scores.crowds[0]
     if sizes.causal:
-        value_pairs, score_pairs = sizes.pairs
-        uniform = value_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
-        overlap = uniform + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
+        score_pairs = sizes.pairs[1]
+        overlap = sizes.met + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
     else:
         overlap = scores.value_overlap / sizes.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
     variance = xp.maximum(variance, 0.0)
-    return variance, _within(x.r_value + (1.0 - x.r_value) * overlap + linear, variance, xp)
+    covariance = x.r_value + (1.0 - x.r_value) * overlap + linear - scores.crowds[1]
+    return variance, _within(covariance, variance, xp)
 
 
 def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
@@ -233,10 +270,12 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     # w as the output is, which adds q₀, more under dropout
     h = sizes.p * kept
     tilt = scores.squared_tilt * scores.q0
-    noise = kept - x.r_value + (4.0 * h + 1.0) * tilt
     half_spread = 1.0 / sizes.d_head + 2.0 / sizes.d
-    # the same tilt and the value's own part lengthen the keys that a query's gradient sums up
-    longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) + 2.0 * kept * (1.0 - x.r_value) / sizes.d
+    shorter = sphere.shorter(scores.s, scores.squared_tilt, sizes.d) if sizes.one_length else 1.0
+    noise = (kept - x.r_value + (4.0 * h + 1.0) * tilt) * shorter
+    # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
+    twice = sphere.of_own_length(x.r_value, kept, one_length=sizes.one_length) * (1.0 - x.r_value) / sizes.d
+    longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) * shorter + twice
 
     through_value = _through_value(x, scores)
     apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
@@ -246,7 +285,10 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value)
+    common = sphere.of_own_length(x.r_value, 1.0, one_length=sizes.one_length) / sizes.d
+    if sizes.one_length:
+        common = common + sphere.shorter(scores.s + 0.5 * scores.c, scores.squared_tilt, sizes.d) - 1.0
+    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value) * (1.0 + common)
     query_covariance = x.r_g * (scores.q0 * (1.0 - scores.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all

@@ -14,9 +14,11 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.softmax import (
     SoftmaxMoments,
     Spline,
+    flattening,
     linear_response,
     node_moments,
     node_variances,
+    own_variance_response,
     vanishing,
 )
 
@@ -126,16 +128,24 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
     return np.stack([m.second, m.jacobian, linear_response(m), m.second * m.squared_tilt], axis=1)
 
 
+def _of_one_length(length: int, m: SoftmaxMoments) -> FloatArray:
+    """What beside `_columns` counts where tokens have one length: P and J by ε, η₁ and P η; (nodes, 4)."""
+    flat = flattening(length) * np.stack([m.second, m.jacobian], axis=1)
+    moved, squares = own_variance_response(length).T if length > 2 else np.zeros((2, len(flat)))
+    return np.column_stack([flat, moved, m.second * squares])
+
+
 @lru_cache(maxsize=1024)
-def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Spline]:
+def _row_tables(length: int, spread: float, causal: Mask, one_length: bool) -> tuple[Spline, Spline]:
     """Of `row_moments` and `row_slopes`, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
     causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
-    rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
+    s = node_variances()
+    far = np.asarray(vanishing(s))
+    lengths = [(n, weight, node_moments(n)) for n, weight in over_rows(length, causal)]
+    rows = [(weight, _columns(m)) for _, weight, m in lengths]
     mean = np.sum([weight * row for weight, row in rows], axis=0)
     # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
     remaining = 1.0 - np.sum([w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows], axis=0)
-    s = node_variances()
-    far = np.asarray(vanishing(s))
     smooth: list[FloatArray] = [
         _log(mean[:, 0]),
         _log(mean[:, 1] / far),
@@ -143,9 +153,13 @@ def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Splin
         remaining / far**2,
         mean[:, 3] / mean[:, 0] / far**2,
     ]
+    if one_length:
+        on_sphere = np.sum([weight * _of_one_length(n, m) for n, weight, m in lengths], axis=0)
+        smooth[2] = smooth[2] - 4.0 * mean[:, 3] / far**2
+        smooth += [on_sphere[:, 0] / mean[:, 0], on_sphere[:, 1] / np.maximum(mean[:, 1], 1e-300), *on_sphere[:, 2:].T]
     log_spread = math.log1p(spread)
     factor = np.exp(math.sqrt(log_spread) * HERMITE_X - 0.5 * log_spread)
-    p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
+    p, j, response, rest, tilt, *others = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
     moments = [
         np.log(np.exp(p) @ HERMITE_W),
@@ -157,6 +171,10 @@ def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Splin
         np.log((np.exp(j) * slower * factor) @ HERMITE_W),
         (rest * slower**2) @ HERMITE_W,
     ]
+    if one_length:
+        flat_p, flat_j, moved, moved_squares = others
+        moments += [x @ HERMITE_W for x in (flat_p, moved, moved - moved_squares)]
+        slopes.append(flat_j @ HERMITE_W)
     return Spline(np.stack(moments, axis=1)), Spline(np.stack(slopes, axis=1))
 
 
@@ -164,41 +182,44 @@ def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-def row_moments(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, Array, Array]:
+def row_moments(s: Array, length: int, spread: float, causal: Mask, *, one_length: bool = False) -> tuple[Array, ...]:
     """Averages over the rows of an attention matrix, of one length and spread; floats, or arrays of the shape of s.
 
     P = E ΣA², 1/P being the effective number of attended tokens; how far the scores' own direction is tilted,
     (E(ΣAz)² - P)/s; how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
+
+    one_length: of tokens that have one, the second less 4 P times the third, E Σ_{k≠l} A_k A_l z_k z_l/s; beside them
+        d ln P/dε, η₁ and η₁ - P η (docs/theory/attention.md, "Tokens of one length").
     """
-    xp, far2 = namespace(s), vanishing(s) ** 2
-    p, response, tilt = _row_tables(length, spread, causal)[0](s)
-    return xp.minimum(xp.exp(p), 1.0), response * far2, tilt * far2
+    xp, far = namespace(s), vanishing(s)
+    p, response, tilt, *others = _row_tables(length, spread, causal, one_length)[0](s)
+    return xp.minimum(xp.exp(p), 1.0), response * far**2, tilt * far**2, *others
 
 
-def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, Array, Array]:
+def row_slopes(s: Array, length: int, spread: float, causal: Mask, *, one_length: bool = False) -> tuple[Array, ...]:
     """The same of what gradients meet.
 
     J = E ‖diag A - AAᵀ‖²_F; E J(s_i) s_i / s, rows with larger scores counting more; E (1 - P_i)(1 - P_j) for two
-    rows, the common factor of what is linear in the query.
+    rows, the common factor of what is linear in the query. one_length: d ln J/dε, too.
     """
     xp, far = namespace(s), vanishing(s)
-    j, weighted, rest = _row_tables(length, spread, causal)[1](s)
-    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2
+    j, weighted, rest, *others = _row_tables(length, spread, causal, one_length)[1](s)
+    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2, *others
 
 
 def by_shape(
-    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, causal: Mask
+    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, turns: Array, causal: Mask
 ) -> Sequence[Array]:
-    """of(s, c, length, spread, causal), for arrays once per distinct (length, spread)."""
+    """of(s, c, length, spread, turns, causal), for arrays once per distinct (length, spread, turns)."""
     if is_number(length) and is_number(spread):
-        return of(s, c, int(length), spread, causal)
-    s, c, lengths, spreads = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread))
-    shapes, group = np.unique(np.stack([lengths.ravel(), spreads.ravel()]), axis=1, return_inverse=True)
+        return of(s, c, int(length), spread, turns, causal)
+    s, c, *shape = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread, turns))
+    shapes, group = np.unique(np.stack([x.ravel() for x in shape]), axis=1, return_inverse=True)
     found = []
-    for k, (n, v) in enumerate(shapes.T.tolist()):
+    for k, (n, *widths) in enumerate(shapes.T.tolist()):
         member = np.flatnonzero(group.ravel() == k)
-        found.append((member, of(s.ravel()[member], c.ravel()[member], int(n), v, causal)))
-    out = np.empty((len(found[0][1]), lengths.size))
+        found.append((member, of(s.ravel()[member], c.ravel()[member], int(n), *widths, causal)))
+    out = np.empty((len(found[0][1]), s.size))
     for member, several in found:
         out[:, member] = several
-    return list(out.reshape(-1, *lengths.shape))
+    return list(out.reshape(-1, *s.shape))

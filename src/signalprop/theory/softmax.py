@@ -51,7 +51,10 @@ class SoftmaxMoments(NamedTuple):
 
 
 class Laplace(NamedTuple):
-    """ln φ, ψ₁ … ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other."""
+    """ln φ, ψ₁ … ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other.
+
+    flat_…: φ, ψ₂, ψ₃, ψ₄ with the fourth Hermite polynomial z⁴ - 6z² + 3 before them.
+    """
 
     start: NDArray[np.int64]
     log_phi: FloatArray
@@ -61,6 +64,10 @@ class Laplace(NamedTuple):
     psi4: FloatArray
     z_psi1: FloatArray
     zz_psi2: FloatArray
+    flat_phi: FloatArray
+    flat_psi2: FloatArray
+    flat_psi3: FloatArray
+    flat_psi4: FloatArray
 
 
 _Y = np.arange(-70, 11) * STEP  # exp(y - e^y) is below 1e-12 outside [-28, 4]
@@ -79,6 +86,7 @@ def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
     decay = np.exp(-ey)
     miss = -np.expm1(-ey) @ weight  # 1 - φ
     e1, e2 = decay * ey, decay * ey * ey
+    flat = weight * (z**4 - 6.0 * z * z + 3.0)
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
         e1 @ weight,
@@ -87,6 +95,10 @@ def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
         (e2 * ey * ey) @ weight,
         e1 @ (weight * z),
         e2 @ (weight * z * z),
+        np.expm1(-ey) @ flat,
+        e2 @ flat,
+        (e2 * ey) @ flat,
+        (e2 * ey * ey) @ flat,
     ]
 
 
@@ -102,6 +114,7 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
 
     miss = over_y(tail, _GUMBEL)  # 1 - φ, kept apart for its relative accuracy
     psi1, psi2, psi3, psi4, y_psi1, y_psi2, yy_psi2 = (over_y(density, weights) for weights in _WEIGHTS)
+    flat = density * (z**4 - 6.0 * z * z + 3.0)
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
         psi1,
@@ -110,6 +123,8 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
         psi4,
         (y_psi1 - u * psi1) / std,  # z = (y - u)/√s
         (yy_psi2 - 2.0 * u * y_psi2 + u * u * psi2) / std**2,
+        -over_y(density * std * (z**3 - 3.0 * z), _GUMBEL),  # the tail of the fourth polynomial is the third
+        *(over_y(flat, weights) for weights in _PSI[1:]),
     ]
 
 
@@ -305,6 +320,27 @@ def own_variance_response(length: int) -> FloatArray:
     curved = own + (2.0 * own - other) / others + 2.0 * (own - other) / (others * (others - 1.0))
     mean = np.stack([np.ones_like(s), m.second])
     return np.asarray((s * (1.0 - 1.0 / length) / (2.0 * mean) * curved).T, dtype=np.float64)
+
+
+@lru_cache(maxsize=256)
+def flattening(length: int) -> FloatArray:
+    """d ln P, d ln J by ε at the nodes, (nodes, 2), where logits have the fourth cumulant -6 ε s² and no other.
+
+    Their density is the Gaussian one times 1 - ε (z⁴ - 6z² + 3)/4: docs/theory/attention.md, "Tokens of one length".
+    """
+    if length == 1:
+        return np.zeros((len(_NODES), 2))
+    x, m, n = _node_laplace(), node_moments(length), float(length)
+    single, pair, triple = (np.exp((n - k) * x.log_phi) for k in (1.0, 2.0, 3.0))
+
+    def total(psi: FloatArray, flat: FloatArray) -> FloatArray:
+        return np.asarray(STEP * np.add.reduceat(flat * single + (n - 1) * psi * x.flat_phi * pair, x.start))
+
+    second, third, fourth = total(x.psi2, x.flat_psi2), total(x.psi3, x.flat_psi3), total(x.psi4, x.flat_psi4)
+    met = x.psi2 * (2 * x.flat_psi2 * pair + (n - 2) * x.psi2 * x.flat_phi * triple)
+    square = fourth / 6 + (n - 1) / 6 * STEP * np.add.reduceat(met, x.start)
+    jacobian = second - third + square
+    return np.asarray(-n / 4 * np.stack([second / m.second, jacobian / m.jacobian], axis=1))
 
 
 @lru_cache(maxsize=256)

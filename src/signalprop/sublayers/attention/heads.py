@@ -85,6 +85,7 @@ class Heads(BranchMoments):
         table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
         n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
         values: how they add the values of the first one; None: they do not.
+        one_length: tokens are normed before they are read.
     """
 
     table: FloatArray
@@ -101,6 +102,7 @@ class Heads(BranchMoments):
     rotary: float = 1.0
     rotary_rows: float = 1.0
     values: FirstValues | None = None
+    one_length: bool = False
 
     @property
     def first(self) -> int | None:
@@ -152,6 +154,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
     """The fields of Heads that an architecture says, for one stack (index into STACKS)."""
     after_encoder = a.kind == "encoder-decoder" and stack == 1
     n_queries = (a.target_len or a.seq_len) if after_encoder else a.seq_len
+    placements = a.placements[a.n_layers :] if after_encoder else a.placements[: a.n_layers]
     return {
         "n_queries": n_queries,
         "n_keys": n_queries,
@@ -162,6 +165,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,
         "causal": stack == 1,
+        "one_length": not a.squash and all(where in ("pre", "post", "sandwich") for where in placements),
     }
 
 

@@ -168,6 +168,7 @@ class AttentionKernel(BranchKernel):
             "value_skip": float(row.value_skip),
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
+            "one_length": self.made.one_length,
         }
         if self.values is not None:
             begun = self.made.at(self.values.row).value * self.values.first[i] ** 2 / size

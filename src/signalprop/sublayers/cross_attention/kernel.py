@@ -70,6 +70,7 @@ class CrossAttentionKernel(BranchKernel):
             query_bias=float(row.query_bias),
             gain=float(row.attention_gain),
             d_head=made.d_head,
+            one_length=made.one_length,
             **fields,
         )
         return _Scaled(attention, *sizes)

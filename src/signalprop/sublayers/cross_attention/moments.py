@@ -43,7 +43,8 @@ class CrossAttention(Heads):
     @cached_property
     def sizes(self) -> attention.Sizes:
         """What the formulas of one set of heads take of them."""
-        return attention.Sizes(self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout)
+        lengths = self.n_queries, self.n_keys
+        return attention.Sizes(*lengths, self.d_model, self.d_head, self.attention_dropout, one_length=self.one_length)
 
     def _read(self, row: Row, read: Pair, memory: Pair) -> attention.Attention:
         s0, bias = self.scores(row, read[0], memory[0])

@@ -115,7 +115,7 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
     parts = Scores(query, before, own * scale * value, s.d_rotary * scale * latent, latent)
-    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank)}
+    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "one_length": False}
     coherence = (1.0, 1.0)
     if a.positions == "rotary":
         turned = (fields["n_queries"], s.d_rotary, a.rotary_base, 1.0)

@@ -42,32 +42,57 @@ const closedForm = (() => {
     return 1 - rotated / dHead * (1 - dot(coherence, weight) / sum(weight));
   });
 
-  /** What the score matrix contributes; x: r, s0, n, d, dHead, p, omega, omegaRows, queryBias, causal. */
+  /** How often two rows meet in a key of their averages. */
+  function meetings(x) {
+    return x.causal ? pairs(x.n, x.causal)[0] / max(x.n - 1, 1) : 1 / x.n;
+  }
+
+  // theory/one_length.py
+  const ofTwoRows = (near) => (1 + (4 + 2 * near) * near) / 7;
+  const shorterBy = (x, s, tilt) => (x.oneLength ? 1 / (1 + 4 * s * tilt / x.d) : 1);
+  const ofOwnLength = (x, r, kept) => (x.oneLength ? 4 * r : 2) * kept - 1;
+
+  /** What the score matrix contributes; x: r, s0, n, d, dHead, p, omega, omegaRows, queryBias, causal, oneLength. */
   function scores(x) {
     const r = clip(x.r, -1 / max(x.n - 1, 1), 1), rQuery = r + x.queryBias * (1 - r);
     const s = max((1 - r * x.omegaRows) * x.s0, 0), own = x.omega * (1 - r) * x.s0, c = min(max(rQuery * own, twoRows.LEAST * s), s);
-    const v = 2 / x.dHead + 4 / x.d, rows = rowMoments(s, x.n, v, x.causal);
-    const met = twoRows.pairOverlaps(s, c, pairLength(x.n, x.causal), v);
-    return { r, rQuery, s, rows, q0: (1 - r) * own / x.d, valueOverlap: met.value, jacobianOverlap: met.jacobian, weighted: met.weighted };
+    const v = 2 / x.dHead + (x.oneLength ? 2 : 4) / x.d, rows = rowMoments(s, x.n, v, x.causal, x.oneLength);
+    const met = twoRows.pairOverlaps(s, c, pairLength(x.n, x.causal), v, x.oneLength ? 1 / x.d : 0);
+    const found = { r, rQuery, s, c, rows, q0: (1 - r) * own / x.d, valueOverlap: met.value, jacobianOverlap: met.jacobian, weighted: met.weighted };
+    if (!x.oneLength) return { ...found, crowds: [0, 0] };
+    const least = max(s, 1e-300), part = own / least, flat = ((1 - r) * part) ** 2 / x.d, both = ofTwoRows(c / least);
+    const whole = x.omegaRows * part * (1 - r) / x.d, apart = whole * r * (1 - 0.5 * r), near = whole * (1 + r - 0.5 * r * r);
+    const less = exp(flat * rows.flatJ), alike = exp(flat * rows.flatJ * both);
+    return {
+      ...found, crowds: [4 * rows.movedPairs * apart, 4 * rows.moved * (apart + near * meetings(x))],
+      valueOverlap: met.value * exp(flat * rows.flatP * both), jacobianOverlap: met.jacobian * alike, weighted: met.weighted * alike,
+      rows: {
+        ...rows, second: min(rows.second * exp(flat * rows.flatP), 1), jacobian: rows.jacobian * less,
+        weightedJacobian: rows.weightedJacobian * less,
+      },
+    };
   }
 
   function attend(x) {
-    const { r, rQuery, rows, q0, valueOverlap } = scores(x), own = rows.second / (1 - x.p);
-    const variance = max(r * (1 + x.p * own) + (1 - r) * own + q0 * (rows.response + 4 * x.p * own * rows.squaredTilt), 0);
-    const [valuePairs, scorePairs] = pairs(x.n, x.causal), others = max(x.n - 1, 1);
-    const overlap = x.causal ? valuePairs / others + (valueOverlap - 1) * scorePairs / others : valueOverlap / x.n;
-    const covariance = r + (1 - r) * overlap + rQuery * q0 * (1 - rows.second) ** 2;
+    const { r, rQuery, rows, q0, valueOverlap, crowds } = scores(x), own = rows.second / (1 - x.p);
+    const longer = x.oneLength ? 0 : 4 * x.p * own * rows.squaredTilt;
+    const variance = max(r * (1 + x.p * own) + (1 - r) * own + q0 * (rows.response + longer) - crowds[0], 0);
+    const scorePairs = pairs(x.n, x.causal)[1], others = max(x.n - 1, 1);
+    const overlap = x.causal ? meetings(x) + (valueOverlap - 1) * scorePairs / others : valueOverlap / x.n;
+    const covariance = r + (1 - r) * overlap + rQuery * q0 * (1 - rows.second) ** 2 - crowds[1];
     return [variance, clip(covariance, -variance, variance)];
   }
 
   /** (variance, covariance) of what heads send back where the gradient's token correlation at their output is 0, and 1. */
   function attendBack(x) {
-    const { r, s, rows, q0, valueOverlap, jacobianOverlap, weighted } = scores(x);
+    const { r, s, c, rows, q0, valueOverlap, jacobianOverlap, weighted } = scores(x);
     const keep = 1 / (1 - x.p), others = max(x.n - 1, 1), [valuePairs, scorePairs] = pairs(x.n, x.causal), h = x.p * keep;
-    const noise = keep - r + (4 * h + 1) * rows.squaredTilt * q0, halfSpread = 1 / x.dHead + 2 / x.d;
-    const longer = noise * (1 + halfSpread * s * rows.squaredTilt) + 2 * keep * (1 - r) / x.d, only = 1 - x.queryBias;
+    const shorter = shorterBy(x, s, rows.squaredTilt), halfSpread = 1 / x.dHead + 2 / x.d, only = 1 - x.queryBias;
+    const noise = (keep - r + (4 * h + 1) * rows.squaredTilt * q0) * shorter;
+    const longer = noise * (1 + halfSpread * s * rows.squaredTilt) * shorter + ofOwnLength(x, r, keep) * (1 - r) / x.d;
     const query = max((q0 * rows.remaining + rows.jacobian * s * longer) * only, 0);
-    const sameKeys = scorePairs * jacobianOverlap / others * s * (1 - r);
+    const common = ofOwnLength(x, r, 1) / x.d + shorterBy(x, s + 0.5 * c, rows.squaredTilt);
+    const sameKeys = scorePairs * jacobianOverlap / others * s * (1 - r) * common;
     return [0, 1].map((rG) => {
       const throughValue = keep * rows.second + rG * (valuePairs + (valueOverlap - 1) * scorePairs);
       const throughKey = rG * scorePairs * weighted + rows.weightedJacobian * x.s0 * noise;
@@ -98,6 +123,7 @@ const closedForm = (() => {
     const rotary = a.positions === "rotary";
     return {
       r, s0: min(s0, LARGEST_SCORE), n: a.n, d: a.d, dHead: a.dHead, p: a.attentionDropout, causal,
+      oneLength: t.placement.every((place) => place === "pre" || place === "post" || place === "sandwich"),
       queryBias: a.qkNorm ? 0 : correlation(bias, total), omega: rotary ? rotaryCoherence(...turned, causal && "pairs") : 1,
       omegaRows: rotary ? rotaryCoherence(...turned, causal && "rows") : 1,
     };

@@ -55,13 +55,16 @@ const softmax = (() => {
   const vanishing = (s) => KNEE / (sqrt(s) + KNEE);
   const FAR = STDS.map((std) => vanishing(std * std));
 
+  const fourth = (z) => z ** 4 - 6 * z * z + 3;
+
   function laplaceNarrow(std, u) {
     const z = range(25).map((k) => (k - 12) * 0.7), raw = z.map((x) => exp(-0.5 * x * x)), all = sum(raw);
     return u.map((at) => {
-      const found = [0, 0, 0, 0, 0, 0];
+      const found = range(10).map(() => 0);
       z.forEach((x, k) => {
-        const w = raw[k] / all, ey = exp(at + std * x), e1 = exp(-ey) * ey, e2 = e1 * ey;
-        [-Math.expm1(-ey), e2, e2 * ey, e2 * ey * ey, e1 * x, e2 * x * x].forEach((value, i) => { found[i] += w * value; });
+        const w = raw[k] / all, ey = exp(at + std * x), e1 = exp(-ey) * ey, e2 = e1 * ey, miss = -Math.expm1(-ey), f = fourth(x);
+        const values = [miss, e2, e2 * ey, e2 * ey * ey, e1 * x, e2 * x * x, -miss * f, e2 * f, e2 * ey * f, e2 * ey * ey * f];
+        values.forEach((value, i) => { found[i] += w * value; });
       });
       found[0] = log1p(-min(found[0], 1 - 1e-16));
       return found;
@@ -72,6 +75,7 @@ const softmax = (() => {
     const last = u.length - 1;
     const z = range(u.length + Y.length - 1).map((k) => (k * STEP + (Y[0] - u[last])) / std);
     const density = z.map((x) => exp(-0.5 * x * x) / (std * sqrt(2 * PI))), tail = z.map((x) => 0.5 * erfc(x * Math.SQRT1_2));
+    const flat = density.map((x, k) => x * fourth(z[k])), flatTail = density.map((x, k) => x * std * (z[k] ** 3 - 3 * z[k]));
     const ey = Y.map(exp), gumbel = Y.map((y, k) => STEP * exp(y - ey[k]));
     const psi = range(4).map((n) => gumbel.map((g, k) => g * ey[k] ** n));
     const weights = [...psi, Y.map((y, k) => y * psi[0][k]), Y.map((y, k) => y * psi[1][k]), Y.map((y, k) => y * y * psi[1][k])];
@@ -79,7 +83,8 @@ const softmax = (() => {
       const over = (values, by) => { let t = 0; for (let n = 0; n < Y.length; n++) t += values[last - i + n] * by[n]; return t; };
       const [psi1, psi2, psi3, psi4, y1, y2, yy2] = weights.map((by) => over(density, by));
       const miss = log1p(-min(over(tail, gumbel), 1 - 1e-16));
-      return [miss, psi2, psi3, psi4, (y1 - at * psi1) / std, (yy2 - 2 * at * y2 + at * at * psi2) / (std * std)];
+      return [miss, psi2, psi3, psi4, (y1 - at * psi1) / std, (yy2 - 2 * at * y2 + at * at * psi2) / (std * std),
+        -over(flatTail, gumbel), ...psi.slice(1).map((by) => over(flat, by))];
     });
   }
 
@@ -89,27 +94,42 @@ const softmax = (() => {
     return std <= 1 ? laplaceNarrow(std, u) : laplaceWide(std, u);
   }));
 
-  /** At every node: [second, jacobian, response, second * squared tilt] of a softmax of so many logits. */
+  /** At every node: [second, jacobian, response, second * squared tilt, derivatives of second and jacobian by flatness, how far a
+   *  key's own spread moves its weight, and second times that of the squared weight] of a softmax of so many logits. */
   const nodeMoments = kept((length) => {
+    if (length === 1) return STDS.map(() => [1, 0, 0, 0, 0, 0, 0, 0]);
     const raw = laplace().map((rows) => {
-      let second = 0, third = 0, fourth = 0, pairs = 0, score = 0;
-      for (const [phi, psi2, psi3, psi4, z1, zz2] of rows) {
-        const pair = length * (length - 1) * exp((length - 2) * phi), single = length * exp((length - 1) * phi);
+      let second = 0, third = 0, fourth = 0, pairs = 0, score = 0, flat2 = 0, flat3 = 0, flat4 = 0, flatPairs = 0;
+      for (const [phi, psi2, psi3, psi4, z1, zz2, f0, f2, f3, f4] of rows) {
+        const [one, two, three] = [1, 2, 3].map((k) => exp((length - k) * phi));
+        const pair = length * (length - 1) * two, single = length * one, flat = (psi, f) => f * one + (length - 1) * psi * f0 * two;
         second += single * psi2;
         third += single * psi3;
         fourth += single * psi4;
         pairs += pair * psi2 * psi2;
         score += single * zz2 + pair * z1 * z1;
+        flat2 += flat(psi2, f2);
+        flat3 += flat(psi3, f3);
+        flat4 += flat(psi4, f4);
+        flatPairs += psi2 * (2 * f2 * two + (length - 2) * psi2 * f0 * three);
       }
       second *= STEP;
       third *= STEP / 2;
       fourth *= STEP / 6;
-      const jacobian = second - 2 * third + fourth + STEP * pairs / 6;
-      return length === 1 ? [1, 0, 0, 1] : [second, jacobian, STEP * score, 1 - (5 * third - 3 * fourth) / (2 * second)];
+      const square = fourth + STEP * pairs / 6, jacobian = second - 2 * third + square;
+      const flattened = flat4 / 6 + (length - 1) / 6 * flatPairs;
+      return { second, third, fourth, square, jacobian, score: STEP * score, flats: [flat2, flat2 - flat3 + flattened].map((x) => -length / 4 * STEP * x) };
     });
-    const response = raw.map(([second, , score], k) => (length === 1 ? 0 : (score - second) / (k ? STDS[k] ** 2 : 1)));
+    const response = raw.map((m, k) => (m.score - m.second) / (k ? STDS[k] ** 2 : 1));
     response[0] = (4 * response[1] - response[2]) / 3;
-    return raw.map(([second, jacobian, , tilt], k) => [second, jacobian, response[k], length === 1 ? 0 : second * tilt]);
+    return raw.map((m, k) => {
+      const tilt = 1 - (5 * m.third - 3 * m.fourth) / (2 * m.second), others = length - 1;
+      const own = [1 - 3 * m.second + 2 * m.third, 4 * m.second * tilt];
+      const other = [-own[0], 6 * (m.square - m.fourth) - 2 * (m.second - m.third)];
+      const moved = own.map((x, i) => (length < 3 ? 0 : STDS[k] ** 2 * (1 - 1 / length) / 2
+        * (x + (2 * x - other[i]) / others + 2 * (x - other[i]) / (others * (others - 1)))));
+      return [m.second, m.jacobian, response[k], m.second * tilt, ...m.flats, ...moved];
+    });
   });
 
   /** Cubic not-a-knot splines in xi = sqrt(s) / (sqrt(s) + 3), of all columns: (row of values per node) -> s -> values.
@@ -175,13 +195,14 @@ const softmax = (() => {
     return n.map((at, k) => [at, weights[k] / length]);
   }
 
-  const rowTable = kept((length, spread, causal) => {
+  const rowTable = kept((length, spread, causal, oneLength) => {
     const rows = (causal ? overPositions(length) : [[length, 1]]).map(([n, w]) => [w, nodeMoments(n)]);
-    const mean = NODES.map((_, k) => range(4).map((c) => sum(rows.map(([w, m]) => w * m[k][c]))));
+    const mean = NODES.map((_, k) => range(8).map((c) => sum(rows.map(([w, m]) => w * m[k][c]))));
     const remaining = NODES.map((_, k) => 1 - sum(rows.map(([w, m]) => w * m[k][0] * (2 - m[k][0]))));
     const positive = (x) => log(max(x, TINY));
-    const smooth = spline(mean.map(([p, j, response, tilt], k) => [
-      positive(p), positive(j / FAR[k]), response / FAR[k] ** 2, remaining[k] / FAR[k] ** 2, tilt / p / FAR[k] ** 2,
+    const smooth = spline(mean.map(([p, j, response, tilt, flatP, flatJ, moved, squares], k) => [
+      positive(p), positive(j / FAR[k]), (response - (oneLength ? 4 * tilt : 0)) / FAR[k] ** 2, remaining[k] / FAR[k] ** 2, tilt / p / FAR[k] ** 2,
+      flatP / p, flatJ / max(j, TINY), moved, squares,
     ]));
     const logSpread = log1p(spread), factor = HERMITE_X.map((x) => exp(sqrt(logSpread) * x - 0.5 * logSpread));
     return spline(STDS.map((std, k) => {
@@ -190,15 +211,16 @@ const softmax = (() => {
       return [
         log(over((row) => exp(row[0]))), log(over((row, w) => exp(row[1]) * w)), log(over((row, w, f) => exp(row[1]) * w * f)),
         over((row, w, f) => row[2] * w * w * f), over((row, w) => row[3] * w * w), over((row, w, f) => row[4] * w * w * f),
+        ...[5, 6, 7].map((c) => over((row) => row[c])), over((row) => row[7] - row[8]),
       ];
     }));
   });
 
-  function rowMoments(s, length, spread, causal) {
-    const [p, j, weighted, response, rest, tilt] = rowTable(length, spread, causal)(s), far = vanishing(s);
+  function rowMoments(s, length, spread, causal, oneLength) {
+    const [p, j, weighted, response, rest, tilt, flatP, flatJ, moved, movedPairs] = rowTable(length, spread, causal, oneLength)(s), far = vanishing(s);
     return {
       second: min(exp(p), 1), jacobian: exp(j) * far, weightedJacobian: exp(weighted) * far, response: response * far ** 2,
-      remaining: rest * far ** 2, squaredTilt: tilt * far ** 2,
+      remaining: rest * far ** 2, squaredTilt: tilt * far ** 2, flatP, flatJ, moved, movedPairs,
     };
   }
 

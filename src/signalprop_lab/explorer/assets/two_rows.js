@@ -61,15 +61,15 @@ const twoRows = (() => {
     return s * x * horner(steady(length)(s), x);
   }
 
-  const fluctuating = kept((length, spread) => {
+  const fluctuating = kept((length, spread, turns) => {
     const none = range(DEGREE + 1).map(() => 0);
     if (length === 1) return spline(NODES.map(() => [...none, -700, ...none.slice(1), ...none]));
-    const logSpread = log1p(spread), half = sqrt(logSpread / 2), polynomials = steady(length);
+    const logSpread = log1p(spread), half = sqrt(logSpread / 2), turned = sqrt(logSpread / 2 + turns), polynomials = steady(length);
     return spline(NODES.map((node) => {
       const s = max(node, 1e-6);
       const columns = AT.map((at) => {
-        const r = share(s, at), angle = atanh(min(r, 1 - 1e-12)) + r * logSpread / 4;
-        const drawn = POINTS.map(([a, b, w]) => [s * exp(half * (b + r * a) - logSpread / 2), tanh(angle + half * a), w]);
+        const r = share(s, at), angle = atanh(min(r, 1 - 1e-12)) + r * turned ** 2 / 2;
+        const drawn = POINTS.map(([a, b, w]) => [s * exp(half * (b + r * half / turned * a) - logSpread / 2), tanh(angle + turned * a), w]);
         const off = s * r - sum(drawn.map(([size, cosine, w]) => w * size * cosine));
         let value = 0, jacobian = 0, weighted = 0;
         for (const [size, cosine, w] of drawn) {
@@ -87,8 +87,8 @@ const twoRows = (() => {
   });
 
   /** Averages over pairs of rows of one length. */
-  function pairOverlaps(given, c, length, spread) {
-    const [s, beyond] = withinTable(given + 1e-12), x = position(s, c / beyond), found = fluctuating(length, spread)(s), n = DEGREE + 1;
+  function pairOverlaps(given, c, length, spread, turns) {
+    const [s, beyond] = withinTable(given + 1e-12), x = position(s, c / beyond), found = fluctuating(length, spread, turns)(s), n = DEGREE + 1;
     const [value, jacobian, weighted] = range(3).map((k) => horner(found.slice(k * n, (k + 1) * n), x));
     const met = exp(jacobian) * vanishing(s) / beyond;
     return { value: exp(s * value), jacobian: met, weighted: (given + 1e-12) * weighted * met };

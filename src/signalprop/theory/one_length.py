@@ -1,0 +1,46 @@
+"""What it makes of attention that its tokens have one length, as norms leave them: terms of order 1/d.
+
+Tokens of Gaussian features differ in length, by 2/d of their mean square. On a sphere, of d features and token
+correlation r, the angle θ to what all tokens share varies in turn, and no score is far from the others. Derivation and
+measured errors: docs/theory/attention.md, "Tokens of one length". Numbers, or arrays.
+"""
+
+from __future__ import annotations
+
+from signalprop.network.moments import Array
+
+
+def score_spread(d: Array, d_head: Array, *, one_length: bool) -> Array:
+    """Relative variance of the score variance of a row, over heads and queries."""
+    return 2.0 / d_head + (2.0 if one_length else 4.0) / d
+
+
+def flatness(r: Array, own: Array, d: Array) -> Array:
+    """ε: scores within a row have the fourth cumulant -6 ε s². own: the keys' own share of their variance s."""
+    near = (1.0 - r) * own
+    return near * near / d
+
+
+def of_two_rows(near: Array) -> Array:
+    """How much of what flatness does to ln P it does to ln Λ_V of two rows whose scores have that correlation."""
+    return (1.0 + (4.0 + 2.0 * near) * near) / 7.0
+
+
+def crowding(r: Array, own: Array, d: Array) -> tuple[Array, Array]:
+    """-Cov(ln of the variance of a key's scores, its product with the mean key) / 2: keys near the others get less.
+
+    Returns that of all keys, and what a mean of n keys adds n times, as a key is one of them.
+    """
+    whole = own * (1.0 - r) / d
+    return whole * r * (1.0 - 0.5 * r), whole * (1.0 + r - 0.5 * r * r)
+
+
+def shorter(s: Array, tilt: Array, d: Array) -> Array:
+    """By what factor squared distances of keys from a row's output, weighted by A², are smaller: to first order in 1/d
+    1 - 4 s κ/d, κ being how far these weights are tilted."""
+    return 1.0 / (1.0 + 4.0 * s * tilt / d)
+
+
+def of_own_length(r: Array, kept: Array, *, one_length: bool) -> Array:
+    """d times what E |δ|⁴/(E |δ|²)² of keys about their mean is above that of infinite width."""
+    return (4.0 * r if one_length else 2.0) * kept - 1.0
