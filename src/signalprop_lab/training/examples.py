@@ -216,10 +216,12 @@ class Shuffled(Generic[T]):
 
     Attributes:
         read: gives the items from a position on, chunk by chunk, and moves the position behind each.
+        sample: those at its beginning.
     """
 
     read: Callable[[Position], Iterator[list[T]]]
     make: Make[T]
+    sample: Listed[T]
 
     def items(self, seed: int, position: Position) -> Iterator[tuple[T, Position]]:
         """Every item of a pass once, from a position on, and where the stream is after each."""

@@ -24,7 +24,7 @@ from signalprop.repair import apply, load, parameter_groups
 from signalprop.repair.record import record_of
 from signalprop.repair.saving import RECORD
 from signalprop.schemes import scheme as scheme_of
-from signalprop_lab.training.examples import Examples, Ordered, Prepared, Streamed, as_batch, collate
+from signalprop_lab.training.examples import Examples, Ordered, Prepared, as_batch, collate
 from signalprop_lab.training.recipe import Model, Optimizer, Recipe, architecture_of
 
 _STATISTICS_OF = 32  # examples whose statistics a scheme is given
@@ -130,13 +130,10 @@ def _with_embedding_rate(groups: list[dict[str, Any]], tables: set[int], rate: f
 
 
 def sample_batch(prepared: Prepared, n: int) -> Batch:
-    """The first `n` training examples, in the order of seed 0, as one batch."""
-    if isinstance(prepared.train, Examples):
-        ordered = Ordered(prepared.train, min(n, len(prepared.train)), 0)
-        examples = [ordered[i] for i in range(len(ordered))]
-    else:
-        examples = list(Streamed(prepared.train, n, 0))
-    return as_batch(collate(examples, prepared.pads), prepared.source)
+    """`n` training examples (of a stream, of those at its beginning), in the order of seed 0, as one batch."""
+    listed = prepared.train if isinstance(prepared.train, Examples) else prepared.train.sample
+    ordered = Ordered(listed, min(n, len(listed)), 0)
+    return as_batch(collate([ordered[i] for i in range(len(ordered))], prepared.pads), prepared.source)
 
 
 def network_of(recipe: Recipe, prepared: Prepared) -> Network:

@@ -141,6 +141,5 @@ def stretches(text: str, parts: int) -> Iterator[str]:
 
 def drawn_from(found: Sides[T], make: Make[T]) -> Any:
     """The training examples: listed, or drawn from their stream."""
-    if found.stream is None:
-        return Listed(found.train, make)
-    return Shuffled(found.stream, make)
+    listed = Listed(found.train, make)
+    return listed if found.stream is None else Shuffled(found.stream, make, listed)

@@ -132,8 +132,9 @@ def _language_model(
             position.rest = found.ids[len(found) * length :]
             yield [found[i] for i in range(len(found))]
 
+    listed: Any = Listed(Windows(train, width, length), make)
     return Prepared(
-        train=Listed(Windows(train, width, length), make) if stream is None else Shuffled(windows, make),
+        train=listed if stream is None else Shuffled(windows, make, listed),
         validation=Listed(Windows(validation, width, length), make, fixed=True),
         facts={"vocab_size": len(tokenizer), "seq_len": length},
         pads={"tokens": pad_of(tokenizer), "labels": IGNORED},
