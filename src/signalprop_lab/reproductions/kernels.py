@@ -117,7 +117,7 @@ def figures_5_6(settings: Settings) -> Findings:
     )  # fmt: skip
     x = np.arange(len(ignored.diagonal_mean), dtype=np.float64)
     curves = tuple(
-        Curve(f"{name}, mean ± sd over positions", x, f.diagonal_mean, "measured", f.diagonal_sd)
+        Curve(f"{name}, mean ± 2 sd over positions", x, f.diagonal_mean, "measured", f.diagonal_sd)
         for name, f in zip(names, (ignored, corrected), strict=True)
     )
     one = Curve("around 1", x, np.ones(len(x)), "paper")
