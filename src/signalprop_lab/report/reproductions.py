@@ -20,6 +20,7 @@ from signalprop.results.text import number
 SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/1"
 _STYLES: dict[str, tuple[str, Style]] = {
     "theory": ("theory", "line"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
+    "before": ("before training", "dashed"), "after": ("after training", "line"),
 }  # fmt: skip
 _TICKS = 8  # values of a logarithmic horizontal axis that get one each
 _HOW = re.compile(r"(^|, )(predicted|measured\b.*|step \d+)$")

@@ -148,7 +148,7 @@ def figure_15(settings: Settings) -> Findings:
     )  # fmt: skip
     x = np.arange(1.0, LENGTH)
     curves = tuple(
-        Curve(f"block {block}, step {step}", x, lags[step][block][1:], "paper" if step == 0 else "theory")
+        Curve(f"block {block}, step {step}", x, lags[step][block][1:], "before" if step == 0 else "after")
         for block in BLOCKS
         for step in (0, steps)
     )

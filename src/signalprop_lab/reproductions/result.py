@@ -113,14 +113,15 @@ class Curve:
 
     Attributes:
         label: of what, then `, predicted` or `, measured`: curves of one thing share a colour.
-        kind: `theory` is drawn as a line, `measured` as points with error bars, `paper` as a dashed line.
+        kind: `theory` is drawn as a line, `measured` as points with error bars, `paper` as a dashed line;
+            `before` (dashed) and `after` are of a training.
         error: standard errors of y.
     """
 
     label: str
     x: FloatArray
     y: FloatArray
-    kind: Literal["theory", "measured", "paper"] = "theory"
+    kind: Literal["theory", "measured", "paper", "before", "after"] = "theory"
     error: FloatArray | None = None
 
     def to_json(self) -> dict[str, Any]:
