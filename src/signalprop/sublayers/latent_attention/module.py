@@ -24,8 +24,9 @@ class LatentAttentionModule(WithMaps):
         a = p.architecture
         self.architecture, self.settings, self.score_scale = a, Settings.of(a), float(p.score_scale[index])
         rank, query_rank = self.settings.rank, self.settings.query_rank
-        self.norm = nn.RMSNorm(rank, eps=a.norm_eps, dtype=dtype)
-        self.query_norm = nn.RMSNorm(query_rank, eps=a.norm_eps, dtype=dtype) if query_rank else None
+        eps = self.settings.eps_in(a)
+        self.norm = nn.RMSNorm(rank, eps=eps, dtype=dtype)
+        self.query_norm = nn.RMSNorm(query_rank, eps=eps, dtype=dtype) if query_rank else None
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape."""

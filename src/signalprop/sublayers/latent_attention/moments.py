@@ -107,7 +107,7 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     d, zero, own = a.d_model, np.zeros_like(p.score_scale), a.d_head - s.d_rotary
     scale, latent, inner = p.score_scale**2, d * w["latent_down"], a.n_heads * s.d_value
     value = s.rank * w["latent_up"]
-    added = np.divide(a.norm_eps, latent, out=zero.copy(), where=latent > 0)
+    added = np.divide(s.eps_in(a), latent, out=zero.copy(), where=latent > 0)
     rows = Row(
         zero, zero, value, zero, inner * w["latent_output"], zero,
         inner * w["latent_output"] * value, zero, zero + 1.0, zero, added,
@@ -115,7 +115,7 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
     parts = Scores(query, before, own * scale * value, s.d_rotary * scale * latent, latent)
-    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "one_length": False}
+    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "one_length": False, "norm_eps": s.eps_in(a)}
     coherence = (1.0, 1.0)
     if a.positions == "rotary":
         turned = (fields["n_queries"], s.d_rotary, a.rotary_base, 1.0)

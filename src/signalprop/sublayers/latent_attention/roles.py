@@ -20,6 +20,7 @@ class Settings(KindSettings):
         rank: of the latent vector that keys and values are mapped from, after an RMSNorm. query_rank: the same of
             queries; 0: they are mapped from the stream. d_rotary: features of a key that all heads share, mapped from
             the stream, and turned with those of the queries. d_value: features of a value head.
+        eps: added to the mean square of a latent by its norm; None: what the architecture's norms add.
         selects: keys that an indexer leaves to a token at most (DeepSeek-V3.2); 0: all. Only what no more tokens than
             that do is derived.
     """
@@ -30,6 +31,7 @@ class Settings(KindSettings):
     d_rotary: int = Field(8, ge=1, le=10_000_000)
     d_value: int = Field(64, ge=1, le=10_000_000)
     selects: int = Field(0, ge=0, le=10_000_000)
+    eps: float | None = Field(None, ge=0, le=1)
 
     @classmethod
     def of(cls, a: Architecture) -> Self:
@@ -43,6 +45,10 @@ class Settings(KindSettings):
                 f"give seq_len of at most {found.selects}"
             )
         return found
+
+    def eps_in(self, a: Architecture) -> float:
+        """The epsilon of norms on latents in an architecture."""
+        return a.norm_eps if self.eps is None else self.eps
 
 
 def _query_down(a: Architecture) -> tuple[int, int]:
