@@ -141,6 +141,14 @@ def test_padding_stays_and_so_does_the_decoders_start(build: Any) -> None:
     assert given["decoder_input_ids"].tolist() == said.tolist()
 
 
+def test_a_word_with_the_padding_id_is_renamed_among_the_targets_too(build: Any) -> None:
+    """A tied head knows whether the word to come is the one that is read, or was."""
+    model, said = build("opt").eval(), np.array([[1, 5, 1, 1, 7, 1]])
+    renamed = np.where(said == 1, VOCABULARY - 1, said)  # 1 is the padding id
+    first, second = (measure(model, Batch(tokens=ids[:, :-1], targets=ids[:, 1:])) for ids in (said, renamed))
+    assert first.gradient == second.gradient
+
+
 def test_words_without_a_vector_are_told_of(build: Any) -> None:
     model = build("gpt2").eval()
     with torch.no_grad():

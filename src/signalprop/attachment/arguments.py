@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Dictionary
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,17 +39,10 @@ class BatchArguments:
     start: int | None = None
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        size = self.architecture.vocab_size
-        values = {
-            "tokens": _free_of(self.padding_id, batch.tokens, size, batch.keep),
-            "targets": batch.targets,
-            "keep": batch.keep,
-            "decoder_tokens": _free_of(self.padding_id, batch.decoder_tokens, size, _after_start(batch, self.start)),
-            "segments": batch.segments,
-        }
+        batch = self.readable(batch)
         out: dict[str, Any] = {}
         for name, argument in self.inputs.items():
-            value = values.get(name)
+            value = getattr(batch, name)
             if name == "patches":
                 assert batch.patches is not None
                 out[argument] = images(batch.patches, self.architecture).to(self.dtype)
@@ -59,6 +52,34 @@ class BatchArguments:
             elif value is not None:
                 out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
         return out
+
+    def readable(self, batch: Batch) -> Batch:
+        """The batch with the model's padding id renamed, where it stands for a word, to the highest id not in it.
+
+        The row of the padding id is zero (and RoBERTa gives it no position), so where a numbering of words uses that id
+        for a word, the model would read a hole. The word is renamed among the targets, too.
+        """
+        if self.padding_id is None or batch.tokens is None:
+            return batch
+        places = {"tokens": True if batch.keep is None else batch.keep}
+        if batch.decoder_tokens is not None:
+            places["decoder_tokens"] = _after_start(batch.decoder_tokens, self.start)
+        wrong = {name: (getattr(batch, name) == self.padding_id) & where for name, where in places.items()}
+        if not any(found.any() for found in wrong.values()):
+            return batch
+        if batch.targets.ndim > 1:  # words, not classes
+            wrong["targets"] = batch.targets == self.padding_id
+        met = np.concatenate([getattr(batch, name).ravel() for name in wrong])
+        unused = np.setdiff1d(np.arange(self.architecture.vocab_size), met)
+        if not unused.size:
+            return batch
+        renamed = {name: np.where(found, unused[-1], getattr(batch, name)) for name, found in wrong.items()}
+        return replace(batch, **renamed)
+
+
+def read_by(arguments: Any, batch: Any) -> Any:
+    """The batch as a model with these arguments reads it (`BatchArguments.readable`); of other kinds, as it is."""
+    return arguments.readable(batch) if isinstance(arguments, BatchArguments) and isinstance(batch, Batch) else batch
 
 
 def batch_arguments(
@@ -96,29 +117,11 @@ def _padding_id(config: Any, token: Any) -> int | None:
     return named if isinstance(named, int) and named >= 0 and named not in used else None
 
 
-def _after_start(batch: Batch, start: int | None) -> NDArray[np.bool_] | None:
+def _after_start(ids: IntArray, start: int | None) -> NDArray[np.bool_]:
     """Where words stand in what a decoder reads: not at a first position that holds its start token."""
-    ids = batch.decoder_tokens
-    if ids is None or start is None or not (ids[:, 0] == start).all():
-        return None
-    return np.arange(ids.shape[1]) > np.zeros(ids.shape, np.int64)
-
-
-def _free_of(
-    padding_id: int | None, ids: IntArray | None, vocab_size: int, words: NDArray[np.bool_] | None
-) -> IntArray | None:
-    """The ids with the model's padding id renamed, where it stands for a word, to the highest id not among them.
-
-    `words`: where there are words (None: everywhere), and not padding. The row of the padding id is zero (and RoBERTa
-    gives it no position), so where a numbering of words uses that id for a word, the model would read a hole.
-    """
-    if ids is None or padding_id is None:
-        return ids
-    wrong = (ids == padding_id) & (True if words is None else words)
-    if not wrong.any():
-        return ids
-    unused = np.setdiff1d(np.arange(max(0, vocab_size - ids.size - 1), vocab_size), ids)
-    return np.where(wrong, unused[-1], ids) if unused.size else ids
+    words = np.ones(ids.shape, np.bool_)
+    words[:, 0] = start is None or not (ids[:, 0] == start).all()
+    return words
 
 
 def images(patches: Any, a: Architecture) -> Tensor:

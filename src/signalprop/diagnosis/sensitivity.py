@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.casts import LinearMap, cast, maps_of
@@ -159,6 +160,7 @@ def _told(row: Cast, name: str) -> str:
 
 def _met(attached: Attached, one: Batch, skip_first: int) -> list[_Met]:
     model = attached.model
+    one = read_by(attached.mapping.arguments, one)
     arguments = arguments_of(model, attached.mapping, one)
     with (
         torch.inference_mode(False), torch.enable_grad(), lent_gradients(model),

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.data.batches import Batch
@@ -280,7 +281,7 @@ def _gradients(
         skip_first = 0
     found = []
     device = next(model.parameters()).device
-    for batch in held:
+    for batch in (read_by(mapping.arguments, one) for one in held):
         arguments = arguments_of(model, mapping, batch)
         positions = Positions(mapping, arguments, skip_first)
         recorder = Recorder(attached, backward=True)

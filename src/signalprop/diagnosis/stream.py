@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import read_by
 from signalprop.attachment.families import mapping_for
 from signalprop.attachment.live_model import evaluating, placed
 from signalprop.attachment.mapping import Mapping
@@ -313,7 +314,7 @@ def loss(
         raise InputError("the mapping has no `arguments` to make the model's inputs from a batch; give it one")
     sums: list[float] = []
     counts: list[int] = []
-    for batch in batches:
+    for batch in (read_by(make, one) for one in batches):
         with evaluating(model), torch.inference_mode():
             output = lean(model, placed(model, dict(make(batch))))
             logits = loss_and_logits(output)[1]

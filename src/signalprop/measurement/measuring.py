@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
@@ -88,6 +89,7 @@ def measure(
         raise InputError(f"give backward=False (--no-gradient): {why}, so no gradient goes through it")
     if batch is None:
         batch = default_batch(shortened(attached.mapping.architecture))
+    batch = read_by(attached.mapping.arguments, batch)
     arguments = arguments_of(model, attached.mapping, batch)
 
     given = [value for value in arguments.values() if isinstance(value, Tensor) and value.ndim > 1]
