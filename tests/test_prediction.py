@@ -51,6 +51,14 @@ def test_positions_of_a_causal_decoder_are_not_called_alike() -> None:
         assert said(predict(a), "of a causal decoder differ") != alike
 
 
+def test_averages_that_are_asked_for_say_what_would_be_right() -> None:
+    causal = Architecture.preset("gpt2", n_layers=2, d_model=64, n_heads=4, seq_len=16)
+    words = "asked for, where auto takes kernel: positions of a causal stack differ"
+    assert said(predict(causal, fidelity="moments"), words)
+    assert not said(predict(causal), "asked for")
+    assert not said(predict(SMALL, fidelity="moments"), "asked for")
+
+
 @pytest.mark.parametrize(("activation", "warns"), [("keep", True), ("dks", False)])
 def test_gates_without_norms_are_pointed_at(activation: str, warns: bool) -> None:
     a = Architecture.preset("llama-130m", n_layers=4, d_model=256, n_heads=4, seq_len=16)
