@@ -47,12 +47,27 @@ class Pass(Protocol):
     ) -> Made: ...
 
 
+@dataclass(frozen=True)
+class Several:
+    """The mean of passes that differ in what is drawn."""
+
+    made: Sequence[Made]
+
+    @property
+    def out(self) -> FloatArray:
+        return np.asarray(np.mean([one.out for one in self.made], 0))
+
+    def back(self, g: FloatArray, gains: Any) -> FloatArray:
+        return np.asarray(np.mean([one.back(g, gains) for one in self.made], 0))
+
+
 class RecurrentKind(NamedTuple):
     """What is particular to a kind.
 
     Attributes:
         words: its sublayers, in an error. settings: of the kind. gains: names of its maps, as a NamedTuple.
         run: makes the pass (a `Pass`). per_e: gains of averages are rounded to e^(1 / per_e), by the settings.
+        draws: passes of which averages are the mean; and token kernels. Small ones are quicker than one large one.
     """
 
     words: str
@@ -60,6 +75,7 @@ class RecurrentKind(NamedTuple):
     gains: Any
     run: Any
     per_e: Any = lambda _: 64
+    draws: tuple[int, int] = (4, 1)
 
     def moments(self, p: Parametrization, stack: int) -> RecurrentMoments:
         """The sublayers of a table: `of` of the kind's moments."""
@@ -103,7 +119,7 @@ class RecurrentMoments(BranchMoments):
         scaled = self.kind.gains(*(x * second for x in read))._replace(filter=read.filter, out=1.0)
         length, per_e = min(self.p.architecture.seq_len, LONGEST), self.kind.per_e(self.s)
         rounded = (_rounded(x, per_e) for x in (scaled, self.biases(i)._replace(out=0.0), back))
-        coefficients = _table(self.kind.run, self.s, length, self.uniform, *rounded)
+        coefficients = _table(self.kind.run, self.kind.draws[0], self.s, length, self.uniform, *rounded)
         return np.asarray(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), coefficients))
 
     def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
@@ -140,8 +156,9 @@ class RecurrentKernel(BranchKernel):
                 f"token kernels through {made.kind.words} are worked out up to {LONGEST_KERNEL} tokens, these are "
                 f"{len(kernel)}; give a smaller seq_len, or predict moments"
             )
-        run: Pass = made.kind.run
-        return run(made.s, kernel, made.gains(i), made.biases(i), uniform=made.uniform, layer=i)
+        run, n = made.kind.run, made.kind.draws[1]
+        given = (made.s, kernel, made.gains(i), made.biases(i))
+        return Several([run(*given, uniform=made.uniform, layer=layer) for layer in range(n * i, n * i + n)])
 
 
 def _each(i: int | Rowset, read: Pair) -> list[tuple[int, float, float]]:
@@ -156,18 +173,20 @@ def _rounded(gains: Any, per_e: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _table(run: Any, s: Recurrent, length: int, uniform: bool, gains: Any, biases: Any, back: Any) -> FloatArray:
-    """Chebyshev coefficients in 1 - 2 r of variance, covariance, vv, vc, cv, cc; (nodes, 6)."""
+def _table(
+    run: Any, draws: int, s: Recurrent, length: int, uniform: bool, gains: Any, biases: Any, back: Any
+) -> FloatArray:
+    """Chebyshev coefficients in 1 - 2 r of variance, covariance, vv, vc, cv, cc; (nodes, 6): of that many draws."""
     same, one = np.ones((length, length)), np.eye(length)
 
-    def at(r: float) -> tuple[float, ...]:
-        made = run(s, (1 - r) * one + r * same, gains, biases, uniform=uniform)
+    def at(r: float, draw: int) -> tuple[float, ...]:
+        made = run(s, (1 - r) * one + r * same, gains, biases, uniform=uniform, layer=draw)
         alone, both = (_means(made.back(g, back)) for g in (one, same))
         return (*_means(made.out), alone[0], both[0] - alone[0], alone[1], both[1] - alone[1])
 
     nodes = chebyshev.chebpts2(_NODES)
-    values = [at((1 - x) / 2) for x in nodes]
-    return np.asarray(np.linalg.solve(chebyshev.chebvander(nodes, _NODES - 1), np.array(values)))
+    values = np.mean([[at((1 - x) / 2, draw) for x in nodes] for draw in range(draws)], 0)
+    return np.asarray(np.linalg.solve(chebyshev.chebvander(nodes, _NODES - 1), values))
 
 
 def _means(kernel: FloatArray) -> tuple[float, float]:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Predict = Callable[[Parametrization, InputStatistics], Profile]
 _SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
+_LAYERS = {"mamba2": 16}  # whose heads pair rates with steps in an order of their own, over which formulas average
+# Standard deviation, in %, of a bias over formulas that differ in the heads they draw: docs/verification.md.
+_DRAWN = {"mamba2": 1.0, "gated_delta_net": 1.3}
 # What an architecture says of kinds that have settings: one of these by chance.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "experts": [
@@ -67,7 +70,7 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     across = kind.reads_memory
     fields: dict[str, Any] = {
         "kind": "encoder-decoder" if across else "encoder",
-        "n_layers": 1,
+        "n_layers": _LAYERS.get(kind.name, 1),
         "branches": (("attention",), (kind.name,)) if across else (kind.name,),
         "d_model": case["width"],
         "d_ff": case["width"],
@@ -145,6 +148,7 @@ def _sample_branch(
 
     p, row = _table(case, kind, placement, **columns)
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
+    row += seed % p.architecture.n_layers
     shape = (_SEQUENCES, case["length"], case["width"])
     # formulas of attention count on the scatter of keys, those of networks on that of all tokens
     exactly = not kind.attends and not whole
@@ -197,7 +201,8 @@ def _of_kind(name: str, **columns: float) -> Component:
     kind = kind_named(name)
     quantities = (LAYOUT if kind.reads_memory else ALL)[1:]
     given: dict[str, Any] = {"kind": kind, **columns}
-    return Component(quantities, _draw_branch, partial(_sample_branch, **given), partial(_predict_branch, **given))
+    sample, predict = partial(_sample_branch, **given), partial(_predict_branch, **given)
+    return Component(quantities, _draw_branch, sample, predict, _DRAWN.get(name, Component._field_defaults["exact"]))
 
 
 def _whole(

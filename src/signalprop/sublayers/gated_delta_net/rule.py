@@ -14,10 +14,10 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.sublayers.gated_delta_net.roles import Settings
-from signalprop.sublayers.mamba2.scan import convolved, drawn_taps, second_moment, silu, symmetric_root, taken
+from signalprop.sublayers.mamba2.scan import adjoint, convolved, drawn_taps, second_moment, silu, symmetric_root
 
-_NUMBERS = 2**20  # values of all drawn heads and tokens, about
-_LEAST, _MOST = 16, 4096  # heads
+_NUMBERS = 2**18  # values of all drawn heads and tokens, about
+_LEAST, _MOST = 16, 1024  # heads
 
 
 class Gains(NamedTuple):
@@ -133,15 +133,15 @@ class Rule:
         at_query = self.unit_key @ scores.sum(1, keepdims=True).mT
         at_key = self.unit_query @ scores.sum(1, keepdims=True)
         at_key = at_key + self.unit_key @ (keys + keys.mT).sum(1, keepdims=True)
-        before_filter = gains.value * _mean(at_value * self.value[1])
+        filtered = gains.value * _mean(adjoint(at_value * self.value[1], z.value_taps))
         scale = s.d_key**-0.5
-        for at, unit, size, x, gain in (
-            (at_key, self.unit_key, self.key_length, self.key, gains.key),
-            (at_query * scale, self.unit_query / scale, self.query_length, self.query, gains.query),
+        for at, unit, size, x, taps, gain in (
+            (at_key, self.unit_key, self.key_length, self.key, z.key_taps, gains.key),
+            (at_query * scale, self.unit_query / scale, self.query_length, self.query, z.query_taps, gains.query),
         ):
             raw = (at - unit * (at * unit).sum(-2, keepdims=True)) / size
-            before_filter = before_filter + gain * _mean(raw * x[1])
-        found = gains.gate * at_gate + gains.filter * taken(before_filter, s.width, ahead=False)
+            filtered = filtered + gain * _mean(adjoint(raw * x[1], taps))
+        found = gains.gate * at_gate + gains.filter * filtered
         for at, gain in ((at_decay, gains.decay), (at_write, gains.write)):
             found = found + gain * _mean(at)
         return np.asarray(found)

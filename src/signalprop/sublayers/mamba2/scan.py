@@ -7,7 +7,7 @@ independent. So heads are drawn, always the same for a shape, and features are a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.sublayers.mamba2.roles import Settings
 
 _HEADS, _AT = 64, 64  # heads that are drawn of so many tokens; of fewer tokens more, so that the work is the same
-_FEATURES, _DRAWS, _MOST = 1536, 4, 64  # _MOST: features of a drawn head
+_FEATURES, _MOST = 1536, 64  # _MOST: features of a drawn head
 
 
 class Gains(NamedTuple):
@@ -39,7 +39,7 @@ class Noise(NamedTuple):
         heads: numbers of the heads of every drawn group, (groups, heads). step: (groups, heads, T). turn: (groups,).
         value, gate: (features, T), their columns orthogonal. key, query: (groups, d_state, T).
         value_taps, key_taps, query_taps: likewise (..., width + 1), the last for the filter's bias.
-        gradient: (groups, heads, T, draws), for steps alone.
+        gradient: (groups, heads, features, T), at the norm's output.
         feature: (groups, heads, features) which of the values a head has.
     """
 
@@ -72,6 +72,7 @@ def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
     half = int(max(length, min(12288, _FEATURES * _AT / length)))
     value, gate = np.linalg.qr(rng.standard_normal((2, half, length)))[0] * half**0.5
     value_taps = taps(half)
+    feature = rng.integers(0, 2 * half, (n, len(some), min(s.d_head, _MOST)))
     return Noise(
         heads=groups[:, None] * of_group + some,
         turn=np.asarray(np.arange(n) * 2**0.5, np.float64),
@@ -83,8 +84,8 @@ def noise(s: Settings, length: int, uniform: bool, layer: int) -> Noise:
         value_taps=np.concatenate([value_taps, value_taps]),
         key_taps=taps(n, s.d_state),
         query_taps=taps(n, s.d_state),
-        gradient=rng.standard_normal((n, len(some), length, _DRAWS)),
-        feature=rng.integers(0, 2 * half, (n, len(some), min(s.d_head, _MOST))),
+        gradient=rng.standard_normal((*feature.shape, length)),
+        feature=feature,
     )
 
 
@@ -94,7 +95,7 @@ class Scan:
 
     Attributes:
         rate, step: of every drawn head. step_slope: of the softplus.
-        value, key, query: mean of x x^T over features, and of the slopes of silu.
+        key, query: after silu, with its slope, (groups, d_state, T).
         decayed: (groups, heads, T, T), what a state keeps times the step. mixing: times query and key: from x to y.
         read: x of the drawn features. read_slope: of its silu. output: y. opened, opened_slope: silu(z), and its slope.
         root: what the norm divides by, (groups, 1, 1, T); 1 without one.
@@ -105,7 +106,6 @@ class Scan:
     rate: FloatArray
     step: FloatArray
     step_slope: FloatArray
-    value: tuple[FloatArray, FloatArray]
     key: tuple[FloatArray, FloatArray]
     query: tuple[FloatArray, FloatArray]
     decayed: FloatArray
@@ -125,42 +125,28 @@ class Scan:
     @property
     def out(self) -> FloatArray:
         """Its kernel, (T, T)."""
-        return np.asarray(second_moment(self.features).mean((0, 1)))
+        return _mean(self.features)
 
     def back(self, g: FloatArray, gains: Gains) -> FloatArray:
         """Gradient kernel at the stream, from that at what the norm gives; `gains` with fan_out."""
-        s = self.s
-        shared = s.inner // s.n_groups
-        y = g * self._through_norm(self.opened / self.root)  # (groups, heads, T, T)
+        s, z, features = self.s, self.noise, self.features
         at_gate = (g * self._through_norm(self.output * self.opened_slope / self.root)).mean((0, 1))
-        turned = self.mixing + s.skip * np.eye(len(g))
-        # what passes D alone is large in the norm where its slope is
-        past = s.skip**2 * g * self._through_norm(self.opened * self.read_slope / self.root)
-        at_value = (turned.mT @ y @ turned - s.skip**2 * y).mean((0, 1)) * self.value[1] + past.mean((0, 1))
-        # keys, queries and steps turn many features at once: the norm takes out what is along its output
-        along = (self.features * self.opened).mT @ self.read / self.read.shape[2]
-        lost = s.normed * g * self._alike[:, 0] / (self.root[:, 0].mT * self.root[:, 0])  # (groups, T, T)
-        turn = (self.decayed * along).mean(1)
-        both = self.value[0] * self.key[0]  # (groups, T, T)
-        at_query = (y * (self.decayed @ both[:, None] @ self.decayed.mT)).mean(1)
-        at_query = at_query - lost * (turn @ self.key[0] @ turn.mT)
-        at_key = (self.decayed.mT @ (y * self.query[0][:, None]) @ self.decayed).mean(1) * self.value[0]
-        at_key = at_key - turn.mT @ (lost * self.query[0]) @ turn
-        filtered = gains.value * at_value
-        filtered = filtered + shared * gains.query * (at_query * self.query[1]).mean(0)
-        filtered = filtered + shared * gains.key * (at_key * self.key[1]).mean(0)
-        out = gains.gate * at_gate + gains.filter * taken(filtered, s.width, ahead=False)
-        sent = (symmetric_root(y.mean(1, keepdims=True)) @ self.noise.gradient).mT  # (groups, heads, draws, T)
-        read = self.read[:, :, np.arange(_DRAWS) % self.read.shape[2]]
-        at_steps = self._at_steps((sent @ self.mixing) * read, sent * (read @ self.mixing.mT))
-        taken_out = (symmetric_root(lost[:, None]) @ self.noise.gradient).mT
-        less = self._at_steps(taken_out @ (along * self.mixing), taken_out * (along * self.mixing).sum(-1)[:, :, None])
-        return np.asarray(out + gains.step * s.d_head * (at_steps - s.d_head / shared * less))
-
-    @cached_property
-    def _alike(self) -> FloatArray:
-        """Correlation of tokens over the features of a group after the norm, (groups, 1, T, T)."""
-        return np.asarray(second_moment(self.features).mean(1, keepdims=True))
+        sent = z.gradient @ symmetric_root(g)
+        if s.normed:
+            sent = sent - features * (sent * features).mean((1, 2), keepdims=True)
+        at_output = sent * self.opened / self.root
+        at_value = (at_output @ self.mixing + s.skip * at_output) * self.read_slope
+        at_scores = at_output.mT @ self.read  # sums over features: of a head, these stand for all
+        scores = (at_scores * self.decayed).sum(1)
+        more = s.inner / s.n_groups / z.feature[0].size
+        filtered = gains.value * _mean(adjoint(at_value, z.value_taps[z.feature]))
+        for at, (_, slope), taps, gain in (
+            (self.key[0] @ scores.mT, self.query, z.query_taps, gains.query),
+            (self.query[0] @ scores, self.key, z.key_taps, gains.key),
+        ):
+            filtered = filtered + more * gain * _mean(adjoint(at * slope, taps))
+        found = gains.gate * at_gate + gains.filter * filtered
+        return np.asarray(found + s.d_head / z.feature.shape[2] * gains.step * _mean(self._at_steps(at_scores)))
 
     def _through_norm(self, x: FloatArray) -> FloatArray:
         """E x_i x_j P_i P_j over a head's features, P the norm's projection: features that are large get less back."""
@@ -168,21 +154,15 @@ class Scan:
             return second_moment(x)
         n = self.features
         once = (x * n**2).mT @ x / x.shape[-2]
-        both = second_moment(x * n) * self._alike
+        both = second_moment(x * n) * second_moment(n).mean(1, keepdims=True)
         return np.asarray(second_moment(x) + (both - once - once.mT) * self.s.n_groups / self.s.inner)
 
-    def _at_steps(self, columns: FloatArray, rows: FloatArray) -> FloatArray:
-        """Gradient kernel at a head's steps before their softplus, (T, T), from draws of that at the scores.
-
-        Args:
-            columns, rows: the gradient at the score of token t for token s times that score, summed over t, and over s,
-                (groups, heads, draws, T) each.
-        """
-        change = columns - rows
-        later = np.cumsum(change, -1) - change  # over s < r and t >= r, at r
-        found = (columns / self.step[:, :, None] - self.rate[:, :, None, None] * later) * self.step_slope[:, :, None]
-        found = found.reshape(-1, found.shape[-1])
-        return np.asarray(found.T @ found / len(found))
+    def _at_steps(self, at_scores: FloatArray) -> FloatArray:
+        """The gradient at a head's steps before their softplus, (groups, heads, T), from that at its scores."""
+        terms = at_scores * self.mixing
+        of_token = terms.sum(-2)
+        before = np.cumsum(terms, -1) - terms  # over s < r
+        return np.asarray((of_token / self.step - self.rate[..., None] * np.tril(before).sum(-2)) * self.step_slope)
 
 
 def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, uniform: bool, layer: int = 0) -> Scan:
@@ -226,8 +206,7 @@ def scan(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
     root = root * np.sqrt((seen / root**2).mean((0, 1, 2)) * (1 + s.eps / ideal.mean(0)))  # of mean square 1
     root = root if s.normed else np.ones_like(root)
     return Scan(
-        s, z, rate, step, 1 / (1 + np.exp(-before)), (second_moment(value), second_moment(value_slope)),
-        (second_moment(key), second_moment(key_slope)), (second_moment(query), second_moment(query_slope)),
+        s, z, rate, step, 1 / (1 + np.exp(-before)), (key, key_slope), (query, query_slope),
         decayed, mixing, read, value_slope[z.feature], output, opened, gate_slope[np.roll(z.feature, 1, -1)], root,
     )  # fmt: skip
 
@@ -268,7 +247,20 @@ def convolved(x: FloatArray, taps: FloatArray) -> FloatArray:
     return out
 
 
+def adjoint(x: FloatArray, taps: FloatArray) -> FloatArray:
+    """What `convolved` sends back; taps (..., width + 1), the last, for the bias, is not read."""
+    out = np.zeros_like(x)
+    for k in range(min(taps.shape[-1] - 1, x.shape[-1])):
+        out[..., : x.shape[-1] - k] += taps[..., k, None] * x[..., k:]
+    return out
+
+
 def symmetric_root(kernel: FloatArray) -> FloatArray:
     """The symmetric square root of matrices, (..., T, T): near kernels have near ones."""
     values, vectors = np.linalg.eigh(kernel)
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ vectors.mT)
+
+
+def _mean(x: FloatArray) -> FloatArray:
+    """Mean of x x^T over all rows, (..., T) -> (T, T)."""
+    return second_moment(x.reshape(-1, x.shape[-1]))
