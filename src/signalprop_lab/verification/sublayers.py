@@ -201,8 +201,8 @@ def _of_kind(name: str, **columns: float) -> Component:
     kind = kind_named(name)
     quantities = (LAYOUT if kind.reads_memory else ALL)[1:]
     given: dict[str, Any] = {"kind": kind, **columns}
-    sample, predict = partial(_sample_branch, **given), partial(_predict_branch, **given)
-    return Component(quantities, _draw_branch, sample, predict, _DRAWN.get(name, Component._field_defaults["exact"]))
+    made = Component(quantities, _draw_branch, partial(_sample_branch, **given), partial(_predict_branch, **given))
+    return made._replace(exact=_DRAWN.get(name, made.exact))
 
 
 def _whole(
