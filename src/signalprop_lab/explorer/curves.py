@@ -36,12 +36,11 @@ class Predicted(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """The numbers of a network, its data, the fidelity that is right for it, with the reason, and how long rows are."""
+    """The numbers of a network, its data, the fidelity that is right for it, and how long rows are."""
 
     table: Parametrization
     inputs: InputStatistics
     needed: Fidelity
-    why: str
     followed: int
 
     @property
@@ -56,7 +55,7 @@ def _network(settings: Settings) -> _Network:
     inputs = default_statistics(table.architecture)
     grid = grid_for(table, inputs)
     followed = table.architecture.seq_len if grid is None else len(grid.n)
-    return _Network(table, inputs, *cheapest(table, inputs), followed)
+    return _Network(table, inputs, cheapest(table, inputs)[0], followed)
 
 
 @lru_cache(maxsize=64)
@@ -76,11 +75,7 @@ def predicted(settings: Settings) -> Predicted:
         if settings.fidelity == "moments" and network.needed == "kernel":  # in the words of the page's own control
             raise InputError(f"{error}: choose fidelity auto") from None
         raise
-    notes = list(profile.notes)
-    if settings.fidelity == "moments" and network.needed != "moments":
-        reason = network.why.partition(": ")[2]
-        notes.insert(0, f"moments are only a rough guide here: {reason}; fidelity auto takes token kernels (slower)")
-    return Predicted(profile, table, (*_moved(table, settings), *notes))
+    return Predicted(profile, table, (*_moved(table, settings), *profile.notes))
 
 
 def takes_long(settings: Settings) -> bool:
