@@ -19,20 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.buffers import reused
+from signalprop.kernels.columns import Columns
 from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, through_final_norm, top_kernel
 from signalprop.kernels.grid import Alike, Grid
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
+from signalprop.kernels.tied import Along, along_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
-from signalprop.results.profile import DRAWN, POINTS, Profile
-from signalprop.results.series import Series
+from signalprop.results.profile import DRAWN, Profile
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -53,67 +54,6 @@ _EACH = 6  # matrices of a sublayer that are kept, on average: 11 of attention, 
 
 def _unseen(_: int, __: State) -> None:
     pass
-
-
-@dataclass
-class Columns:
-    """Moments of one sequence, or of several, collected sublayer by sublayer.
-
-    Attributes:
-        overlap: as of `scatter.Overlaps`, (sublayers, 2).
-        between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
-        keep: which positions count, None: all; or the grid that kernels stand on.
-    """
-
-    log_variance: dict[str, FloatArray]
-    correlation: dict[str, FloatArray]
-    overlap: FloatArray
-    between: list[FloatArray] = field(default_factory=list)
-    keep: NDArray[np.bool_] | Grid | None = None
-
-    @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
-        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, np.zeros((n, 2)), keep=keep)
-
-    @staticmethod
-    def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
-        """Moments over all sequences, as measured: variances average over tokens, covariances over pairs of tokens.
-
-        Args:
-            counts: number of tokens of every sequence, (sequences, 1), or that every sublayer reads of it,
-                (sequences, sublayers).
-        """
-        if len(parts) == 1:
-            return parts[0]
-        tokens = counts / counts.sum(0)
-        pairs = counts * (counts - 1) / np.maximum((counts * (counts - 1)).sum(0), 1.0)
-        log_variance, correlation = {}, {}
-        between: list[FloatArray] = []
-        for k in POINTS:
-            logs = np.stack([part.log_variance[k] for part in parts])
-            top = logs.max(0)
-            variances = np.exp(np.maximum(logs - top, -745.0))
-            variance = (tokens * variances).sum(0)
-            shared = (pairs * variances * np.stack([part.correlation[k] for part in parts])).sum(0)
-            if k == "stream_out" and parts[0].between:
-                weights = (tokens * variances / variance)[..., None, None]
-                between = list((weights * np.array([part.between for part in parts])).sum(0))
-            log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
-        overlap = (tokens[..., None] * np.stack([part.overlap for part in parts])).sum(0)
-        return Columns(log_variance, correlation, overlap, between)
-
-    def meet(self, i: int, kept: State, added: State) -> None:
-        """Keep how alike two addends of a sum are."""
-        self.overlap[i] = kept.overlap(added, self.keep), added.overlap(added, self.keep)
-
-    def put(self, point: str, i: int, state: State) -> None:
-        self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)
-
-    def series(self, relative_to: float = 0.0) -> dict[str, Series]:
-        return {
-            k: Series.of(log_variance=self.log_variance[k] - relative_to, token_correlation=self.correlation[k])
-            for k in POINTS
-        }
 
 
 def predict_token_kernels(
@@ -155,7 +95,7 @@ def predict_token_kernels(
             stack.draw(len(passed))
             counted = keep if grid is None else grid
             see = _unseen if watch is None else watch(stack, (counted,))
-            passed.append(passes(stack, State(start).rescaled(), top, counted, see))
+            passed.append(passes(stack, State(start).rescaled(), top, counted, see, inputs=part))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks or 1)]
     profile = profile_of(p, passed, counts, note)
     return profile if networks is None else replace(profile, statistics={**profile.statistics, DRAWN: networks})
@@ -178,7 +118,7 @@ def _of_encoder_decoder(
         states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
         counted = (keep, kept) if grid is None else (alike, grid)
         see = _unseen if watch is None else watch(stack, counted)
-        passed.append(passes_of_both(stack, states, top, counted, see))
+        passed.append(passes_of_both(stack, states, top, counted, see, written))
         lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
         counts.append(np.array(lengths)[p.stack])
     return profile_of(p, passed, np.stack(counts), note)
@@ -238,6 +178,7 @@ def passes(
     keep: NDArray[np.bool_] | Grid | None = None,
     see: See = _unseen,
     see_back: See = _unseen,
+    inputs: InputStatistics | None = None,
 ) -> tuple[Columns, Columns | None]:
     """Forward and backward moments of one token kernel.
 
@@ -246,6 +187,7 @@ def passes(
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
         see, see_back: called with every stream, and with every gradient (on its way back).
+        inputs: of the loss that `top` is of; None: of another gradient.
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
     entering = stack.enter(start)
@@ -254,7 +196,7 @@ def passes(
     see(stack.n, last)
     if top is None:
         return columns, None
-    gradient, across = _at_last(ahead, last, top)
+    gradient, across = _at_last(ahead, last, top, inputs)
     back = Columns.empty(stack.n, keep)
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
@@ -273,7 +215,7 @@ class _Ahead:
 
     Attributes:
         columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
-        all_kept: as `_all_kept`.
+        all_kept: as `_all_kept`. along: of the gradient on its way back, where a tied head favours tokens.
         checkpoints: some of the streams; reads: all of them, where they are kept.
     """
 
@@ -282,6 +224,7 @@ class _Ahead:
     log_norm: FloatArray
     see: See = _unseen
     all_kept: bool = False
+    along: Along | None = None
     rows: range = range(0)
     checkpoints: dict[int, State] = field(default_factory=dict)
     reads: dict[int, State] = field(default_factory=dict)
@@ -317,11 +260,14 @@ class _Ahead:
             self.log_norm[i] = math.log(max(float(mean), 1e-300))
 
 
-def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, State]:
+def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | None) -> tuple[State, State]:
     """The gradient at the last stream, and what a post-norm there sends back."""
     stack = ahead.stack
     last = stack.leave(last)
-    kernel, across = top(last, float(token_share(stack.p, ahead.log_norm)))
+    log_share = float(token_share(stack.p, ahead.log_norm))
+    kernel, across = top(last, log_share)
+    if inputs is not None and not isinstance(ahead.columns.keep, Grid):
+        ahead.along = along_of(stack, inputs, last, log_share)
     gradient = through_final_norm(stack.p, last, kernel)
     return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
 
@@ -343,6 +289,7 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
         back = back_of(stack, across, columns.meet)
+        back.along = ahead.along
         if ahead.reads:
             back.reads = ahead.reads
         else:
@@ -363,11 +310,13 @@ def passes_of_both(
     top: Top | None,
     keeps: tuple[Keep | Grid, Keep | Grid] = (None, None),
     see: See = _unseen,
+    inputs: InputStatistics | None = None,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
         starts, keeps: of encoder and decoder. see: called with every stream that a sublayer reads.
+        inputs: as of `passes`, of the decoder.
     """
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n), np.zeros(n)
@@ -381,16 +330,20 @@ def passes_of_both(
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
-    gradient, across = _at_last(second, last, top)
+    gradient, across = _at_last(second, last, top, inputs)
     back = Columns.empty(n)
     sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
     total = sent[0]
     for one in sent[1:]:
         total = total.plus(one)
     arrived = total.kernel
+    if second.along is not None:
+        arrived = arrived + second.along.at_memory(memory if kept is None else memory[np.ix_(kept, kept)], total)
     if kept is not None:
-        arrived = np.zeros_like(memory)
-        arrived[np.ix_(kept, kept)] = total.kernel
+        arrived, some = np.zeros_like(memory), arrived
+        arrived[np.ix_(kept, kept)] = some
+    elif second.along is not None:
+        first.along = second.along.of_encoder(read)
     at_last = through_final_norm(stack.p, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:

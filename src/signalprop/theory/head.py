@@ -24,6 +24,7 @@ from signalprop.theory.two_rows import log_overlap
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
 _KEPT_SHARE = 0.1  # of them, read unchanged
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 
 
 class Coincidences(NamedTuple):
@@ -88,6 +89,13 @@ class TopGradient(NamedTuple):
     n_classes: int
     through: Array
     logits: Array
+
+    def mean_own(self) -> Array:
+        """The mean of `own`, which is that at the mean logit, over what else the stream gives to the logit."""
+        at_mean = np.clip(self.own, 1e-300, 1 - 1e-16)
+        logit, std = np.log(at_mean / (1 - at_mean)), np.sqrt(self.logits * (1 - self.aligned))
+        at = logit + np.multiply.outer(_NODES, std)
+        return np.asarray(np.tensordot(_WEIGHTS / _WEIGHTS.sum(), 1 / (1 + np.exp(-at)), 1))
 
     @property
     def along(self) -> Array:

@@ -1,0 +1,55 @@
+"""A tied head's gradient has a part along the stream, which goes back through the weights that made the stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import signalprop as sp
+from signalprop.data.batches import default_batch
+from signalprop.kernels import tokens
+from signalprop.measurement.simulation import simulate
+from signalprop.theory.head import TopGradient
+
+SHALLOW: dict[str, Any] = {
+    "n_layers": 2, "d_model": 192, "n_heads": 4, "d_ff": 256, "vocab_size": 500, "seq_len": 32, "dropout": 0.0,
+}  # fmt: skip
+DECODER = sp.Architecture(kind="decoder", positions="rotary", n_kv_heads=2, gated=True, activation="silu", **SHALLOW)
+BOTH = sp.Architecture(
+    kind="encoder-decoder", n_decoder_layers=2, target_len=32, positions="none", **SHALLOW
+)
+
+
+@pytest.mark.parametrize("a", [DECODER, BOTH], ids=["decoder", "encoder-decoder"])
+def test_first_gradients(a: sp.Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, batch = sp.scheme("xavier")(a), default_batch(a, batch_size=2)
+    measured = simulate(p, batch=batch, n_seeds=24).gradient["stream_in"]
+    assert measured.variance_se[0] < 0.05
+
+    def first() -> tuple[float, float]:
+        found = sp.predict(p, batch.statistics(a), fidelity="kernel").gradient["stream_in"]
+        apart = np.abs(found.token_correlation - measured.token_correlation)
+        return float(measured.log_variance[0] - found.log_variance[0]), float(np.median(apart))
+
+    above, apart = first()
+    monkeypatch.setattr(tokens, "along_of", lambda *_: None)
+    above_alone, apart_alone = first()
+    assert above_alone > 0.2 and abs(above) < above_alone / 2
+    assert apart < apart_alone
+
+
+def test_where_no_token_is_favoured() -> None:
+    a = DECODER.replace(tied_embeddings=False)
+    notes = [sp.predict(sp.scheme("xavier")(one), fidelity="kernel").notes for one in (DECODER, a)]
+    told = [[note for note in of if "gives the one that a position reads probability" in note] for of in notes]
+    assert [len(of) for of in told] == [1, 0]
+
+
+@pytest.mark.parametrize(("own", "variance"), [(0.01, 1.0), (0.3, 0.5), (0.9, 2.0)])
+def test_the_mean_probability_of_the_token_that_is_read(own: float, variance: float) -> None:
+    top = TopGradient(own, 0.2, 0.5, 0.0, 0.0, 100, 1.0, variance)
+    z = np.random.default_rng(0).normal(np.log(own / (1 - own)), np.sqrt(0.8 * variance), 200_000)
+    drawn = 1 / (1 + np.exp(-z))
+    assert top.mean_own() == pytest.approx(drawn.mean(), abs=4 * drawn.std() / np.sqrt(len(z)))
