@@ -17,9 +17,7 @@ SHALLOW: dict[str, Any] = {
     "n_layers": 2, "d_model": 192, "n_heads": 4, "d_ff": 256, "vocab_size": 500, "seq_len": 32, "dropout": 0.0,
 }  # fmt: skip
 DECODER = sp.Architecture(kind="decoder", positions="rotary", n_kv_heads=2, gated=True, activation="silu", **SHALLOW)
-BOTH = sp.Architecture(
-    kind="encoder-decoder", n_decoder_layers=2, target_len=32, positions="none", **SHALLOW
-)
+BOTH = sp.Architecture(kind="encoder-decoder", n_decoder_layers=2, target_len=32, positions="none", **SHALLOW)
 
 
 @pytest.mark.parametrize("a", [DECODER, BOTH], ids=["decoder", "encoder-decoder"])
