@@ -1,33 +1,38 @@
 """Predicted against measured signals of transformers' own models as it initialises them: writes docs/fresh-families.md.
 
-    python -m benchmarks.fresh_families             # all text families; `NAME ...` measures some anew
-    python -m benchmarks.fresh_families --deep      # the table of 32 layers; `NAME ...` measures some of it anew
-    python -m benchmarks.fresh_families --page      # only the page, from docs/fresh-families.json
+    python -m benchmarks.fresh_families                                  # only predict anew and write the page
+    python -m benchmarks.fresh_families --minutes 60 [--layers 12,32] [NAME ...]
+    python -m benchmarks.fresh_families --minutes 60 --again NAME ...    # measured anew, as after new transformers
 
 A prediction reads the configuration alone (scheme `huggingface`); the models are built by transformers, which draws
-their weights by its own `_init_weights`.
+their weights by its own `_init_weights`. What was measured is kept in docs/fresh-families.json, family by family.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import signalprop as sp
+from benchmarks.accuracy_rows import Errors, errors_of
+from benchmarks.measured import Measured, kept, read_store, standard_errors, write_store
 from benchmarks.small_models import model_classes
 from benchmarks.timing import compact
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.families import find, names
-from signalprop.files.storage import read_json, write_json, write_text
+from signalprop.files.storage import write_text
 from signalprop.results.comparison import relative_errors, relative_standard_errors, rms
+from signalprop.results.profile import Profile
 
-RECORD, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
+STORE, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY = 12, 32, 256, 128, 2000
 # how many are averaged, by their layers; the latter where the standard error of the former is above half of a bound
 MODELS = {LAYERS: (32, 128), DEEP: (16, 16)}
@@ -107,12 +112,20 @@ SIZES = (
     ("logits_scaling", 8.0),
 )
 DEPTHS = "num_hidden_layers n_layer encoder_layers decoder_layers num_layers num_decoder_layers"
-# what is written about a row that misses, and the columns: quantity, heading, largest median error
+# the columns: quantity, heading, largest median error
 BOUNDS = (
     ("forward variance", "stream variance", 0.05),
-    ("forward token correlation", "token correlation", 0.03),
+    ("token correlation", "token correlation", 0.03),
     ("gradient variance", "gradient variance", 0.10),
 )
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """Fresh models of one family."""
+
+    n_layers: int
+    family: str
 
 
 def configuration(family: str, layers: int = LAYERS) -> Any:
@@ -149,83 +162,94 @@ def without_padding(batch: Batch) -> Batch:
     return replace(batch, **renamed)
 
 
-def agreement(predicted: Any, average: Any) -> dict[str, Any]:
-    """Errors by quantity; `z_of_seeds` is over the standard errors of the average, where no scatter is predicted."""
-    found = {a.quantity: vars(a) for a in sp.compare(predicted, average).agreements}
-    places = (("forward", "stream_out"), ("gradient", "stream_in"))
-    pairs = {way: (getattr(predicted, way)[point], getattr(average, way)[point]) for way, point in places}
-    errors = {}
-    for name in (name for name, _, _ in BOUNDS if name in found):
-        way, _, quantity = name.partition(" ")
-        mine, theirs = pairs[way]
-        both = zip(relative_errors(mine, theirs), relative_standard_errors(theirs), strict=True)
-        off, se = list(both)[quantity != "variance"]
-        z = rms(np.divide(off, se, out=np.full_like(off, np.nan), where=se > 1e-6))
-        errors[name] = {key: found[name][key] for key in ("median", "signed", "standard_error", "z")}
-        errors[name]["z_of_seeds"] = z
-    return errors
+def prepared(cell: Cell) -> tuple[Any, Any, Batch, Profile]:
+    """Class and configuration of the models, what they read, and what is predicted of them.
 
-
-def measured(family: str, layers: int = LAYERS) -> dict[str, Any]:
-    """The agreement of one family: errors by quantity."""
-    import torch
-
-    began = time.monotonic()
-    config = configuration(family, layers)
-    model_class = model_classes(family, config)[0]
-    architecture = sp.Architecture.from_hf(model_class(config)).replace(seq_len=TOKENS)
+    Raises:
+        InputError: the prediction is refused.
+    """
+    config = configuration(cell.family, cell.n_layers)
+    model_class = model_classes(cell.family, config)[0]
+    with torch.device("meta"):
+        architecture = sp.Architecture.from_hf(model_class(config)).replace(seq_len=TOKENS)
     if architecture.kind == "encoder-decoder":
         architecture = architecture.replace(target_len=TOKENS)
     batch = without_padding(default_batch(architecture, batch_size=2))
     predicted = sp.predict(sp.scheme("huggingface")(architecture), batch.statistics(architecture))
-    profiles: list[Any] = []
-    for models in MODELS[layers]:
+    return model_class, config, batch, predicted
+
+
+def measure(cell: Cell) -> Measured:
+    """Means over models of one family, of more of them where their standard errors are large."""
+    began = time.process_time()
+    model_class, config, batch, _ = prepared(cell)
+    profiles: list[Profile] = []
+    for models in MODELS[cell.n_layers]:
         for seed in range(len(profiles), models):
             torch.manual_seed(seed)
             profiles.append(sp.measure(model_class(config).eval(), batch))
-        errors = agreement(predicted, sp.average(profiles))
-        if all((errors[name]["standard_error"] or 0) <= bound / 2 for name, _, bound in BOUNDS if name in errors):
+        found = Measured.of(sp.average(profiles), time.process_time() - began)
+        errors = standard_errors(found)
+        if all(errors.get(name, 0.0) <= bound / 2 for name, _, bound in BOUNDS):
             break
-    print(
-        f"{family}: {time.monotonic() - began:.0f} s", {n: round(e["median"], 4) for n, e in errors.items()}, flush=True
-    )
-    return {"class": model_class.__name__, "errors": errors, "models": models}
+    return found
 
 
-def table(families: dict[str, Any]) -> tuple[str, int]:
-    """A table, and how many are within the bounds."""
+def z_of_seeds(predicted: Profile, measured: Measured) -> dict[str, float | None]:
+    """Root mean square of the differences over the standard errors of the average, by quantity."""
+    assert predicted.gradient is not None
+    mask, out = kept(predicted.n_sublayers), {}
+    series = (predicted.forward["stream_out"], predicted.forward["stream_out"], predicted.gradient["stream_in"])
+    for i, (name, mine) in enumerate(zip([name for name, _, _ in BOUNDS], series, strict=True)):
+        reference = measured.gradient if name == "gradient variance" else measured.forward
+        if reference is not None:
+            off = relative_errors(mine.select(mask), reference)[i % 2]
+            se = relative_standard_errors(reference)[i % 2]
+            assert se is not None
+            out[name] = rms(np.divide(off, se, out=np.full_like(off, np.nan), where=se > 1e-6))
+    return out
+
+
+def _cell_text(e: Errors, of_seeds: float | None) -> str:
+    z = "–" if of_seeds is None else f"{of_seeds:.1f}*" if e.z is None else f"{e.z:.1f}"
+    return f"{100 * e.median:.1f} ({100 * e.signed:+.1f}; {z})"
+
+
+def table(store: dict[Cell, Measured], layers: int) -> tuple[str, int, int]:
+    """A table, how many families are within the bounds, and of how many."""
     rows, within = [], 0
-    for family, found in sorted(families.items()):
-        if "refused" in found:
-            rows.append([family, *"–––", found["refused"]])
+    for cell, found in sorted(store.items()):
+        if cell.n_layers != layers:
             continue
-        cells, over = [], []
+        try:
+            predicted = prepared(cell)[3]
+        except InputError as refusal:
+            rows.append([cell.family, *"–––", str(refusal)])
+            continue
+        errors, of_seeds = errors_of(predicted, found), z_of_seeds(predicted, found)
+        over = []
         for name, heading, bound in BOUNDS:
-            e = found["errors"].get(name)
-            if e is None:
-                cells.append("–")
-                continue
-            of_seeds, predicted = (e[key] for key in ("z_of_seeds", "z"))
-            z = "–" if of_seeds is None else f"{of_seeds:.1f}*" if predicted is None else f"{predicted:.1f}"
-            cells.append(f"{100 * e['median']:.1f} ({100 * e['signed']:+.1f}; {z})")
-            scatter = (e["z"] or 2) < 2 or e["median"] < 2 * (e["standard_error"] or 0)
-            over += [heading + " (as far as seeds scatter)" * scatter] if e["median"] > bound else []
-        many = f"{found['models']} models" if found.get("models") == MODELS[LAYERS][1] else ""
+            e = errors.get(name)
+            if e is not None and e.median > bound:
+                scatter = (e.z or 2) < 2 or e.median < 2 * e.se
+                over.append(heading + " (as far as seeds scatter)" * scatter)
+        many = f"{found.networks} models" if found.networks > MODELS[layers][0] else ""
         remark = "; ".join(filter(None, (many, f"beyond: {', '.join(over)}" if over else "")))
-        rows.append([family, *cells, remark])
+        cells = (_cell_text(errors[n], of_seeds[n]) if n in errors else "–" for n, _, _ in BOUNDS)
+        rows.append([cell.family, *cells, remark])
         within += not over
-    return compact(["family", *(heading for _, heading, _ in BOUNDS), ""], rows), within
+    return compact(["family", *(heading for _, heading, _ in BOUNDS), ""], rows), within, len(rows)
 
 
-def page(record: dict[str, Any]) -> str:
-    """The page."""
-    (rows, within), (deep, within_deep) = table(record["families"]), table(record.get("deep", {}))
-    n, n_deep = len(record["families"]), len(record.get("deep", {}))
+def page(store: dict[Cell, Measured]) -> str:
+    """The page; predictions are made anew."""
+    (rows, within, n), (deep, within_deep, n_deep) = table(store, LAYERS), table(store, DEEP)
     return "\n".join([
         "# Fresh models of transformers", "",
-        "Written by `python -m benchmarks.fresh_families` from `docs/fresh-families.json`: do not edit.", "",
+        "Written by `python -m benchmarks.fresh_families`: do not edit. What was measured is stored in",
+        "`docs/fresh-families.json`; predictions are made anew.", "",
         f"Predictions from a configuration alone (scheme `huggingface`) against {MODELS[LAYERS][0]} models that",
-        f"transformers {record['transformers']} built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
+        f"transformers built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
         f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",
         f"Where their standard error is above half of a bound, {MODELS[LAYERS][1]} are measured.",
         "No token has the padding id, whose row many families set to zero.",
@@ -243,27 +267,35 @@ def page(record: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-def main() -> None:
-    import transformers
+def wanted(layers: str, families: list[str]) -> Iterator[Cell]:
+    """The cells to be measured: of named families, or of all that read and write text (some of them in depth)."""
+    text = [name for name in names() if (found := find(name)) and not found.hears and found.head == "lm"]
+    for depth in map(int, layers.split(",")):
+        yield from (Cell(depth, family) for family in families or (IN_DEPTH if depth == DEEP else text))
 
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--page", action="store_true")
-    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("--minutes", type=float, default=0.0, help="time to measure families that are not stored")
+    parser.add_argument("--layers", default=f"{LAYERS},{DEEP}")
+    parser.add_argument("--again", action="store_true", help="measure what is stored, too")
     given = parser.parse_args()
-    record = read_json(RECORD) if RECORD.exists() else {"families": {}}
-    if not given.page:
-        record["transformers"] = transformers.__version__
-        text = [name for name in names() if (found := find(name)) and not found.hears and found.head == "lm"]
-        place = record.setdefault("deep", {}) if given.deep else record["families"]
-        for family in given.families or (IN_DEPTH if given.deep else text):
+    store, end = read_store(STORE, Cell), time.monotonic() + 60 * given.minutes
+    for cell in wanted(given.layers, given.families):
+        if time.monotonic() > end:
+            break
+        if given.again or cell not in store:
             try:
-                place[family] = measured(family, DEEP if given.deep else LAYERS)
+                store[cell] = measure(cell)
             except InputError as refusal:
-                place[family] = {"refused": str(refusal)}
-            write_json(RECORD, record)
-    write_text(PAGE, page(record))
+                print(cell, f"refused: {refusal}", flush=True)
+                continue
+            write_store(STORE, "signalprop/fresh-families/1", dict(sorted(store.items())))
+            print(cell, f"{store[cell].networks} models, {store[cell].seconds:.0f} s", flush=True)
+    write_text(PAGE, page(store))
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()
