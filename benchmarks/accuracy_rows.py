@@ -11,7 +11,7 @@ from benchmarks.accuracy_grid import TARGETS, Cell
 from benchmarks.measured import Measured, kept, standard_errors
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.results.comparison import r_squared, relative_errors, rms, scores
+from signalprop.results.comparison import r_squared, relative_errors, relative_standard_errors, rms, scores
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 
@@ -25,7 +25,7 @@ class Errors:
     Attributes:
         signed: mean with the sign. se: median standard error of the measurement. predicted_se: by the predicted
             scatter, 0 where it is not derived. z: root mean square over the predicted scatter of so many networks,
-            None where it is not derived.
+            None where it is not derived. z_of_seeds: over the standard errors instead; None where nothing scatters.
     """
 
     median: float
@@ -34,6 +34,7 @@ class Errors:
     se: float
     predicted_se: float
     z: float | None
+    z_of_seeds: float | None
     target: float
 
     @property
@@ -115,7 +116,10 @@ def errors_of(predicted: Profile, measured: Measured) -> dict[str, Errors]:
             size = np.abs(signed)
             middle, p95 = float(np.median(size)), float(np.percentile(size, 95))
             expected = _scatter(series)[i % 2] / math.sqrt(n)
-            out[name] = Errors(middle, p95, float(np.mean(signed)), ses[name], expected, rms(z), target)
+            se = relative_standard_errors(reference)[i % 2]
+            assert se is not None
+            of_seeds = rms(np.divide(signed, se, out=np.full_like(signed, np.nan), where=se > 1e-6))
+            out[name] = Errors(middle, p95, float(np.mean(signed)), ses[name], expected, rms(z), of_seeds, target)
     return out
 
 

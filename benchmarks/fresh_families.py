@@ -22,14 +22,13 @@ import torch
 
 import signalprop as sp
 from benchmarks.accuracy_rows import Errors, errors_of
-from benchmarks.measured import Measured, kept, read_store, standard_errors, write_store
+from benchmarks.measured import Measured, read_store, standard_errors, write_store
 from benchmarks.small_models import model_classes
 from benchmarks.timing import compact
 from signalprop.data.batches import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.families import find, names
 from signalprop.files.storage import write_text
-from signalprop.results.comparison import relative_errors, relative_standard_errors, rms
 from signalprop.results.profile import Profile
 
 STORE, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
@@ -195,23 +194,8 @@ def measure(cell: Cell) -> Measured:
     return found
 
 
-def z_of_seeds(predicted: Profile, measured: Measured) -> dict[str, float | None]:
-    """Root mean square of the differences over the standard errors of the average, by quantity."""
-    assert predicted.gradient is not None
-    mask, out = kept(predicted.n_sublayers), {}
-    series = (predicted.forward["stream_out"], predicted.forward["stream_out"], predicted.gradient["stream_in"])
-    for i, (name, mine) in enumerate(zip([name for name, _, _ in BOUNDS], series, strict=True)):
-        reference = measured.gradient if name == "gradient variance" else measured.forward
-        if reference is not None:
-            off = relative_errors(mine.select(mask), reference)[i % 2]
-            se = relative_standard_errors(reference)[i % 2]
-            assert se is not None
-            out[name] = rms(np.divide(off, se, out=np.full_like(off, np.nan), where=se > 1e-6))
-    return out
-
-
-def _cell_text(e: Errors, of_seeds: float | None) -> str:
-    z = "–" if of_seeds is None else f"{of_seeds:.1f}*" if e.z is None else f"{e.z:.1f}"
+def _cell_text(e: Errors) -> str:
+    z = "–" if e.z_of_seeds is None else f"{e.z_of_seeds:.1f}*" if e.z is None else f"{e.z:.1f}"
     return f"{100 * e.median:.1f} ({100 * e.signed:+.1f}; {z})"
 
 
@@ -226,8 +210,7 @@ def table(store: dict[Cell, Measured], layers: int) -> tuple[str, int, int]:
         except InputError as refusal:
             rows.append([cell.family, *"–––", str(refusal)])
             continue
-        errors, of_seeds = errors_of(predicted, found), z_of_seeds(predicted, found)
-        over = []
+        errors, over = errors_of(predicted, found), []
         for name, heading, bound in BOUNDS:
             e = errors.get(name)
             if e is not None and e.median > bound:
@@ -235,7 +218,7 @@ def table(store: dict[Cell, Measured], layers: int) -> tuple[str, int, int]:
                 over.append(heading + " (as far as seeds scatter)" * scatter)
         many = f"{found.networks} models" if found.networks > MODELS[layers][0] else ""
         remark = "; ".join(filter(None, (many, f"beyond: {', '.join(over)}" if over else "")))
-        cells = (_cell_text(errors[n], of_seeds[n]) if n in errors else "–" for n, _, _ in BOUNDS)
+        cells = (_cell_text(errors[n]) if n in errors else "–" for n, _, _ in BOUNDS)
         rows.append([cell.family, *cells, remark])
         within += not over
     return compact(["family", *(heading for _, heading, _ in BOUNDS), ""], rows), within, len(rows)

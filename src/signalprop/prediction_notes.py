@@ -15,6 +15,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_named, rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
+from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import DRAWN, Profile
 from signalprop.sublayers.attention.heads import score_variances
 from signalprop.sublayers.attention.roles import Settings as AttentionSettings
@@ -141,9 +142,10 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
 
 def _of_scores(p: Parametrization, profile: Profile) -> Iterator[str]:
     largest, single = scores_of(p).max(initial=0.0), p.skip.ndim == 1  # a sweep has one set of notes
+    on_branches = not NORM_ON_BRANCH.isdisjoint(p.architecture.placements)
     if single and DRAWN in profile.statistics:
         yield DRAWN_SCORES.format(profile.statistics[DRAWN])
-    elif single and largest >= LARGE_SCORES and p.architecture.attention_dropout and _on_branches(p):
+    elif single and largest >= LARGE_SCORES and p.architecture.attention_dropout and on_branches:
         yield DROPPED_SCORES.format(largest)
     elif single and largest > LARGE_SCORES:
         yield SCORES.format(f"{largest:.3g}")
@@ -210,11 +212,11 @@ def _of_one_table(p: Parametrization, profile: Profile) -> Iterator[str]:
 def _favoured(p: Parametrization, profile: Profile) -> tuple[float, float]:
     """The probability that a tied head under a final norm gives to the token that is read, and that times the root of
     its row's share of the stream; 0 elsewhere, and of post-norms, where all but a little of it is lost."""
-    from signalprop.theory.head import top_gradient
+    from signalprop.theory.head import favours_what_is_read, top_gradient
     from signalprop.theory.network import token_share
 
     a = p.architecture
-    if not (a.has_tied_head and a.has_final_norm) or a.head_transform or a.squash or "post" in a.placements:
+    if not favours_what_is_read(a) or not NORM_AFTER.isdisjoint(a.placements):
         return 0.0, 0.0
     last, share = profile.forward["stream_out"], token_share(p, np.zeros(p.n_sublayers))
     top = top_gradient(p, last.log_variance[-1], last.token_correlation[-1], share)
@@ -264,10 +266,6 @@ def scores_of(p: Parametrization) -> FloatArray:
         own = np.where(apart, score_variances(as_usual(p)), own)
     scores: FloatArray = own * (p.norm_output**2 + p.norm_shift) ** 2 * (p.attention_gain != 0)
     return scores[..., rows_where(p, lambda kind: kind.attends) & ~raw]
-
-
-def _on_branches(p: Parametrization) -> bool:
-    return any(name in ("sandwich", "res-post") for name in p.architecture.placements)
 
 
 def is_shaped(p: Parametrization) -> bool:

@@ -8,7 +8,7 @@ weights that made it, so that it is not independent of them: docs/theory/network
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kind_of
 from signalprop.network.moments import FloatArray
-from signalprop.theory.head import top_gradient
+from signalprop.theory.head import favours_what_is_read, top_gradient
 
 _KINDS = ("attention", "cross_attention", "feed_forward", "experts")
 _FELT = 2e-3  # gradient along the stream, over that of one row of the head, from which it is followed
@@ -38,8 +38,8 @@ class Along:
     stack: Stack
     overlap: FloatArray
     curve: FloatArray
-    sent: FloatArray | float = field(default=0.0)
-    more: FloatArray | float = field(default=0.0)
+    sent: FloatArray | float = 0.0
+    more: FloatArray | float = 0.0
 
     def added(self, i: int, read: Read, stream: State, share: State) -> State:
         """The share of a gradient that sublayer i sends back, with what it has beyond independent weights."""
@@ -55,7 +55,10 @@ class Along:
             if across:
                 self.sent = self.sent + branch.sent
             # the part along the branch, through the square of its own weights
-            along = self.curve @ branch.forward(i, read.kernel) @ self.curve.T * squared**2
+            self.stack.keep_attention(True)  # for `backward`
+            output = branch.forward(i, read.kernel)
+            self.stack.keep_attention(False)
+            along = self.curve @ output @ self.curve.T * squared**2
             beyond = on_both_sides(branch.backward(i, read.kernel, along), root)
             if across:
                 self.more = self.more + branch.sent
@@ -89,9 +92,10 @@ def along_of(stack: Stack, inputs: InputStatistics, last: State, log_token_share
     plain = set(a.placements) == {"pre"} and a.streams is None and p.shaping.kind == "none" and stack.first is None
     plain = plain and bool((p.skip == 1).all()) and not p.parallel.any() and stack.networks is None
     kinds = {kind_of(p, i).name for i in range(p.n_sublayers)}
-    tied = a.has_tied_head and not a.head_transform and a.has_final_norm and not a.squash
+    if not (plain and favours_what_is_read(a) and kinds <= set(_KINDS)):
+        return None
     coincide = read_and_asked(inputs, len(last.kernel))
-    if not (plain and tied and kinds <= set(_KINDS)) or coincide is None:
+    if coincide is None:
         return None
     kernel = last.absolute()
     own = np.diagonal(kernel) + a.norm_eps

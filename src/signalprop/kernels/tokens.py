@@ -339,11 +339,11 @@ def passes_of_both(
     arrived = total.kernel
     if second.along is not None:
         arrived = arrived + second.along.at_memory(memory if kept is None else memory[np.ix_(kept, kept)], total)
+        first.along = second.along.of_encoder(read) if kept is None else None
     if kept is not None:
-        arrived, some = np.zeros_like(memory), arrived
-        arrived[np.ix_(kept, kept)] = some
-    elif second.along is not None:
-        first.along = second.along.of_encoder(read)
+        whole = np.zeros_like(memory)
+        whole[np.ix_(kept, kept)] = arrived
+        arrived = whole
     at_last = through_final_norm(stack.p, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:

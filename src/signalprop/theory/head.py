@@ -176,6 +176,11 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     return TopGradient(own, aligned, positive, alone, overlap, classes, through, s)
 
 
+def favours_what_is_read(a: Architecture) -> bool:
+    """Whether the head is the table of tokens, behind a norm alone, which takes out what is along the stream."""
+    return a.has_tied_head and not a.head_transform and a.has_final_norm and not a.squash
+
+
 def _log_sum(s: Array, classes: int) -> Array:
     """ln of the sum of e^logit over classes, logits of variance s: that of its mean up to s = 2 ln(classes).
 

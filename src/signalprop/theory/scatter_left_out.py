@@ -7,7 +7,7 @@ import numpy as np
 from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.residual import NORM_AFTER
+from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.theory.branches import branches_of, first_attention, placed
 from signalprop.theory.network import is_shaped
 
@@ -21,7 +21,7 @@ NOT_DERIVED = (
 def not_derived(p: Parametrization) -> str:
     """What the scatter is not derived for, in words; '' where it is."""
     kinds = {kind.name for kind in kinds_in(p)}
-    bare = sorted({PLACEMENTS[code] for code in p.placement.tolist()} & {"sandwich", "res-post"})
+    on_branch = not NORM_ON_BRANCH.isdisjoint(PLACEMENTS[code] for code in p.placement.tolist())
     reasons = (
         (p.skip.ndim > 1, "sweeps"),
         (p.architecture.streams is not None, "several residual streams"),
@@ -30,7 +30,7 @@ def not_derived(p: Parametrization) -> str:
         (is_shaped(p), "shaped attention"),
         (bool(np.any(p.parallel)), "parallel branches"),
         (bool((p.norm_bias[placed(p, NORM_AFTER)] != 0).any()), "biases of norms after the sum"),
-        (bool(bare), "norms on a branch's output"),
+        (on_branch, "norms on a branch's output"),
         (bool((p.value_skip != 0).any()), "value skips"),
         (first_attention(p, branches_of(p)) is not None, "values of a first attention"),
     )

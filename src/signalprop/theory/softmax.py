@@ -77,8 +77,12 @@ _PSI = [_GUMBEL * _EXP_Y**n for n in range(4)]  # weights of ψ₁ … ψ₄
 _WEIGHTS = [*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]]
 
 
-def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
-    """φ and ψ by a trapezoidal sum over z, (..., u), for logits with standard deviations (...) up to about 1."""
+def _laplace_narrow(std: Array, u: FloatArray, *, plain: bool = False) -> list[FloatArray]:
+    """φ and ψ by a trapezoidal sum over z, (..., u), for logits with standard deviations (...) up to about 1.
+
+    Args:
+        plain: ln φ and ψ₁ … ψ₄ alone.
+    """
     z = np.arange(-12, 13) * 0.7
     weight = np.exp(-0.5 * z * z)
     weight /= weight.sum()
@@ -86,19 +90,17 @@ def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
     decay = np.exp(-ey)
     miss = -np.expm1(-ey) @ weight  # 1 - φ
     e1, e2 = decay * ey, decay * ey * ey
+    e3, e4 = e2 * ey, e2 * ey * ey
+    found = [np.log1p(-np.minimum(miss, 1.0 - 1e-16)), *(e @ weight for e in (e1, e2, e3, e4))]
+    if plain:
+        return found
     flat = weight * (z**4 - 6.0 * z * z + 3.0)
     return [
-        np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
-        e1 @ weight,
-        e2 @ weight,
-        (e2 * ey) @ weight,
-        (e2 * ey * ey) @ weight,
+        *found,
         e1 @ (weight * z),
         e2 @ (weight * z * z),
         np.expm1(-ey) @ flat,
-        e2 @ flat,
-        (e2 * ey) @ flat,
-        (e2 * ey * ey) @ flat,
+        *(e @ flat for e in (e2, e3, e4)),
     ]
 
 
@@ -151,7 +153,7 @@ def laplaces_of(stds: FloatArray) -> FloatArray:
     """ln φ and ψ₁ … ψ₄ of a few standard deviations on one grid of u, (5, stds, u)."""
     u = _grid(float(stds.max()))
     if stds.max() <= 1.0:
-        return np.stack(_laplace_narrow(stds, u)[:5])
+        return np.stack(_laplace_narrow(stds, u, plain=True))
     return np.stack([_on_grid(std, u)[:5] for std in stds.tolist()], axis=1)
 
 

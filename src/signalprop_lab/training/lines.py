@@ -62,7 +62,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that may still be written to; none, where there is no file.
+    """The lines of a file that may still be written to; none if there is no such file.
 
     Raises:
         InputError: a line but the last is not JSON, or one is not of a step.

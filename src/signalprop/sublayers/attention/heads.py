@@ -14,6 +14,7 @@ import numpy as np
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.sublayers.attention.roles import FirstValues
 from signalprop.theory.attention_rows import Mask
 from signalprop.theory.elements import (
@@ -165,7 +166,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,
         "causal": stack == 1,
-        "one_length": not a.squash and all(where in ("pre", "post", "sandwich") for where in placements),
+        "one_length": not a.squash and (NORM_BEFORE | NORM_AFTER).issuperset(placements),
     }
 
 

@@ -14,7 +14,14 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.sublayers.gated_delta_net.roles import Settings
-from signalprop.sublayers.mamba2.scan import adjoint, convolved, drawn_taps, second_moment, silu, symmetric_root
+from signalprop.sublayers.mamba2.scan import (
+    adjoint,
+    convolved,
+    drawn_taps,
+    mean_over_rows,
+    silu,
+    symmetric_root,
+)
 
 _NUMBERS = 2**18  # values of all drawn heads and tokens, about
 _LEAST, _MOST = 16, 1024  # heads
@@ -112,13 +119,13 @@ class Rule:
     @property
     def out(self) -> FloatArray:
         """The kernel of what is given to the output map, (T, T): gates are independent of the rest."""
-        return _mean(self.normed) * _mean(self.gate[0])
+        return mean_over_rows(self.normed) * mean_over_rows(self.gate[0])
 
     def back(self, g: FloatArray, gains: Gains) -> FloatArray:
         """Gradient kernel at the stream, from that at what the output map reads; `gains` with fan_out."""
         z, s = self.noise, self.s
-        at_gate = g * _mean(self.normed) * _mean(self.gate[1])
-        sent = z.gradient @ symmetric_root(g * _mean(self.gate[0]))  # at the norm's output
+        at_gate = g * mean_over_rows(self.normed) * mean_over_rows(self.gate[1])
+        sent = z.gradient @ symmetric_root(g * mean_over_rows(self.gate[0]))  # at the norm's output
         through = self.normed * (sent * self.normed).mean(-2, keepdims=True)
         at_output = (sent - through) / self.root
         at_kept = at_output @ self.mixed @ self.solved  # features are rows: x M
@@ -133,17 +140,17 @@ class Rule:
         at_query = self.unit_key @ scores.sum(1, keepdims=True).mT
         at_key = self.unit_query @ scores.sum(1, keepdims=True)
         at_key = at_key + self.unit_key @ (keys + keys.mT).sum(1, keepdims=True)
-        filtered = gains.value * _mean(adjoint(at_value * self.value[1], z.value_taps))
+        filtered = gains.value * mean_over_rows(adjoint(at_value * self.value[1], z.value_taps))
         scale = s.d_key**-0.5
         for at, unit, size, x, taps, gain in (
             (at_key, self.unit_key, self.key_length, self.key, z.key_taps, gains.key),
             (at_query * scale, self.unit_query / scale, self.query_length, self.query, z.query_taps, gains.query),
         ):
             raw = (at - unit * (at * unit).sum(-2, keepdims=True)) / size
-            filtered = filtered + gain * _mean(adjoint(raw * x[1], taps))
+            filtered = filtered + gain * mean_over_rows(adjoint(raw * x[1], taps))
         found = gains.gate * at_gate + gains.filter * filtered
         for at, gain in ((at_decay, gains.decay), (at_write, gains.write)):
-            found = found + gain * _mean(at)
+            found = found + gain * mean_over_rows(at)
         return np.asarray(found)
 
 
@@ -188,8 +195,3 @@ def rule(s: Settings, kernel: FloatArray, gains: Gains, biases: Gains, *, unifor
         s, z, value, key, query, silu(drawn(z.gate, "gate")), unit_key, unit_query, key_length,
         query_length, -z.rate / (1 + np.exp(-before)), write, factor, solved, read, mixed, written, output / rms, rms,
     )  # fmt: skip
-
-
-def _mean(x: FloatArray) -> FloatArray:
-    """Mean of x x^T over all rows, (..., T) -> (T, T)."""
-    return second_moment(x.reshape(-1, x.shape[-1]))

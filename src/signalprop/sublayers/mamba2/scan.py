@@ -125,7 +125,7 @@ class Scan:
     @property
     def out(self) -> FloatArray:
         """Its kernel, (T, T)."""
-        return _mean(self.features)
+        return mean_over_rows(self.features)
 
     def back(self, g: FloatArray, gains: Gains) -> FloatArray:
         """Gradient kernel at the stream, from that at what the norm gives; `gains` with fan_out."""
@@ -139,14 +139,16 @@ class Scan:
         at_scores = at_output.mT @ self.read  # sums over features: of a head, these stand for all
         scores = (at_scores * self.decayed).sum(1)
         more = s.inner / s.n_groups / z.feature[0].size
-        filtered = gains.value * _mean(adjoint(at_value, z.value_taps[z.feature]))
+        filtered = gains.value * mean_over_rows(adjoint(at_value, z.value_taps[z.feature]))
         for at, (_, slope), taps, gain in (
             (self.key[0] @ scores.mT, self.query, z.query_taps, gains.query),
             (self.query[0] @ scores, self.key, z.key_taps, gains.key),
         ):
-            filtered = filtered + more * gain * _mean(adjoint(at * slope, taps))
+            filtered = filtered + more * gain * mean_over_rows(adjoint(at * slope, taps))
         found = gains.gate * at_gate + gains.filter * filtered
-        return np.asarray(found + s.d_head / z.feature.shape[2] * gains.step * _mean(self._at_steps(at_scores)))
+        return np.asarray(
+            found + s.d_head / z.feature.shape[2] * gains.step * mean_over_rows(self._at_steps(at_scores))
+        )
 
     def _through_norm(self, x: FloatArray) -> FloatArray:
         """E x_i x_j P_i P_j over a head's features, P the norm's projection: features that are large get less back."""
@@ -261,6 +263,6 @@ def symmetric_root(kernel: FloatArray) -> FloatArray:
     return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))[..., None, :]) @ vectors.mT)
 
 
-def _mean(x: FloatArray) -> FloatArray:
+def mean_over_rows(x: FloatArray) -> FloatArray:
     """Mean of x x^T over all rows, (..., T) -> (T, T)."""
     return second_moment(x.reshape(-1, x.shape[-1]))
