@@ -137,7 +137,7 @@ def test_a_diagnosis_is_drawn_with_the_charts_and_numbers_of_its_page() -> None:
         removal={"single": tuple({"layers": (k,), **none} for k in range(3))},
     )  # fmt: skip
     canvas = sections_figure(diagnosis_sections({"m": d}), "title")
-    variance, cosine, removal, angles, _, casts = (axis for part in canvas.subfigs for axis in part.axes)
+    variance, cosine, removal, angles, casts = (axis for part in canvas.subfigs for axis in part.axes)
     np.testing.assert_array_equal(variance.lines[0].get_ydata(), [1.0, 30.0, np.nan])
     assert (variance.get_yscale(), cosine.get_ylim()[0], removal.get_yscale()) == ("log", 0, "linear")
     (band,) = removal.collections

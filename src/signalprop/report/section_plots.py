@@ -148,7 +148,15 @@ def _map(axis: Any, block: Block, _: Block) -> None:
     ends = [x - right / 2, x + right * (block["columns"] - 0.5), y - up / 2, y + up * (block["rows"] - 0.5)]
     low, high = block["limits"]
     shown = axis.imshow(matrix, origin="lower", aspect="auto", cmap="viridis", extent=ends, vmin=low, vmax=high)
-    axis.figure.colorbar(shown, ax=axis, shrink=0.8, label=block["value"])
+    if not np.isnan(matrix[-1, -1]):
+        axis.figure.colorbar(shown, ax=axis, shrink=0.8, label=block["value"])
+        return
+    # in the empty corner: beside the map, all panels of its column would make room for it
+    scale = axis.inset_axes((0.9, 0.3, 0.035, 0.6))
+    axis.figure.colorbar(shown, cax=scale)
+    scale.yaxis.set_ticks_position("left")
+    scale.tick_params(labelsize=7)
+    scale.set_title(block["value"], fontsize=7)
 
 
 _DRAW = {"chart": _chart, "heatmap": _map, "cells": _cells}
