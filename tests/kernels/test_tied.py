@@ -11,7 +11,6 @@ import signalprop as sp
 from signalprop.data.batches import default_batch
 from signalprop.kernels import tokens
 from signalprop.measurement.simulation import simulate
-from signalprop.theory.head import TopGradient
 
 SHALLOW: dict[str, Any] = {
     "n_layers": 2, "d_model": 192, "n_heads": 4, "d_ff": 256, "vocab_size": 500, "seq_len": 32, "dropout": 0.0,
@@ -43,11 +42,3 @@ def test_where_no_token_is_favoured() -> None:
     notes = [sp.predict(sp.scheme("xavier")(one), fidelity="kernel").notes for one in (DECODER, a)]
     told = [[note for note in of if "gives the one that a position reads probability" in note] for of in notes]
     assert [len(of) for of in told] == [1, 0]
-
-
-@pytest.mark.parametrize(("own", "variance"), [(0.01, 1.0), (0.3, 0.5), (0.9, 2.0)])
-def test_the_mean_probability_of_the_token_that_is_read(own: float, variance: float) -> None:
-    top = TopGradient(own, 0.2, 0.5, 0.0, 0.0, 100, 1.0, variance)
-    z = np.random.default_rng(0).normal(np.log(own / (1 - own)), np.sqrt(0.8 * variance), 200_000)
-    drawn = 1 / (1 + np.exp(-z))
-    assert top.mean_own() == pytest.approx(drawn.mean(), abs=4 * drawn.std() / np.sqrt(len(z)))

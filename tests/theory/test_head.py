@@ -13,7 +13,7 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.theory.head import _log_sum, gradient_at_top, top_gradient
+from signalprop.theory.head import gradient_at_top, top_gradient
 
 TOKENS = np.array([3, 5, 3, 7, 5, 9, 3, 1, 1, 8])
 NEXT = np.array([5, 3, 7, 5, 9, 3, 3, 1, 8, 2])  # the targets of positions 6 and 7 are the tokens that they read
@@ -118,12 +118,30 @@ def test_a_post_norm_takes_two_directions_of_an_untied_head_and_rows_of_a_tied_o
     assert kept(final_norm=True) == 1.0
 
 
-def test_large_tied_logits_keep_the_token_that_is_read() -> None:
-    """mT5's head: the log-normal's mean would leave 4e-32 of what sampling gives most of the softmax."""
-    classes, s, raised = 2000, 256.0, 63.4
-    logits = np.random.default_rng(0).normal(0.0, s**0.5, (400, classes - 1))
-    sampled = np.logaddexp.reduce(logits, axis=1)
-    assert float(_log_sum(s, classes - 1)) == pytest.approx(1.13 * sampled.mean(), rel=0.02)  # the error that it states
-    assert 1 / (1 + np.exp(float(_log_sum(s, classes - 1)) - raised)) > 0.5 and np.mean(raised > sampled) > 0.5
-    small = np.logaddexp.reduce(logits / 16, axis=1).mean()
-    assert float(_log_sum(1.0, classes - 1)) == pytest.approx(small, rel=0.01)
+@pytest.mark.parametrize(
+    ("classes", "d", "logits", "share"), [(2000, 256, 256.0, 0.058), (1000, 64, 16.0, 0.1), (500, 64, 8.0, 0.3)]
+)
+def test_the_probability_of_the_token_that_is_read(classes: int, d: int, logits: float, share: float) -> None:
+    """Explicit tables: its mean, its mean square, and its mean product over two streams that are alike by r."""
+    rng, r, n, draws = np.random.default_rng(0), 0.5, 40, 12
+    found = []
+    for _ in range(draws):
+        table, words = rng.normal(size=(classes, d)), rng.integers(classes, size=n)
+        common, *rest = rng.normal(size=(3, n, d))
+        of_pair = []
+        for own in rest:
+            x = share**0.5 * table[words] + (r - share) ** 0.5 * common + (1 - r) ** 0.5 * own
+            x /= np.sqrt((x**2).mean(1, keepdims=True))
+            z = (logits / d) ** 0.5 * x @ table.T
+            of_pair.append(1 / np.exp(z - z[np.arange(n), words][:, None]).sum(1))
+        one, other = of_pair
+        found.append([one.mean(), (one**2).mean(), (one * other).mean()])
+    a = Architecture(kind="decoder", n_layers=1, d_model=d, seq_len=8, vocab_size=classes, n_heads=1, final_norm=True)
+    p = scheme("xavier")(a)
+    std = (logits / d) ** 0.5  # of the table: a norm leaves second moment 1
+    head = p.head.model_copy(update={"weight": std, "scale": 1.0})
+    p = replace(p, embedding=p.embedding.model_copy(update={"token": std}), head=head)
+    top = top_gradient(p, 0.0, r, float(np.log(share / std**2)))
+    copied = (top.covariance(0, 1, 0, 0, normed=False) - top.covariance(0, 0, 0, 0, normed=False)) / top.through
+    error = np.std(found, axis=0) / draws**0.5
+    np.testing.assert_allclose([top.own, top.own_square, copied], np.mean(found, axis=0), atol=4 * error.max() + 0.01)

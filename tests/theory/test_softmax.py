@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop.network.moments import Moments
-from signalprop.theory.softmax import exact_softmax_moments, node_variances, own_variance_response, softmax_moments
+from signalprop.theory.softmax import (
+    exact_softmax_moments,
+    log_sum,
+    node_variances,
+    own_variance_response,
+    softmax_moments,
+)
 from signalprop.theory.softmax_component import softmax, softmax_backward
 
 
@@ -127,3 +133,15 @@ def test_a_logit_of_larger_variance_gets_more_of_the_squared_weights(length: int
         low, high = (one.mean() for one in drawn)
         error = (drawn[1] - drawn[0]).std() / np.sqrt(len(z)) / (2 * step * (low + high) / 2)
         assert response == pytest.approx(np.log(high / low) / (2 * step), abs=4 * error + 0.02)
+
+
+@pytest.mark.parametrize("length", [1, 2, 50, 2000])
+def test_the_logarithm_of_the_sum_against_draws(length: int) -> None:
+    z = np.random.default_rng(0).normal(size=(4000, length))
+    for s in (0.1, 4.0, 16.0, 256.0):
+        drawn = np.logaddexp.reduce(z * s**0.5, axis=1)
+        mean, variance = log_sum(s, length)
+        assert mean == pytest.approx(drawn.mean(), abs=4 * drawn.std() / len(drawn) ** 0.5)
+        fourth = np.mean((drawn - drawn.mean()) ** 4)
+        assert variance == pytest.approx(drawn.var(), abs=4 * ((fourth - drawn.var() ** 2) / len(drawn)) ** 0.5)
+    assert log_sum(0.0, length) == (pytest.approx(np.log(length)), 0.0)

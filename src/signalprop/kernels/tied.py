@@ -102,7 +102,7 @@ def along_of(stack: Stack, inputs: InputStatistics, last: State, log_token_share
     size = np.sqrt(own)
     r = np.clip(kernel / np.outer(size, size), 0.0, 1.0)
     top = top_gradient(p, np.log(np.outer(size, size)), r, log_token_share)
-    favour, aligned = (np.diagonal(np.broadcast_to(x, r.shape)) for x in (top.mean_own(), top.aligned))
+    favour, aligned = (np.diagonal(np.broadcast_to(x, r.shape)) for x in (top.own, top.aligned))
     if (favour * np.sqrt(aligned)).mean() < _FELT:
         return None
     read, asked = coincide

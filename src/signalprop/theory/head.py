@@ -18,13 +18,14 @@ from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import squashed
-from signalprop.theory.logs import log
-from signalprop.theory.softmax import softmax_moments
+from signalprop.theory.logs import log, plain
+from signalprop.theory.softmax import log_sum, softmax_moments
 from signalprop.theory.two_rows import log_overlap
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
 _KEPT_SHARE = 0.1  # of them, read unchanged
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
+_NODES = 0.15 * np.arange(-40, 41)  # of a standard normal variable
+_WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 
 
 class Coincidences(NamedTuple):
@@ -71,8 +72,11 @@ def _counted(tokens: IntArray, targets: IntArray) -> Coincidences:
 class TopGradient(NamedTuple):
     """Second moments of pi - e_y, with pi = own e_t + (1 - own) b, t the token that the position reads.
 
+    Of a kernel's positions `own` and `own_square` are (T, 1), the others (T, T), of pairs.
+
     Attributes:
-        own: probability that a tied head gives to t (about 0 in an untied or deep model).
+        own, own_square: means of the probability that a tied head gives to t, and of its square (about 0 in an untied
+            or deep model).
         aligned: share of that token's row in what the head reads (0: untied). A norm removes the gradient along what
             it reads, and with it this share of the gradient along the row.
         r: token correlation of what the head reads.
@@ -82,6 +86,7 @@ class TopGradient(NamedTuple):
     """
 
     own: Array
+    own_square: Array
     aligned: Array
     r: Array
     second: Array
@@ -90,17 +95,15 @@ class TopGradient(NamedTuple):
     through: Array
     logits: Array
 
-    def mean_own(self) -> Array:
-        """The mean of `own`, which is that at the mean logit, over what else the stream gives to the logit."""
-        at_mean = np.clip(self.own, 1e-300, 1 - 1e-16)
-        logit, std = np.log(at_mean / (1 - at_mean)), np.sqrt(self.logits * (1 - self.aligned))
-        at = logit + np.multiply.outer(_NODES, std)
-        return np.asarray(np.tensordot(_WEIGHTS / _WEIGHTS.sum(), 1 / (1 + np.exp(-at)), 1))
+    @property
+    def others(self) -> Array:
+        """The mean of (1 - own)^2."""
+        return 1 - 2 * self.own + self.own_square
 
     @property
     def along(self) -> Array:
         """d times the share of the gradient that lies along the stream beyond chance: s, of large logits 2 ln V."""
-        return (1 - self.own) ** 2 * np.minimum(self.logits, 2 * math.log(max(self.n_classes, 2)))
+        return self.others * np.minimum(self.logits, 2 * math.log(max(self.n_classes, 2)))
 
     def variance(self, copied: Array, *, normed: bool) -> Array:
         """E |pi - e_y|^2 where the target is the token that is read with probability `copied`.
@@ -108,9 +111,9 @@ class TopGradient(NamedTuple):
         Args:
             normed: of what a norm sends back, which is orthogonal to the stream; else all of it.
         """
-        other = 1 - self.own
-        total = 1 + self.own**2 + other**2 * self.second - 2 * (self.own * copied + other / self.n_classes)
-        along = self.aligned * (self.own**2 + copied * (1 - 2 * self.own)) if normed else 0.0
+        chance = (1 - self.own) / self.n_classes
+        total = 1 + self.own_square + self.others * self.second - 2 * (self.own * copied + chance)
+        along = self.aligned * (self.own_square + copied * (1 - 2 * self.own)) if normed else 0.0
         return np.maximum(total - along, 0.0)
 
     def covariance(self, targets: Array, tokens: Array, crossed: Array, copied: Array, *, normed: bool) -> Array:
@@ -120,16 +123,20 @@ class TopGradient(NamedTuple):
             crossed, copied: averages; or of positions, shapes (T, T), token read at k and target at k', and (T, 1).
             normed: as in `variance`.
         """
-        other, chance = 1 - self.own, 1 / self.n_classes
-        softmax = self.own**2 * tokens + 2 * self.own * other * chance + other**2 * self.overlap
-        shared = targets + softmax - (self.own * (crossed + np.transpose(crossed)) + 2 * other * chance)
+        own, partner, asked = self.own, np.transpose(self.own), self.own * crossed
+        both = (1 - own) * (1 - partner)
+        # of one token at two positions the probabilities scatter as one as far as the rest of the streams is alike
+        scatter = np.sqrt(np.maximum(self.own_square - own**2, 0.0))
+        rest = np.maximum(self.r - self.aligned, 0.0) / np.maximum(1 - self.aligned, 1e-12)
+        equal = own * partner + scatter * np.transpose(scatter) * rest
+        shared = targets + equal * tokens - asked - np.transpose(asked) + both * (self.overlap - 2 / self.n_classes)
         if normed:
             # the norm's Jacobian I - x x^T / d on both sides: x holds the row of the token that the position reads
             along = self.own - copied
-            of_other = along * (self.own * tokens - crossed)
+            of_other = along * (partner * tokens - crossed)
             removed = of_other + np.transpose(of_other) - along * np.transpose(along) * self.r
             shared = shared - self.aligned * removed
-        return shared * self.through
+        return np.asarray(shared * self.through)
 
 
 def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_share: Array) -> TopGradient:
@@ -164,16 +171,17 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
         r = np.divide(q.covariance_moment - q.mean**2, centred, out=np.zeros_like(centred * r), where=centred > 0)
     s = np.minimum(a.d_model * p.head.weight**2 * p.head.scale**2 * second, 1e4)
     own: Array = 0.0
+    own_square: Array = 0.0
     aligned: Array = 0.0
     if a.has_tied_head and not a.head_transform:
         share = log_token_share - shrunk + log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
         aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
-        own = 1 / (1 + np.exp(np.clip(_log_sum(s, classes - 1) - raised, -600.0, 600.0)))
+        own, own_square = _favoured(s, raised, aligned, classes)
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
     overlap = np.exp(log_overlap(np.asarray(s), positive * s, classes)) / classes
-    return TopGradient(own, aligned, positive, alone, overlap, classes, through, s)
+    return TopGradient(own, own_square, aligned, positive, alone, overlap, classes, through, s)
 
 
 def favours_what_is_read(a: Architecture) -> bool:
@@ -181,14 +189,19 @@ def favours_what_is_read(a: Architecture) -> bool:
     return a.has_tied_head and not a.head_transform and a.has_final_norm and not a.squash
 
 
-def _log_sum(s: Array, classes: int) -> Array:
-    """ln of the sum of e^logit over classes, logits of variance s: that of its mean up to s = 2 ln(classes).
+def _favoured(s: Array, raised: Array, aligned: Array, classes: int) -> tuple[Array, Array]:
+    """Means of the probability of the token read, and of its square; of a kernel's pairs at its positions, (T, 1).
 
-    Beyond, the largest few decide: the leading order of the random energy model (Derrida 1981), 13 % high at s = 256
-    and 2,000 classes, where the mean's would be 2.5 times too high.
+    Its logit is normal with mean `raised` and, as rows differ in length and a norm divides by it, variance
+    s (1 - aligned / 2); ln of what the others sum to is taken for normal too, with the mean and variance that it has.
     """
-    log_classes = math.log(max(classes, 1))
-    return np.where(s <= 2 * log_classes, s / 2 + log_classes, np.sqrt(2 * np.asarray(s) * log_classes))
+    others, scatter = log_sum(s, max(classes - 1, 1))
+    at, std = raised - others, np.sqrt(scatter + s * (1 - aligned / 2))
+    if np.ndim(at) == 2:
+        at, std = (np.diagonal(x)[:, None] for x in (at, std))
+    logit = at[..., None] + _NODES * std[..., None]
+    found = 1 / (1 + np.exp(-np.clip(logit, -600.0, 600.0)))
+    return plain(found @ _WEIGHTS), plain(found**2 @ _WEIGHTS)
 
 
 def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
@@ -225,7 +238,7 @@ class AtTop(NamedTuple):
 
 
 def decides_few(p: Parametrization, log_variance: float) -> float:
-    """Variance of logits that are so large that a few words decide the softmax, 0 where they are not (`_log_sum`).
+    """Variance of logits that are so large that a few words decide the softmax (Derrida 1981), 0 where they are not.
 
     Args:
         log_variance: of the last stream_out.

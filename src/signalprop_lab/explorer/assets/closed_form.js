@@ -7,9 +7,11 @@
 
 const closedForm = (() => {
   const { PI, exp, log, max, min, sin, sqrt } = Math;
-  const { clip, correlation, dot, even, geometric, kept, ln, logAdd, pairLength, range, ratio, rowMoments, softmaxSecond, sum } = softmax;
+  const { clip, correlation, dot, even, geometric, kept, ln, logAdd, logSum, pairLength, range, ratio, rowMoments, softmaxSecond, sum } = softmax;
   const { centralDual } = activations;
   const LARGEST = 600, HELD = 27.6, LARGEST_SCORE = 1e60, TINY = 1e-300;
+  const NORMAL = range(81).map((k) => [0.15 * (k - 40), exp(-((0.15 * (k - 40)) ** 2) / 2)]);
+  const ALL_NORMAL = sum(NORMAL.map(([, weight]) => weight));
   const safeExp = (x) => exp(clip(x, -LARGEST, LARGEST));
 
   // --- attention (theory/attention.py) -------------------------------------------------------------------------
@@ -204,31 +206,34 @@ const closedForm = (() => {
       r = variance > 0 ? covariance / variance : 0;
     }
     const s = min(a.d * head.weight ** 2 * head.scale ** 2 * second, 1e4);
-    let own = 0, aligned = 0;
+    let own = 0, ownSquare = 0, aligned = 0;
     if (a.tied && !a.headTransform) {
-      const share = clip(logShare - (normed ? held : 0), -600, 600);
-      const raised = head.scale * a.d * embedding.token ** 2 * exp(share / 2);
+      const share = clip(logShare - (normed ? held : 0), -600, 600), [others, scatter] = logSum(s, max(classes - 1, 1));
+      const at = head.scale * a.d * embedding.token ** 2 * exp(share / 2) - others;
       aligned = min(ratio(embedding.token ** 2 * exp(share), second), 1);
-      const logClasses = log(classes - 1);
-      const logSum = s <= 2 * logClasses ? s / 2 + logClasses : sqrt(2 * s * logClasses);
-      own = 1 / (1 + exp(clip(logSum - raised, -600, 600)));
+      const std = sqrt(scatter + s * (1 - aligned / 2));
+      for (const [z, weight] of NORMAL) {
+        const found = 1 / (1 + exp(-clip(at + std * z, -600, 600)));
+        own += weight / ALL_NORMAL * found;
+        ownSquare += weight / ALL_NORMAL * found * found;
+      }
     }
     const positive = clip(r, 0, 1), alone = softmaxSecond(s, classes);
     const overlap = exp(twoRows.logOverlap(s, positive * s, classes)) / classes;
     const { token_correlation: tokens, target_correlation: c, loss_fraction: fraction } = a.inputs;
     const [targets, same, crossed, copied] = a.kind === "encoder" ? [c, 0.64 + 0.36 * c, (1 - 0.8) * c, 0.1] : [c, tokens, c, c];
-    const other = 1 - own, chance = 1 / classes;
+    const others = 1 - 2 * own + ownSquare, rest = max(positive - aligned, 0) / max(1 - aligned, 1e-12);
+    const equal = own ** 2 + max(ownSquare - own ** 2, 0) * rest;
     const moments = (norm) => {
-      const along = norm ? aligned * (own ** 2 + copied * (1 - 2 * own)) : 0;
-      const variance = max(1 + own ** 2 + other ** 2 * alone - 2 * (own * copied + other / classes) - along, 0);
-      const softmax = own ** 2 * same + 2 * own * other * chance + other ** 2 * overlap;
-      let shared = targets + softmax - (2 * own * crossed + 2 * other * chance);
+      const along = norm ? aligned * (ownSquare + copied * (1 - 2 * own)) : 0;
+      const variance = max(1 + ownSquare + others * alone - 2 * (own * copied + (1 - own) / classes) - along, 0);
+      let shared = targets + equal * same - 2 * own * crossed + (1 - own) ** 2 * (overlap - 2 / classes);
       if (norm) shared -= aligned * (2 * (own - copied) * (own * same - crossed) - (own - copied) ** 2 * positive);
       return [variance, clip(fraction * ratio(shared * through, variance), 0, 1)];
     };
     const [variance, shared] = moments(a.finalNorm);
     if (a.finalNorm) return [shared, 1, shared];
-    const [keptVariance, keptShared] = moments(true), along = other ** 2 * min(s, 2 * log(max(classes, 2)));
+    const [keptVariance, keptShared] = moments(true), along = others * min(s, 2 * log(max(classes, 2)));
     const leaves = (of, more) => max(1 - ((a.headTransform ? 0 : 2 - of ** 2 + more) + (a.norm === "layernorm")) / a.d, 0), one = leaves(1, along);
     return [shared, one * ratio(keptVariance, variance), ratio(keptShared * leaves(given, 0), one)];
   }

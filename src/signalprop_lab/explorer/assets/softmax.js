@@ -88,8 +88,10 @@ const softmax = (() => {
     });
   }
 
+  const lowest = (std) => floor((-8.5 * std - log(1e6) - 14) / STEP);
+
   const laplace = kept(() => STDS.map((std) => {
-    const low = floor((-8.5 * std - log(1e6) - 14) / STEP), high = ceil((8.5 * std + 5) / STEP);
+    const low = lowest(std), high = ceil((8.5 * std + 5) / STEP);
     const u = range(high - low + 1).map((k) => (low + k) * STEP);
     return std <= 1 ? laplaceNarrow(std, u) : laplaceWide(std, u);
   }));
@@ -171,6 +173,23 @@ const softmax = (() => {
     return (1 + (length - 1) * min(exp(secondTable(length)(s)[0]) * (1 - vanishing(s)) ** 2, 1)) / length;
   }
 
+  const sumTable = kept((length) => spline(laplace().map((rows, k) => {
+    const s = STDS[k] ** 2, low = lowest(STDS[k]) * STEP;
+    let mean = low - STEP / 2, square = low * low - STEP * low + STEP * STEP / 6;
+    rows.forEach(([phi], i) => {
+      const beyond = STEP * exp(length * phi);
+      mean += beyond;
+      square += 2 * (low + i * STEP) * beyond;
+    });
+    return k ? [(-0.5772156649015329 - mean - log(length)) / STDS[k], max(square - mean * mean - PI * PI / 6, 0) / s] : [0, 1 / length];
+  })));
+
+  /** Mean and variance of ln of the sum of e^logit over so many logits of variance s. */
+  function logSum(s, length) {
+    const [rise, scatter] = sumTable(length)(s);
+    return [log(length) + rise * sqrt(s), max(scatter, 0) * s];
+  }
+
   // --- rows of attention (theory/attention_rows.py) ------------------------------------------------------------
 
   const OUTER = sqrt(5 + sqrt(10)), INNER = sqrt(5 - sqrt(10)), HERMITE_X = [-OUTER, -INNER, 0, INNER, OUTER];
@@ -225,7 +244,7 @@ const softmax = (() => {
   }
 
   return {
-    HERMITE_W, HERMITE_X, STDS, clip, correlation, dot, even, geometric, kept, ln, logAdd, nodeMoments, pairLength, range, ratio, rowMoments,
+    HERMITE_W, HERMITE_X, STDS, clip, correlation, dot, even, geometric, kept, ln, logAdd, logSum, nodeMoments, pairLength, range, ratio, rowMoments,
     softmaxSecond, spline, sum, vanishing,
   };
 })();
