@@ -73,7 +73,9 @@ def _chart(axis: Any, chart: Block, section: Block) -> None:
     values = np.concatenate(drawn)
     for mark in chart["marks"]:
         axis.axvline(mark["x"], color="#555555", linestyle=":", linewidth=0.8)
-        axis.annotate(mark["label"], (mark["x"], 0.02), xycoords=("data", "axes fraction"), fontsize=8, color="#555555")
+        side = "right" if mark["x"] > np.mean(axis.get_xlim()) else "left"  # of the panel, which the text stays in
+        axis.annotate(mark["label"], (mark["x"], 0.02), xycoords=("data", "axes fraction"), ha=side, fontsize=8,
+                      color="#555555")  # fmt: skip
     if chart["ticks"]:
         at, names = zip(*chart["ticks"], strict=True)
         axis.set_xticks(at, names, rotation=90 if len(names) > 4 else 0)
@@ -86,6 +88,8 @@ def _chart(axis: Any, chart: Block, section: Block) -> None:
         axis.axhline(0, color="grey", linewidth=0.6)
         if np.nanmax(np.abs(values)) > 10 * _LINEAR:
             axis.set_yscale("symlog", linthresh=_LINEAR)
+            if np.nanmin(values) >= 0:
+                axis.set_ylim(bottom=-_LINEAR / 2)
     elif chart["limits"]:
         axis.set_ylim(*chart["limits"])
     elif positive.size and not (values < 0).any():
