@@ -9,7 +9,10 @@ import pytest
 
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.unmasked import UnmaskedAttention
-from signalprop.theory.attention import across, backward_apart, forward, on_itself
+from signalprop.kernels.windows import windowed
+from signalprop.theory.attention import Sizes, across, backward, backward_apart, forward, on_itself
+from signalprop.theory.attention_rows import Band, Mask
+from signalprop.theory.one_length import HeadNorms
 
 N, D = 24, 64
 
@@ -71,3 +74,47 @@ def test_gradient_of_a_query_at_small_scores(r: float, one_length: bool) -> None
     s0 = 1e-6
     predicted = backward_apart(across(r, r, s0, N, N, D, D, one_length=one_length))[0][0] / s0
     assert abs(predicted / fit[1] - 1) < 0.002 + 4 * error / fit[1]
+
+
+SEEN = {
+    False: np.ones((N, N), dtype=bool),
+    True: np.tri(N, dtype=bool),
+    Band(8, True): np.tri(N, dtype=bool) & ~np.tri(N, k=-8, dtype=bool),
+}
+WIDTH = 16  # of a head
+
+
+def normed_heads(rng: np.random.Generator, x: np.ndarray, mask: Mask, s0: float) -> tuple[float, float]:
+    """Variance of what heads with QK-norm give, and of what independent gradients of size 1 send back to x."""
+    query, key, value = (rng.standard_normal((len(x), D, WIDTH)) / math.sqrt(D) for _ in range(3))
+    of_queries, of_keys = (np.sqrt(((x @ w) ** 2).mean(2, keepdims=True)) for w in (query, key))
+    q, k = x @ query / of_queries, x @ key / of_keys
+    scores = np.where(SEEN[mask], q @ k.swapaxes(1, 2) * math.sqrt(s0 / WIDTH), -np.inf)
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    weights /= weights.sum(2, keepdims=True)
+    arrived = rng.standard_normal((len(x), N, WIDTH))
+    moved = weights * (arrived @ (x @ value).swapaxes(1, 2))
+    moved = (moved - weights * moved.sum(2, keepdims=True)) * math.sqrt(s0 / WIDTH)
+    back = weights.swapaxes(1, 2) @ arrived @ value.swapaxes(1, 2)
+    for at, to, size, w in ((q, moved @ k, of_queries, query), (k, moved.swapaxes(1, 2) @ q, of_keys, key)):
+        back += (to - at * (to * at).mean(2, keepdims=True)) / size @ w.swapaxes(1, 2)
+    return float(((weights @ x) ** 2).mean()), float((back**2).sum(2).mean() / WIDTH)
+
+
+@pytest.mark.parametrize("mask", SEEN)
+@pytest.mark.parametrize(("s0", "r"), [(1.0, 0.0), (4.0, 0.3)])
+def test_queries_and_keys_of_one_length(mask: Mask, s0: float, r: float) -> None:
+    rng, norms = np.random.default_rng(5), HeadNorms(WIDTH, WIDTH)
+    drawn = [normed_heads(rng, tokens(rng, 250, r, one_length=True), mask, s0) for _ in range(16)]
+    mean, error = np.mean(drawn, 0), np.std(drawn, 0) / 4
+    kernel, fields = (1 - r) * np.eye(N) + r, {"qk": s0, "d_model": D, "d_head": WIDTH, "one_length": True}
+    if isinstance(mask, Band):
+        head = windowed(kernel, 8, None, None, causal=True, norms=norms, **fields)
+    else:
+        head = (TokenAttention if mask else UnmaskedAttention)(kernel, norms=norms, **fields)
+    x = Sizes(N, N, D, WIDTH, causal=mask, one_length=True, norms=norms).on_itself(r, s0)
+    by_kernel = [np.trace(k) / N for k in (head.forward(), head.backward(np.eye(N)))]
+    for found in (by_kernel, [forward(x)[0], backward(x)[0]]):
+        assert np.all(np.abs(found / mean - 1) < [0.01, 0.04] + 4 * error / mean), (found / mean - 1, error / mean)
+    if not (mask or r):  # where it is most
+        assert forward(Sizes(N, N, D, WIDTH, one_length=True).on_itself(r, s0))[0] > 1.04 * mean[0]

@@ -38,7 +38,7 @@ class TokenAttention(Sums):
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
         values: kernel of what the values are made of, where it is not `kernel`; results are in its units then.
-        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors.
+        one_length, norms: as of `theory.attention.Sizes`.
     """
 
     kernel: FloatArray
@@ -53,6 +53,7 @@ class TokenAttention(Sums):
     d_head: float = math.inf
     values: FloatArray | None = None
     one_length: bool = False
+    norms: sphere.HeadNorms = sphere.NO_NORMS
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -234,11 +235,12 @@ class TokenAttention(Sums):
         """What else `rows_of` takes of tokens of one length: their correlation, and the keys' own part of s."""
         if not self.one_length:
             return {}
-        return {"turns": 1 / self.d_model, "flatness": sphere.flatness(r, own, self.d_model)}
+        flatness = sphere.flatness(r, own, self.d_model, self.norms)
+        return {"turns": sphere.turns(self.d_model, self.norms), "flatness": flatness}
 
     @property
     def _fluctuation(self) -> float:
-        return float(sphere.score_spread(self.d_model, self.d_head, one_length=self.one_length))
+        return float(sphere.score_spread(self.d_model, self.d_head, self.norms, one_length=self.one_length))
 
     @cached_property
     def _key_correlation(self) -> FloatArray:
@@ -253,8 +255,10 @@ class TokenAttention(Sums):
 
     @cached_property
     def _longer(self) -> Longer:
-        widths, s = (self.d_model, self.d_head), self._row_score_variance
-        return longer(self._rows, s, self._key_correlation, widths, self.dropout, one_length=self.one_length)
+        widths, s, how = (self.d_model, self.d_head), self._row_score_variance, (self.one_length, self.norms)
+        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
+        share = s / np.maximum(raw, 1e-150)
+        return longer(self._rows, s, self._key_correlation, share, widths, self.dropout, *how)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -277,9 +281,7 @@ class TokenAttention(Sums):
         c = self._pair_scores * self._per_row(self._spread)[:, None]
         np.clip(c, LEAST * own[:, None], own[:, None], out=c)
         s, beyond = map(np.asarray, within_table(own))
-        if beyond.max() > 1:
-            c /= beyond[:, None]
-        x = np.asarray(position(s[:, None], c))
+        x = np.asarray(position(s[:, None], c / beyond[:, None] if beyond.max() > 1 else c))
         value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
         moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
@@ -291,8 +293,11 @@ class TokenAttention(Sums):
         met = np.exp(jacobian, out=jacobian)
         met *= (vanishing(s) / beyond / self._finite)[:, None]
         met *= ratio
-        weighted *= met
         weighted *= own[:, None]
+        passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
+        if passing < 1:
+            weighted += (1 - passing) * (c - weighted)
+        weighted *= met
         return self._of_pair(popular), self._of_pair(met), self._of_pair(weighted)
 
     @cached_property

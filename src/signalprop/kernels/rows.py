@@ -69,9 +69,11 @@ class Longer(NamedTuple):
 
 
 def longer(
-    rows: Rows, s: FloatArray, r: FloatArray, widths: tuple[int, float], dropout: float, *, one_length: bool
-) -> Longer:
-    """Of rows of score variance s and of keys of token correlation r; widths: of the input, and of a head."""
+    rows: Rows, s: FloatArray, r: FloatArray, share: FloatArray, widths: tuple[int, float], dropout: float,
+    one_length: bool, norms: sphere.HeadNorms,
+) -> Longer:  # fmt: skip
+    """Of rows of score variance s, that share of the raw one, and of keys of token correlation r; widths: of the input,
+    and of a head."""
     (d, d_head), kept, tilted = widths, 1 / (1 - dropout), s * rows.tilt
     shorter, common = np.ones_like(tilted), np.zeros_like(tilted)
     if one_length:
@@ -79,7 +81,9 @@ def longer(
         common = np.asarray(sphere.shorter(s * (1 + r / 2), rows.tilt, d)) - 1
     to_key = (1 + (4 * kept - 3) * tilted / d) * shorter
     twice = [sphere.of_own_length(r, x, one_length=one_length) / d for x in (kept, 1.0)]
-    return Longer(to_key, to_key * (1 + (1 / d_head + 2 / d) * tilted) * shorter + twice[0], 1 + common + twice[1])
+    far = rows.tilt * rows.jacobian / rows.second
+    to_query = to_key * (1 + sphere.along_query(d, d_head, norms) * tilted) * shorter + twice[0]
+    return Longer(to_key * sphere.through_key_norm(s, far, share, norms), to_query, 1 + common + twice[1])
 
 
 @lru_cache(maxsize=32)

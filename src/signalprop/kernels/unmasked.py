@@ -17,6 +17,7 @@ from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.buffers import empty
 from signalprop.kernels.rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
+from signalprop.theory import one_length as sphere
 from signalprop.theory.repeated_keys import softmax_of_groups
 from signalprop.theory.two_rows import LEAST, log_value, position, within_table
 
@@ -345,12 +346,14 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _moves(self) -> tuple[FloatArray, FloatArray]:
         """(E of two rows' Jacobians, summed over keys that are the same; E c times it)."""
-        w, x = self._weights, self._near[0]
+        w, (x, near) = self._weights, self._near
         own = np.maximum(w.variance, 1e-12)
         _, jacobian, weighted = w.rows.with_others
         itself = np.exp(jacobian.sum(0))
         met = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
-        return _symmetric(met), _symmetric(of_rows(weighted, x) * met * own[:, None])
+        passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
+        liked = passing * of_rows(weighted, x) + (1 - passing) * near
+        return _symmetric(met), _symmetric(liked * met * own[:, None])
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
 

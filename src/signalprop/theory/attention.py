@@ -44,18 +44,20 @@ class Sizes:
             positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
-        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors.
+        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors. norms: of queries and
+            keys; with them tokens have one length, as far as scores see them.
     """
 
     def __init__(
         self, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
         omega: Array = 1.0, omega_rows: Array | None = None, one_length: bool = False,
+        norms: sphere.HeadNorms = sphere.NO_NORMS,
     ) -> None:  # fmt: skip
         given = n_queries, n_keys, d, d_head, p, omega, omega if omega_rows is None else omega_rows
         self.n_queries, self.n_keys, self.d, self.d_head, self.p, self.omega, self.omega_rows = map(plain, given)
-        self.causal, self.one_length = causal, one_length
-        self.spread = sphere.score_spread(self.d, self.d_head, one_length=one_length)  # v
-        self.turns = 1.0 / self.d if one_length else 0.0  # variance of the cosine of two tokens that share nothing
+        self.causal, self.one_length, self.norms = causal, one_length, norms
+        self.spread = sphere.score_spread(self.d, self.d_head, norms, one_length=one_length)  # v
+        self.turns = sphere.turns(self.d, norms) if one_length else 0.0
         xp = namespace(self.n_queries, self.n_keys, self.spread, self.p, self.omega, self.omega_rows)
         self.numbers = xp is not np
         # n tokens that all have the same correlation cannot have one below -1/(n-1)
@@ -190,7 +192,7 @@ def _scores(x: Attention) -> _Scores:
     second, response, tilt, flat, moved, moved_pairs = rows
     least = xp.maximum(s, 1e-300)
     part = own / least  # how far a key's own part makes its scores
-    flatness = sphere.flatness(x.r_key, part, sizes.d)
+    flatness = sphere.flatness(x.r_key, part, sizes.d, sizes.norms)
     apart, near = sphere.crowding(x.r_key, sizes.omega_rows * part, sizes.d)
     flat = flatness * flat
     second = xp.minimum(second * xp.exp(flat), 1.0)
@@ -208,6 +210,8 @@ def _slopes(x: Attention, scores: _Scores) -> _Slopes:
     sizes, xp = x.sizes, x.xp
     shape = sizes.n_keys, sizes.spread, sizes.turns, sizes.causal
     overlap, weighted, *rows = by_shape(_of_jacobians, scores.s, scores.c, *shape)
+    passing = sphere.by_chance(sizes.d, sizes.d_head, sizes.norms)
+    weighted = passing * weighted + (1.0 - passing) * scores.c * overlap
     if not sizes.one_length:
         return _Slopes(overlap, weighted, *rows)
     jacobian, weighted_jacobian, remaining, flat = rows
@@ -270,7 +274,7 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     # w as the output is, which adds q₀, more under dropout
     h = sizes.p * kept
     tilt = scores.squared_tilt * scores.q0
-    half_spread = 1.0 / sizes.d_head + 2.0 / sizes.d
+    half_spread = sphere.along_query(sizes.d, sizes.d_head, sizes.norms)
     shorter = sphere.shorter(scores.s, scores.squared_tilt, sizes.d) if sizes.one_length else 1.0
     noise = (kept - x.r_value + (4.0 * h + 1.0) * tilt) * shorter
     # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
@@ -280,7 +284,10 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     through_value = _through_value(x, scores)
     apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
     popular = x.r_g * score_pairs * back.weighted_overlap * apart
-    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise
+    share = scores.s / xp.maximum(x.s0, 1e-300)
+    tilted = scores.squared_tilt * back.jacobian / scores.second
+    normed = sphere.through_key_norm(scores.s, tilted, share, sizes.norms)
+    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise * normed
 
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)

@@ -1,24 +1,43 @@
 """What it makes of attention that its tokens have one length, as norms leave them: terms of order 1/d.
 
 Tokens of Gaussian features differ in length, by 2/d of their mean square. On a sphere, of d features and token
-correlation r, the angle θ to what all tokens share varies in turn, and no score is far from the others. Derivation and
-measured errors: docs/theory/attention.md, "Tokens of one length". Numbers, or arrays.
+correlation r, the angle θ to what all tokens share varies in turn, and no score is far from the others. QK-norm does
+the same to queries and keys. Derivation and measured errors: docs/theory/attention.md, "Tokens of one length" and
+"Queries and keys of one length". Numbers, or arrays.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from signalprop.network.moments import Array
 
 
-def score_spread(d: Array, d_head: Array, *, one_length: bool) -> Array:
+class HeadNorms(NamedTuple):
+    """Over how many features norms make queries, and keys, one length: of a head, or of all; infinite without norms."""
+
+    queries: float = math.inf
+    keys: float = math.inf
+
+
+NO_NORMS = HeadNorms()
+
+
+def score_spread(d: Array, d_head: Array, norms: HeadNorms, *, one_length: bool) -> Array:
     """Relative variance of the score variance of a row, over heads and queries."""
-    return 2.0 / d_head + (2.0 if one_length else 4.0) / d
+    return 2.0 / d_head - 2.0 / norms.queries + (2.0 if one_length else 4.0) / d
 
 
-def flatness(r: Array, own: Array, d: Array) -> Array:
+def turns(d: Array, norms: HeadNorms) -> Array:
+    """Variance of the cosine of two queries that share nothing, beyond half of `score_spread`."""
+    return 1.0 / d + 1.0 / norms.queries
+
+
+def flatness(r: Array, own: Array, d: Array, norms: HeadNorms) -> Array:
     """ε: scores within a row have the fourth cumulant -6 ε s². own: the keys' own share of their variance s."""
     near = (1.0 - r) * own
-    return near * near / d
+    return near * near * (1.0 / d + 1.0 / norms.keys)
 
 
 def of_two_rows(near: Array) -> Array:
@@ -39,6 +58,26 @@ def shorter(s: Array, tilt: Array, d: Array) -> Array:
     """By what factor squared distances of keys from a row's output, weighted by A², are smaller: to first order in 1/d
     1 - 4 s κ/d, κ being how far these weights are tilted."""
     return 1.0 / (1.0 + 4.0 * s * tilt / d)
+
+
+def along_query(d: Array, d_head: Array, norms: HeadNorms) -> Array:
+    """Times s κ, how much longer keys that a query's gradient sums up are, tilted along the query: of that part a norm
+    on it sends nothing back."""
+    return 1.0 / d_head - 1.0 / norms.queries + 2.0 / d
+
+
+def through_key_norm(s: Array, tilt: Array, share: Array, norms: HeadNorms) -> Array:
+    """Factor on what one query's score sends to a key: a norm takes out what lies along the key, whose score is large.
+
+    tilt: of keys that get J. share: s over the raw score variance.
+    """
+    return 1.0 / (1.0 + (4.0 * share * s * tilt - 1.0) / norms.keys)
+
+
+def by_chance(d: Array, d_head: Array, norms: HeadNorms) -> Array:
+    """The share of E c Λ_J beyond c Λ_J, what two queries send to a key that they like by chance, that its norm lets
+    through: what they have in common along that key it takes out."""
+    return 1.0 - 1.0 / (norms.keys * (1.0 / d_head + 2.0 / d))
 
 
 def of_own_length(r: Array, kept: Array, *, one_length: bool) -> Array:

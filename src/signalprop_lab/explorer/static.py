@@ -127,7 +127,7 @@ def _fields(a: Architecture) -> dict[str, Any]:
     return {name: getattr(a, name) for name in (*names, "norm_placement", "final_norm")} | {
         "inputs": {kind: {name: getattr(of, name) for name in _INPUTS} for kind, of in statistics.items()},
         "fixed": {
-            "gated": a.gated, "parallel": a.parallel, "qkNorm": bool(a.qk_norm), "bias": a.bias,
+            "gated": a.gated, "parallel": a.parallel, "qkNorm": a.qk_norm, "bias": a.bias,
             "norm": a.norm, "eps": a.norm_eps,
             "positions": a.positions, "rotaryBase": a.rotary_base, "rotaryFraction": a.rotary_fraction,
             "nSegments": a.n_segments, "embeddingNorm": a.embedding_norm, "embeddingScale": a.embedding_scale,

@@ -27,6 +27,7 @@ from signalprop.theory.elements import (
     linear,
 )
 from signalprop.theory.logs import correlation, rows_of
+from signalprop.theory.one_length import NO_NORMS, HeadNorms
 
 LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
 
@@ -86,7 +87,7 @@ class Heads(BranchMoments):
         table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
         n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
         values: how they add the values of the first one; None: they do not.
-        one_length: tokens are normed before they are read.
+        one_length: tokens are normed before they are read, or queries and keys are. norms: on these.
     """
 
     table: FloatArray
@@ -104,6 +105,7 @@ class Heads(BranchMoments):
     rotary_rows: float = 1.0
     values: FirstValues | None = None
     one_length: bool = False
+    norms: HeadNorms = NO_NORMS
 
     @property
     def first(self) -> int | None:
@@ -166,8 +168,16 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,
         "causal": stack == 1,
-        "one_length": not a.squash and (NORM_BEFORE | NORM_AFTER).issuperset(placements),
+        "one_length": bool(a.qk_norm) or (not a.squash and (NORM_BEFORE | NORM_AFTER).issuperset(placements)),
+        "norms": _norms(a),
     }
+
+
+def _norms(a: Architecture) -> HeadNorms:
+    """Over how many features QK-norm makes queries and keys one length."""
+    if not a.qk_norm:
+        return NO_NORMS
+    return HeadNorms(*(a.d_head * (n if a.qk_norm == "whole" else 1) for n in (a.n_heads, a.n_kv_heads)))
 
 
 def mixes(p: Parametrization) -> bool:

@@ -169,6 +169,7 @@ class AttentionKernel(BranchKernel):
             "gain": float(row.attention_gain),
             "d_head": self.a.d_head,
             "one_length": self.made.one_length,
+            "norms": self.made.norms,
         }
         if self.values is not None:
             begun = self.made.at(self.values.row).value * self.values.first[i] ** 2 / size

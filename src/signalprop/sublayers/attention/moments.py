@@ -192,7 +192,7 @@ class SelfAttention(Heads):
         """What the formulas of one set of heads take of them."""
         return attention.Sizes(
             self.n_queries, self.n_queries, self.d_model, self.d_head, self.attention_dropout, causal=self.causal,
-            omega=self.rotary, omega_rows=self.rotary_rows, one_length=self.one_length,
+            omega=self.rotary, omega_rows=self.rotary_rows, one_length=self.one_length, norms=self.norms,
         )  # fmt: skip
 
     def _read(self, row: Row, read: Pair, added: Summed | None) -> attention.Attention:

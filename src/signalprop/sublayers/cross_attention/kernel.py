@@ -71,6 +71,7 @@ class CrossAttentionKernel(BranchKernel):
             gain=float(row.attention_gain),
             d_head=made.d_head,
             one_length=made.one_length,
+            norms=made.norms,
             **fields,
         )
         return _Scaled(attention, *sizes)

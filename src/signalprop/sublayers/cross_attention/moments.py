@@ -43,8 +43,8 @@ class CrossAttention(Heads):
     @cached_property
     def sizes(self) -> attention.Sizes:
         """What the formulas of one set of heads take of them."""
-        lengths = self.n_queries, self.n_keys
-        return attention.Sizes(*lengths, self.d_model, self.d_head, self.attention_dropout, one_length=self.one_length)
+        sizes = self.n_queries, self.n_keys, self.d_model, self.d_head, self.attention_dropout
+        return attention.Sizes(*sizes, one_length=self.one_length, norms=self.norms)
 
     def _read(self, row: Row, read: Pair, memory: Pair) -> attention.Attention:
         s0, bias = self.scores(row, read[0], memory[0])

@@ -26,6 +26,7 @@ from signalprop.theory.elements import (
     inner_correlation,
     through_inner_norm,
 )
+from signalprop.theory.one_length import NO_NORMS
 
 
 class Scores(NamedTuple):
@@ -115,7 +116,8 @@ def of(p: Parametrization, stack: int) -> LatentAttention:
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
     parts = Scores(query, before, own * scale * value, s.d_rotary * scale * latent, latent)
-    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "one_length": False, "norm_eps": s.eps_in(a)}
+    fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "norm_eps": s.eps_in(a)}
+    fields |= {"one_length": False, "norms": NO_NORMS}
     coherence = (1.0, 1.0)
     if a.positions == "rotary":
         turned = (fields["n_queries"], s.d_rotary, a.rotary_base, 1.0)

@@ -52,17 +52,20 @@ const closedForm = (() => {
   // theory/one_length.py
   const ofTwoRows = (near) => (1 + (4 + 2 * near) * near) / 7;
   const shorterBy = (x, s, tilt) => (x.oneLength ? 1 / (1 + 4 * s * tilt / x.d) : 1);
+  const NO_NORMS = { queries: Infinity, keys: Infinity };
+  const byChance = (x) => 1 - 1 / (x.norms.keys * (1 / x.dHead + 2 / x.d));
   const ofOwnLength = (x, r, kept) => (x.oneLength ? 4 * r : 2) * kept - 1;
 
-  /** What the score matrix contributes; x: r, s0, n, d, dHead, p, omega, omegaRows, queryBias, causal, oneLength. */
+  /** What the score matrix contributes; x: r, s0, n, d, dHead, p, omega, omegaRows, queryBias, causal, oneLength, norms. */
   function scores(x) {
     const r = clip(x.r, -1 / max(x.n - 1, 1), 1), rQuery = r + x.queryBias * (1 - r);
     const s = max((1 - r * x.omegaRows) * x.s0, 0), own = x.omega * (1 - r) * x.s0, c = min(max(rQuery * own, twoRows.LEAST * s), s);
-    const v = 2 / x.dHead + (x.oneLength ? 2 : 4) / x.d, rows = rowMoments(s, x.n, v, x.causal, x.oneLength);
-    const met = twoRows.pairOverlaps(s, c, pairLength(x.n, x.causal), v, x.oneLength ? 1 / x.d : 0);
+    const v = 2 / x.dHead - 2 / x.norms.queries + (x.oneLength ? 2 : 4) / x.d, rows = rowMoments(s, x.n, v, x.causal, x.oneLength);
+    const met = twoRows.pairOverlaps(s, c, pairLength(x.n, x.causal), v, x.oneLength ? 1 / x.d + 1 / x.norms.queries : 0);
+    met.weighted = byChance(x) * met.weighted + (1 - byChance(x)) * c * met.jacobian;
     const found = { r, rQuery, s, c, rows, q0: (1 - r) * own / x.d, valueOverlap: met.value, jacobianOverlap: met.jacobian, weighted: met.weighted };
     if (!x.oneLength) return { ...found, crowds: [0, 0] };
-    const least = max(s, 1e-300), part = own / least, flat = ((1 - r) * part) ** 2 / x.d, both = ofTwoRows(c / least);
+    const least = max(s, 1e-300), part = own / least, flat = ((1 - r) * part) ** 2 * (1 / x.d + 1 / x.norms.keys), both = ofTwoRows(c / least);
     const whole = x.omegaRows * part * (1 - r) / x.d, apart = whole * r * (1 - 0.5 * r), near = whole * (1 + r - 0.5 * r * r);
     const less = exp(flat * rows.flatJ), alike = exp(flat * rows.flatJ * both);
     return {
@@ -89,15 +92,17 @@ const closedForm = (() => {
   function attendBack(x) {
     const { r, s, c, rows, q0, valueOverlap, jacobianOverlap, weighted } = scores(x);
     const keep = 1 / (1 - x.p), others = max(x.n - 1, 1), [valuePairs, scorePairs] = pairs(x.n, x.causal), h = x.p * keep;
-    const shorter = shorterBy(x, s, rows.squaredTilt), halfSpread = 1 / x.dHead + 2 / x.d, only = 1 - x.queryBias;
+    const shorter = shorterBy(x, s, rows.squaredTilt), only = 1 - x.queryBias;
+    const along = 1 / x.dHead - 1 / x.norms.queries + 2 / x.d, far = rows.squaredTilt * rows.jacobian / rows.second;
+    const normed = 1 / (1 + (4 * s / max(x.s0, 1e-300) * s * far - 1) / x.norms.keys);
     const noise = (keep - r + (4 * h + 1) * rows.squaredTilt * q0) * shorter;
-    const longer = noise * (1 + halfSpread * s * rows.squaredTilt) * shorter + ofOwnLength(x, r, keep) * (1 - r) / x.d;
+    const longer = noise * (1 + along * s * rows.squaredTilt) * shorter + ofOwnLength(x, r, keep) * (1 - r) / x.d;
     const query = max((q0 * rows.remaining + rows.jacobian * s * longer) * only, 0);
     const common = ofOwnLength(x, r, 1) / x.d + shorterBy(x, s + 0.5 * c, rows.squaredTilt);
     const sameKeys = scorePairs * jacobianOverlap / others * s * (1 - r) * common;
     return [0, 1].map((rG) => {
       const throughValue = keep * rows.second + rG * (valuePairs + (valueOverlap - 1) * scorePairs);
-      const throughKey = rG * scorePairs * weighted + rows.weightedJacobian * x.s0 * noise;
+      const throughKey = rG * scorePairs * weighted + rows.weightedJacobian * x.s0 * noise * normed;
       const queryCovariance = rG * (q0 * (1 - rows.second) ** 2 + sameKeys) * only;
       const total = 1 + x.p * keep * rows.second + rG * (x.n - 1), key = max(throughValue + throughKey, 0);
       const keyCovariance = (total - throughValue - x.omega * throughKey) / others;
@@ -122,10 +127,12 @@ const closedForm = (() => {
     const kept = ratio(query * total, query * total + a.eps) * ratio(key * second, key * second + a.eps);
     const s0 = a.qkNorm ? a.dHead * scale * kept : query * key * a.dHead * scale * total * second;
     const causal = a.kind === "decoder", turned = [a.n, a.dHead, a.rotaryBase, a.rotaryFraction];
-    const rotary = a.positions === "rotary";
+    const rotary = a.positions === "rotary", whole = a.qkNorm === "whole";
+    const norms = a.qkNorm ? { queries: a.dHead * (whole ? a.heads : 1), keys: a.dHead * (whole ? a.kvHeads : 1) } : NO_NORMS;
     return {
+      norms,
       r, s0: min(s0, LARGEST_SCORE), n: a.n, d: a.d, dHead: a.dHead, p: a.attentionDropout, causal,
-      oneLength: t.placement.every((place) => place === "pre" || place === "post" || place === "sandwich"),
+      oneLength: a.qkNorm || t.placement.every((place) => place === "pre" || place === "post" || place === "sandwich"),
       queryBias: a.qkNorm ? 0 : correlation(bias, total), omega: rotary ? rotaryCoherence(...turned, causal && "pairs") : 1,
       omegaRows: rotary ? rotaryCoherence(...turned, causal && "rows") : 1,
     };
