@@ -13,33 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from signalprop.kernels.alike_keys import LARGEST, Alike, alike_keys, centred
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.buffers import empty
 from signalprop.kernels.rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory import one_length as sphere
-from signalprop.theory.repeated_keys import softmax_of_groups
-from signalprop.theory.two_rows import LEAST, log_value, position, within_table
+from signalprop.theory.repeated_keys import Groups, softmax_of_groups
+from signalprop.theory.two_rows import LEAST, position, within_table
 
-_SMALLEST, _LARGEST = 1e-4, 1e4  # score variances between which keys are grouped
-_STEPS = np.linspace(0, 1, 65)
 _DISTINCT = 1e-6  # share of keys that are not different ones below which all are
-_FAINT = 1e-9  # distance of a key from the others below which nothing is like it
-
-
-class Alike(NamedTuple):
-    """How alike the scores of two keys are, (n, n), and how many keys are like each, (n,).
-
-    Attributes:
-        rho: correlation about the row's mean, at least 0. shared: e^(s rho - s), what is left of e^s between two keys.
-        same: (e^(s rho) - 1) / (e^s - 1), how far two keys count as one in a row with itself.
-        like: keys that are like one, of mean weights; of squared ones.
-    """
-
-    rho: FloatArray
-    shared: FloatArray
-    same: FloatArray
-    like: tuple[FloatArray, FloatArray]
 
 
 class Weights(NamedTuple):
@@ -47,20 +30,23 @@ class Weights(NamedTuple):
 
     Attributes:
         rows: P and J summed over pairs of keys as far as they are the same; the overlaps of `different` keys.
+        same: how far two keys count as one in a row with itself, (n, n).
         mean: E A_k, (n,). met: sum over pairs of keys, as far as they are the same, of E A_k E A_k'.
         value, slope: of two rows of independent scores, and of a row with itself, roots of what a key has of E A_k A'_k
             and of the Jacobians, (2, n); with `same` the sum over pairs is 1.
         apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
-        different: how many different keys there are. variance: s of every row. spread: s_0 S_ii times that is s.
-        r: correlation of different keys.
+        unlike: how far different keys lie apart, unturned. different: how many there are.
+        variance: s of every row. spread: s_0 S_ii times that is s. r: correlation of different keys.
     """
 
     rows: Rows
+    same: FloatArray
     mean: FloatArray
     met: float
     value: FloatArray
     slope: FloatArray
     apart: FloatArray
+    unlike: float
     different: float
     variance: FloatArray
     spread: float
@@ -167,46 +153,34 @@ class UnmaskedAttention(TokenAttention):
 
     @cached_property
     def _alike(self) -> Alike:
-        kernel, n = self._turned, len(self.kernel)
-        centred = _centred(kernel)
-        size = float(np.maximum(np.diagonal(centred), 0.0).mean())
-        # keys that are not alike share what they have in common on average
-        rest = 1 - np.maximum(_correlation(centred), 0.0)
-        shared = float((rest * kernel).sum()) / max(float(rest.sum()), 1e-300)
-        rho = _correlation(kernel - shared)
-        s = float(np.clip(self.qk * float((self._asks_own + self.query_bias).mean() * size), _SMALLEST, _LARGEST))
-        left, least = np.exp(s * (rho - 1)), math.exp(-s)
-        same = np.maximum(left - least, 0.0) / (1 - least)
-        squared = (np.maximum(left**2 - least**2, 0.0) / (1 - least**2)).sum(1)
-        mean = squared
-        if n > 1:  # as rows of n keys overlap, which is less than e^s where they are sharp
-            whole = s / (1 - 1 / n)
-            overlap = np.expm1(np.asarray(log_value(whole, _STEPS * whole, n, self._fluctuation)))
-            mean = np.interp(rho, _STEPS, overlap / overlap[-1]).sum(1)
-        return Alike(np.maximum(rho, 0.0), left, same, (mean, squared))
+        return alike_keys(self._turned, self.qk * float((self._asks_own + self.query_bias).mean()))
 
     @cached_property
     def _weights(self) -> Weights:
-        n, same = len(self.kernel), self._alike.same
+        n, alike = len(self.kernel), self._alike
+        same = alike.same()
         different = n**2 / float(same.sum())
         distinct = n - different < _DISTINCT * n
-        spread = self._mean_distance(self._turned) / (1 - 1 / max(different, 2.0))
+        finite = 1 - 1 / max(different, 2.0)
+        spread, unlike = (self._mean_distance(kernel) / finite for kernel in (self._turned, self.kernel))
         variance = self.qk * (self._asks_own + self.query_bias) * spread
-        typical = min(float(variance.mean()), _LARGEST)
-        length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
-        unlike = self._mean_distance(self.kernel) / (1 - 1 / max(different, 2.0))
+        typical = min(float(variance.mean()), LARGEST)
+        groups = None if distinct else softmax_of_groups(typical, self._fluctuation, alike.size, alike.degree)
+        if groups is not None:
+            same = alike.same(groups.counted_as_one(alike.size))
+            different = n**2 / float(same.sum())
         r = 1 - min(unlike / max(float(np.diagonal(self.kernel).mean()), 1e-150), 1.0)
         flat = self._flat(np.full(1, r), np.full(1, min(unlike / max(spread, 1e-150), 1.0)))
+        length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
         rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n, **flat)
         every = np.full(n, math.sqrt(1 / n))
-        if distinct:
-            mean, shapes = every**2, [every] * 3
-        else:
-            rows, mean, shapes = self._of_groups(rows, typical)
+        mean, shapes = every**2, [every] * 3
+        if groups is not None:
+            rows, mean, shapes = self._of_groups(rows, groups, same)
         mean_favour, favour = rows.favour[:, -1]
-        mean = mean * self._apart_of(self._alike.like[0]) ** mean_favour
+        mean = mean * self._distance**mean_favour
         mean /= mean.sum()
-        tilt = self._apart_of(self._alike.like[1]) ** (favour / 2)
+        tilt = self._distance ** (favour / 2)
         before, second, jacobian = (_shape(same, tilt * root) for root in shapes)
         rows = rows._replace(
             **{name: getattr(rows, name)[..., : n_rows - 1] for name in rows._fields if name != "favour"}
@@ -214,65 +188,67 @@ class UnmaskedAttention(TokenAttention):
         apart = (1 - same) * np.outer(mean, mean)
         return Weights(
             rows,
+            same,
             mean,
             _summed(same, mean),
             np.stack([_shape(same, mean), second]),
             np.stack([before, jacobian]),
             apart / max(float(apart.sum()), 1e-300),
+            unlike,
             different,
             variance,
             float(spread),
             r,
         )
 
-    def _of_groups(self, rows: Rows, typical: float) -> tuple[Rows, FloatArray, list[FloatArray]]:
+    def _of_groups(self, rows: Rows, groups: Groups, same: FloatArray) -> tuple[Rows, FloatArray, list[FloatArray]]:
         """Rows of keys some of which are alike, from those of as many different keys, the last of which has the
-        `typical` score variance; E A_k; and shapes: `Weights.slope`, with that of `Weights.value` in between."""
-        same, like = self._alike.same, self._alike.like
-        means, squares = softmax_of_groups(typical, self._fluctuation, like)
-        mean = means.mean / like[0]
-        made = [squares.second, squares.jacobian, squares.weighted]
-        roots = [np.sqrt(np.maximum(y, 0.0)) / like[1] for y in made]
+        typical score variance; E A_k; and shapes: `Weights.slope`, with that of `Weights.value` in between."""
+        roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian, groups.weighted)]
         scaled = [
             column * (_summed(same, root) / max(float(column[-1]), 1e-300))
             for column, root in zip((rows.second, rows.jacobian, rows.weighted), roots, strict=True)
         ]
         rows = rows._replace(second=np.minimum(scaled[0], 1.0), jacobian=scaled[1], weighted=scaled[2])
-        before = np.maximum(squares.mean - squares.second, 0.0) / like[1]
-        return rows, mean, [before, *roots[:2]]
+        own, alike = groups.mean - groups.second, self._alike  # E A_k (1 - A_k), and with the group's weight
+        with_group = own - (alike.size - 1) * groups.pair
+        before = np.sqrt(alike.degree * with_group**2 + (1 - alike.degree) * own**2)
+        return rows, groups.mean, [before, *roots[:2]]
 
-    def _apart_of(self, like: FloatArray) -> FloatArray:
+    @cached_property
+    def _distance(self) -> FloatArray:
         """How far every key lies from the row's mean, over what groups of such sizes make of it; 1 on average."""
-        centred = np.diagonal(self._turned) - 2 * self._turned_means[0][0] + self._turned_means[1][0]
-        found = np.maximum(centred, 0.0) / self._about_mean(like)
+        from_mean = np.diagonal(self._turned) - 2 * self._turned_means[0][0] + self._turned_means[1][0]
+        found = np.maximum(from_mean, 0.0) / self._about_mean
         return np.asarray(np.maximum(found / max(float(found.mean()), 1e-300), 1e-9))
 
-    def _about_mean(self, like: FloatArray) -> FloatArray:
+    @cached_property
+    def _about_mean(self) -> FloatArray:
         """How far a key lies from the mean of groups that share nothing."""
-        n = len(like)
+        alike, n = self._alike, len(self._alike.size)
+        like = 1 + alike.degree * (alike.size - 1)
         return np.asarray(np.maximum(1 - 2 * like / n + like.sum() / n**2, 0.05))
 
     def _mean_distance(self, kernel: FloatArray) -> float:
         """How far keys lie from their mean."""
         return max(float(np.diagonal(kernel).mean() - kernel.mean()), 0.0)
 
-    @cached_property
+    @property
     def _different_spread(self) -> float:
         """How far different keys lie apart, unturned: what all share cancels in the scores of two rows."""
-        return self._mean_distance(self.kernel) / (1 - 1 / max(self._weights.different, 2.0))
+        return self._weights.unlike
 
     @cached_property
     def _same_pairs(self) -> tuple[FloatArray, FloatArray]:
         """How overlaps of two rows of independent scores, and of a row with itself, stand on pairs of keys."""
-        (one, itself), alike = self._weights.value, self._alike
-        return alike.rho * np.outer(one, one), alike.same * np.outer(itself, itself)
+        (one, itself), same = self._weights.value, self._weights.same
+        return self._alike.rho * np.outer(one, one), same * np.outer(itself, itself)
 
     @cached_property
     def _moved_pairs(self) -> tuple[FloatArray, FloatArray]:
         """The same of what scores send back, by how values lie about their mean."""
-        like = self._alike.like[1]  # what a key far from the mean gets beyond is in `slope` already
-        own = self._about_mean(like) * self._apart_of(like)
-        apart = _centred(self._values) / np.sqrt(np.outer(own, own))
+        own = self._about_mean * self._distance  # what a key far from the mean gets beyond is in `slope` already
+        apart = centred(self._values) / np.sqrt(np.outer(own, own))
         one, itself = self._weights.slope
         return apart * np.outer(one, one), apart * self._alike.shared * np.outer(itself, itself)
 
@@ -321,7 +297,7 @@ class UnmaskedAttention(TokenAttention):
         rho, values, n = self._alike.rho, self._values, len(self.kernel)
         shared = float((self._weights.apart * values).sum())
         counted = self._mean_distance(self._turned) * float((rho * (values - shared)).sum())
-        left = max(float((_centred(self._turned) * values).sum()) - counted, 0.0) / n**2
+        left = max(float((centred(self._turned) * values).sum()) - counted, 0.0) / n**2
         return np.asarray(self.qk * left * (1 - self._weights.rows.second) ** 2)
 
     @cached_property
@@ -366,21 +342,6 @@ class UnmaskedAttention(TokenAttention):
 
     def _over_queries(self, values: FloatArray, axis: int) -> FloatArray:
         return np.broadcast_to(values.sum(axis, keepdims=True), values.shape).copy()
-
-
-def _centred(kernel: FloatArray) -> FloatArray:
-    """A kernel about the mean of all."""
-    mean = kernel.mean(0)
-    return np.asarray(kernel - mean - mean[:, None] + mean.mean())
-
-
-def _correlation(kernel: FloatArray) -> FloatArray:
-    """How alike two keys are, of what they have; a key that has nothing is like itself alone."""
-    own = np.diagonal(kernel)
-    root = np.where(own > _FAINT, 1 / np.sqrt(np.maximum(own, _FAINT)), 0.0)
-    rho = np.clip(kernel * np.outer(root, root), -1.0, 1.0)
-    np.fill_diagonal(rho, 1.0)
-    return np.asarray(rho)
 
 
 def _summed(same: FloatArray, root: FloatArray) -> float:

@@ -1,17 +1,17 @@
-"""A softmax over keys some of which are the same: groups of keys with one logit each, of any sizes.
+"""A softmax over keys some of which are alike: groups, of any sizes, whose logits have a part in common.
 
-A group of g keys of the logit √s z weighs g e^(√s z), so with φ, ψ of `signalprop.theory.softmax` at u + ln g
+The logits of a group of g keys are √(s ρ) y + √(s (1 - ρ)) z_k, so with φ, ψ of `signalprop.theory.softmax` at
+variance s (1 - ρ) and means over y, at u + √(s ρ) y
 
-    E Â_a = ∫ ψ₁ Φ/φ du     E Â_a² = ∫ ψ₂ Φ/φ du     Φ(u) = Π_b φ(u + ln g_b)
+    Φ_g(u) = E_y φ^g     E A_k = ∫ E_y[ψ₁ φ^(g-1)] Φ/Φ_g du     E A_k² = ∫ E_y[ψ₂ φ^(g-1)] Φ/Φ_g du     Φ = Π_b Φ_b
 
-and so on for the rest. Every key k counts as 1/g_k of a group, so sizes need not be whole numbers: how many keys are
-like k, each by its degree. docs/theory/kernels.md, "Equal keys".
+and so on for the rest; ρ = 1 are equal keys. Every key k counts as 1/g_k of a group, so sizes need not be whole
+numbers. docs/theory/kernels.md, "Equal keys".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
-from signalprop.theory.softmax import STEP, laplaces_of
+from signalprop.theory.softmax import STEP, laplace_on
 
 _AT = np.arange(4)
 _REST = [np.delete(_AT, i) for i in _AT]
@@ -27,43 +27,51 @@ _LOWEST = -30.0  # of ln φ: what is divided by less has no weight
 
 
 class Groups(NamedTuple):
-    """Of the group that each key is in, (n,); Â is a group's weight.
+    """Of every key k, (n,); Â is its group's weight.
 
     Attributes:
-        mean: E Â. second: E Â². jacobian: E (Â (e - Â))², of the row of diag Â - Â Âᵀ. weighted: s_i/s times that.
+        mean: E A_k. second: E A_k². pair: E A_k A_k' of two keys of one group.
+        jacobian: E A_k² (e_k - A) V (e_k - A) with values V as alike as logits, E (A_k/Â)² (Â (e - Â))² if they are
+            equal. weighted: s_i/s times that.
     """
 
     mean: FloatArray
     second: FloatArray
+    pair: FloatArray
     jacobian: FloatArray
     weighted: FloatArray
 
+    def counted_as_one(self, sizes: FloatArray) -> float:
+        """How far two keys of one group count as one in a row with itself: between 0 (as keys of two) and 1 (equal)."""
+        others = sizes - 1
+        unlike = (1 - float((self.second + others * self.pair).sum())) / (1 - float(sizes @ self.mean**2))
+        apart = unlike * self.mean**2
+        return float(np.clip(others @ (self.pair - apart) / (others @ (self.second - apart)), 1e-9, 1 - 1e-9))
 
-def softmax_of_groups(variance: float, spread: float, sizes: Iterable[FloatArray]) -> list[Groups]:
-    """For every array of sizes, (n,) each: how many keys are in the group of key k, at least 1.
+
+def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: float = 1.0) -> Groups:
+    """Of keys that each are in a group of so many, at least 1.
 
     Averaged over score variances of mean `variance` and relative variance `spread`, log-normal (five points). Within
-    1e-3 of sampling (groups of 1 to 9 keys, score variances up to 16), 1 % for the Jacobian of a third of all keys.
+    .0004 where keys of a group are equal and of one size (score variances up to 16), and of sampling's error, .2 to .4 %, else.
 
     Args:
-        variance: 0 to 1e4.
+        variance: 0 to 1e4. sizes: (n,). alike: ρ, correlation of two logits of a group.
     """
     log_spread = math.log1p(spread)
     stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
-    places = [_shifts(np.log(size)) for size in sizes]
-    groups = np.zeros((len(places), 1 + max(int(at.max()) for at, _ in places)))
-    for row, (at, weight), size in zip(groups, places, sizes, strict=True):
-        np.add.at(row, at, weight / size[:, None])
-    mean, second, jacobian = _integrals(laplaces_of(stds), groups)  # (stds, arrays of sizes, shifts) each
-    weighted = jacobian * (stds**2 / max(variance, 1e-12))[:, None, None]
-    columns = np.einsum("s,cs...->c...", HERMITE_W, np.stack([mean, second, jacobian, weighted]))
-    return [
-        Groups(*(weight * row[:, at]).sum(2)) for row, (at, weight) in zip(columns.swapaxes(0, 1), places, strict=True)
-    ]
+    at, weight = _shifts(np.log(sizes))
+    keys = np.bincount(at.ravel(), weight.ravel())
+    found = np.stack([_integrals(std, alike, keys) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
+    weighted = found[-1:] * (stds**2 / max(variance, 1e-12))[:, None]
+    columns = np.einsum("s,cs...->c...", HERMITE_W, np.concatenate([found, weighted]))
+    columns[1:] *= np.exp(STEP * np.arange(len(keys)))  # times g these change least with it
+    mean, *others = (weight * columns[:, at]).sum(2)
+    return Groups(mean, *(column / sizes for column in others))
 
 
 def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The four steps of the grid of u around every shift by ln g, and the weights of the cubic through them."""
+    """The four sizes, ln g in steps of the grid, around every ln g, and the weights of the cubic through them."""
     place = logs / STEP
     first = np.maximum(np.floor(place).astype(np.int64) - 1, 0)
     apart = (place - first)[:, None] - _AT
@@ -71,20 +79,27 @@ def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
     return first[:, None] + _AT, weight
 
 
-def _integrals(laplace: FloatArray, groups: FloatArray) -> FloatArray:
-    """`mean`, `second` and `jacobian` of a group at every shift, (3, stds, rows, shifts), of so many groups at each.
+def _integrals(std: float, alike: float, keys: FloatArray) -> FloatArray:
+    """`mean`, `second`, `pair` and `jacobian` at sizes e^0, e^STEP …, (4, sizes), so many keys being in groups of each."""
+    log_phi, *psi = laplace_on(std * math.sqrt(1 - alike), std)
+    one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))  # of one key, over φ
+    size = np.exp(STEP * np.arange(len(keys)))[:, None]
+    groups, others, both = keys / size[:, 0], size - 1, one**2
+    power = np.exp(size * log_phi)
+    third = three + alike * others * two * one  # of A_k² (V A)_k; A_k² A V A; A V A
+    fourth = four + others * (two**2 + alike * (2 * three * one + (size - 2) * two * both))
+    squares = size * (two + alike * others * both)
+    of_key = [power * x for x in (one, two, both, third, fourth, squares)]
+    found = _over_common(np.stack([np.diff(power, prepend=1.0), *of_key]), math.sqrt(alike) * std)
+    log_whole = np.log1p(-np.clip(-np.cumsum(found[0], axis=1), 0.0, 1.0 - 1e-16))  # ln Φ_g
+    one, two, both, third, fourth, squares = found[1:] * np.exp(-np.maximum(log_whole, _LOWEST))
+    whole = STEP * np.exp(groups @ log_whole)
+    jacobian = two - third + (fourth + two * (groups @ squares - squares)) / 6
+    return np.stack([one, two, both, jacobian]) @ whole
 
-    Args:
-        laplace: ln φ and ψ₁ … ψ₄ on one grid of u, (5, stds, u). groups: (rows, shifts).
-    """
-    shifts = groups.shape[1]
-    beyond = np.zeros((*laplace.shape[:2], shifts - 1))
-    beyond[0] = laplace[0, :, -1:]
-    at = np.arange(shifts)[:, None] + np.arange(laplace.shape[2])
-    log_phi, *psi = np.concatenate([laplace, beyond], axis=2)[:, :, at]  # at u and every shift, (stds, shifts, u)
-    whole = STEP * np.exp(groups @ log_phi).swapaxes(1, 2)
-    one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))
-    second = two @ whole
-    of_others = two @ (whole * (groups @ two).swapaxes(1, 2)) - two**2 @ whole  # of Â² times the other groups' ΣÂ²
-    jacobian = second - three @ whole + (four @ whole + of_others) / 6
-    return np.stack([one @ whole, second, jacobian]).swapaxes(2, 3)
+
+def _over_common(values: FloatArray, std: float) -> FloatArray:
+    """E_y of values at u + std y, for values (..., u) that vanish at both ends."""
+    n = values.shape[-1]
+    waves = 2 * math.pi * std * np.fft.rfftfreq(2 * n, STEP)
+    return np.fft.irfft(np.fft.rfft(values, 2 * n) * np.exp(-0.5 * waves**2), 2 * n)[..., :n]

@@ -150,12 +150,11 @@ def laplace_of(stds: FloatArray) -> Laplace:
     return Laplace(np.cumsum([0, *map(len, grids[:-1])]), np.concatenate(grids), *joined)
 
 
-def laplaces_of(stds: FloatArray) -> FloatArray:
-    """ln φ and ψ₁ … ψ₄ of a few standard deviations on one grid of u, (5, stds, u)."""
-    u = _grid(float(stds.max()))
-    if stds.max() <= 1.0:
-        return np.stack(_laplace_narrow(stds, u, plain=True))
-    return np.stack([_on_grid(std, u)[:5] for std in stds.tolist()], axis=1)
+def laplace_on(std: float, reach: float) -> FloatArray:
+    """ln φ and ψ₁ … ψ₄ of one standard deviation on the grid of u of another, at least as large; (5, u)."""
+    u = _grid(reach)
+    narrow = std <= 1.0  # all is 0 far before e^u overflows
+    return np.stack(_laplace_narrow(std, np.minimum(u, 100.0), plain=True) if narrow else _laplace_wide(std, u)[:5])
 
 
 def _one_hot(one: FloatArray) -> SoftmaxMoments:

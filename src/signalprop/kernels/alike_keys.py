@@ -1,0 +1,73 @@
+"""How alike the keys of a row are: equal tokens, common segments, positions. `docs/theory/kernels.md`, "Equal keys"."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.network.moments import FloatArray
+
+_SMALLEST, LARGEST = 1e-4, 1e4  # score variances between which keys are grouped
+_FAINT = 1e-9  # distance of a key from the others below which nothing is like it
+
+
+class Alike(NamedTuple):
+    """How alike the scores of two keys are, (n, n), and how many keys are like each, (n,).
+
+    Attributes:
+        rho: correlation beyond what all keys share, at least 0. shared: e^(s rho - s), what is left of e^s between two.
+        log_same: ln of (e^(s rho) - 1) / (e^s - 1), how far two keys count as one in a long row with itself.
+        size: keys that are like one, itself included. degree: how alike those are, rho of groups; 1 where none is.
+        log_degree: `log_same` there.
+    """
+
+    rho: FloatArray
+    shared: FloatArray
+    log_same: FloatArray
+    size: FloatArray
+    degree: float
+    log_degree: float
+
+    def same(self, counted: float | None = None) -> FloatArray:
+        """How far two keys count as one, (n, n); counted: of two of one group, where rows are not long."""
+        plain = counted is None or self.log_degree > -1e-9
+        return np.exp(self.log_same * (1.0 if plain else math.log(counted or 1.0) / self.log_degree))
+
+
+def alike_keys(kernel: FloatArray, score: float) -> Alike:
+    """Of keys of such a kernel; score: variance of a row's scores over how far its keys lie apart."""
+    about_mean, n = centred(kernel), len(kernel)
+    # keys that are not alike share what they have in common on average
+    rest = 1 - np.maximum(correlation(about_mean), 0.0)
+    shared = float((rest * kernel).sum()) / max(float(rest.sum()), 1e-300)
+    rho = np.maximum(correlation(kernel - shared), 0.0)
+    own = float(np.maximum(np.diagonal(about_mean), 0.0).mean())
+    s = min(max(score * own, _SMALLEST), LARGEST)
+    squares = rho**2
+    np.fill_diagonal(squares, 0.0)
+    total = float(squares.sum())
+    degree = float((squares * rho).sum()) / total if total > 0 else 1.0
+    size = np.minimum(1 + squares.sum(1) / degree**2, n)
+    return Alike(rho, np.exp(s * (rho - 1)), _log_same(s, rho), size, degree, float(_log_same(s, np.array(degree))))
+
+
+def _log_same(s: float, rho: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):  # not alike at all
+        return np.asarray(s * (rho - 1) + np.log(-np.expm1(-s * rho)) - math.log(-math.expm1(-s)))
+
+
+def centred(kernel: FloatArray) -> FloatArray:
+    """A kernel about the mean of all."""
+    mean = kernel.mean(0)
+    return np.asarray(kernel - mean - mean[:, None] + mean.mean())
+
+
+def correlation(kernel: FloatArray) -> FloatArray:
+    """How alike two keys are, of what they have; a key that has nothing is like itself alone."""
+    own = np.diagonal(kernel)
+    root = np.where(own > _FAINT, 1 / np.sqrt(np.maximum(own, _FAINT)), 0.0)
+    rho = np.clip(kernel * np.outer(root, root), -1.0, 1.0)
+    np.fill_diagonal(rho, 1.0)
+    return np.asarray(rho)
