@@ -53,7 +53,8 @@ def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: 
     """Of keys that each are in a group of so many, at least 1.
 
     Averaged over score variances of mean `variance` and relative variance `spread`, log-normal (five points). Within
-    .0004 where keys of a group are equal and of one size (score variances up to 16), and of sampling's error, .2 to .4 %, else.
+    .0004 of the softmax of single keys where those of a group are equal and groups of one size (score variances up to
+    16), and of sampling's error, .2 to .4 %, else.
 
     Args:
         variance: 0 to 1e4. sizes: (n,). alike: ρ, correlation of two logits of a group.
@@ -80,7 +81,7 @@ def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
 
 
 def _integrals(std: float, alike: float, keys: FloatArray) -> FloatArray:
-    """`mean`, `second`, `pair` and `jacobian` at sizes e^0, e^STEP …, (4, sizes), so many keys being in groups of each."""
+    """`mean`, `second`, `pair` and `jacobian` at sizes e^0, e^STEP …, (4, sizes), where so many keys have each."""
     log_phi, *psi = laplace_on(std * math.sqrt(1 - alike), std)
     one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))  # of one key, over φ
     size = np.exp(STEP * np.arange(len(keys)))[:, None]
