@@ -68,8 +68,8 @@ class Pairs(NamedTuple):
 class UnmaskedAttention(TokenAttention):
     """What one self-attention without a mask does to kernels; fields as of `TokenAttention`.
 
-    One head of 32 to 48 tokens against sampling: keys that are equal or not within 3 % forward and 6 % backward (5 to
-    12 % of what the most frequent token gets), up to score variance 16; keys that are half alike within 8 % up to 4.
+    One head of 32 to 48 tokens against sampling, up to score variance 16: keys that are equal or alike by some degree
+    within 3 % forward (5 % of its sum over pairs) and 5 % backward; what alike keys get back together up to 15 % at 4.
     """
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:

@@ -62,7 +62,7 @@ def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: 
     log_spread = math.log1p(spread)
     stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
     at, weight = _shifts(np.log(sizes))
-    keys = np.bincount(at.ravel(), weight.ravel())
+    keys = np.bincount(at.ravel(), weight.ravel()).astype(np.float64)
     found = np.stack([_integrals(std, alike, keys) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
     weighted = found[-1:] * (stds**2 / max(variance, 1e-12))[:, None]
     columns = np.einsum("s,cs...->c...", HERMITE_W, np.concatenate([found, weighted]))
@@ -96,11 +96,11 @@ def _integrals(std: float, alike: float, keys: FloatArray) -> FloatArray:
     one, two, both, third, fourth, squares = found[1:] * np.exp(-np.maximum(log_whole, _LOWEST))
     whole = STEP * np.exp(groups @ log_whole)
     jacobian = two - third + (fourth + two * (groups @ squares - squares)) / 6
-    return np.stack([one, two, both, jacobian]) @ whole
+    return np.asarray(np.stack([one, two, both, jacobian]) @ whole)
 
 
 def _over_common(values: FloatArray, std: float) -> FloatArray:
     """E_y of values at u + std y, for values (..., u) that vanish at both ends."""
     n = values.shape[-1]
     waves = 2 * math.pi * std * np.fft.rfftfreq(2 * n, STEP)
-    return np.fft.irfft(np.fft.rfft(values, 2 * n) * np.exp(-0.5 * waves**2), 2 * n)[..., :n]
+    return np.asarray(np.fft.irfft(np.fft.rfft(values, 2 * n) * np.exp(-0.5 * waves**2), 2 * n)[..., :n])
