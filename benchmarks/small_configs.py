@@ -104,7 +104,7 @@ def _small(cls: Any, given: dict[str, Any]) -> Any:
     if "rope_parameters" in values and _mentions(cls, "mrope_section"):
         held = new.get("rope_parameters") or {"rope_type": "default", "rope_theta": 1e4}
         if "mrope_section" not in held:
-            new["rope_parameters"] = _rope({**held, "mrope_section": [0, 0, 0]}, HEAD)
+            new["rope_parameters"] = _rope({**held, "mrope_section": [0, 0, 0]}, _rotated(values))
     new.update(OWN.get(default.model_type, {}))
     new = {name: value for name, value in new.items() if name in values and value is not values[name]}
     unsaid = {**given, **new}
@@ -158,7 +158,7 @@ def _value(name: str, value: Any, values: dict[str, Any]) -> Any:
     if TOKENS.fullmatch(name) and isinstance(value, (int, list)):
         return _token(name, values)
     if name in ("rope_parameters", "rope_scaling") and isinstance(value, dict):
-        return _rope(value, HEAD)
+        return _rope(value, _rotated(values))
     if "dropout" in name or "drop_path" in name or name.endswith(("_pdrop", "layerdrop")):
         return 0.0 if isinstance(value, float) else value
     size = next((size for pattern, size in SIZES if re.fullmatch(pattern, name)), None)
@@ -178,6 +178,11 @@ def _token(name: str, values: dict[str, Any]) -> Any:
         return first[name]
     others = sorted(n for n in values if TOKENS.fullmatch(n) and n not in first)
     return VOCABULARY - 1 - others.index(name)
+
+
+def _rotated(values: dict[str, Any]) -> int:
+    """How many features of a small head are rotated, where it has them to itself, or the head's width."""
+    return next(size for pattern, size in SIZES if "qk_rope_head_dim" in pattern) if "qk_rope_head_dim" in values else HEAD
 
 
 def _rope(value: dict[str, Any], head: int) -> dict[str, Any]:
@@ -257,4 +262,13 @@ OWN: dict[str, dict[str, Any]] = {
     "autoformer": {"prediction_length": 4},
     "informer": {"prediction_length": 4},
     "time_series_transformer": {"prediction_length": 4},
+    "wavtokenizer": {"codebook_dim": WIDTH},
+    "wavtokenizer_encoder": {"codebook_dim": WIDTH},
+    "dory": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "n_input_layers": 1,
+        "n_recurrent_layers": 2,
+        "n_output_layers": 1,
+    },
 }
