@@ -68,6 +68,7 @@ KEPT = re.compile(
     r"|num_kv_shared_layers|.*position_embeddings_type|num_lstm_layers|hidden_expansion|.*conv.*_layers|pooler_num_.*"
 )
 _MISSING = object()
+_APART = "qk_rope_head_dim"
 TOKENS = re.compile(r".*(token_id|token_index|_tok_id|_token_ids)$|.*_token_idx$|.*(begin|end)_id$")
 
 
@@ -181,8 +182,8 @@ def _token(name: str, values: dict[str, Any]) -> Any:
 
 
 def _rotated(values: dict[str, Any]) -> int:
-    """How many features of a small head are rotated, where it has them to itself, or the head's width."""
-    return next(size for pattern, size in SIZES if "qk_rope_head_dim" in pattern) if "qk_rope_head_dim" in values else HEAD
+    """How many features of a small head are rotated, where these stand apart, or the head's width."""
+    return next(size for pattern, size in SIZES if _APART in pattern) if _APART in values else HEAD
 
 
 def _rope(value: dict[str, Any], head: int) -> dict[str, Any]:

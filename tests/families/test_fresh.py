@@ -96,6 +96,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     },
     "glm4_moe_lite": {**_LATENT, "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "exaone": {"initializer_range": 0.1},
+    "sarvam_moe": {**_MOE, "head_dim": 16, "initializer_range": 0.1},
+    "sarvam_mla": {**_LATENT, **_MOE, "q_lora_rank": None},
 }  # fmt: skip
 NOT_COUNTED = {"glm_moe_dsa": "indexer", "deepseek_v32": "indexer", "ernie4_5_moe": "e_score_correction_bias"}
 
@@ -181,4 +184,35 @@ def test_norms_on_latents_have_an_epsilon_of_their_own(family: str) -> None:
     a = sp.Architecture.from_hf(config)
     assert a.norm_eps == layer.input_layernorm.variance_epsilon
     assert Settings.of(a).eps_in(a) == layer.self_attn.kv_a_layernorm.variance_epsilon
-    assert Settings.of(a).eps_in(a) == layer.self_attn.q_a_layernorm.variance_epsilon
+    if Settings.of(a).query_rank:
+        assert Settings.of(a).eps_in(a) == layer.self_attn.q_a_layernorm.variance_epsilon
+
+
+def test_configurations_that_were_written_for_other_code() -> None:
+    """The keys of EXAONE 3.0's and Sarvam's released config.json, which transformers translates."""
+    exaone = sp.Architecture.from_hf(
+        {"model_type": "exaone", "num_layers": 5, "activation_function": "gelu", "layer_norm_epsilon": 1e-3}
+    )
+    assert (exaone.n_layers, exaone.activation, exaone.norm_eps, exaone.rotary_base) == (5, "gelu", 1e-3, 5e5)
+    for family in ("sarvam_moe", "sarvam_mla"):
+        given = {"model_type": family, "num_experts": 16, "num_shared_experts": 3}
+        settings: Any = sp.Architecture.from_hf(given).settings["experts"]
+        assert (settings.n_experts, settings.shared_width) == (16, 3 * settings.width)
+
+
+def test_a_variant_that_its_family_does_not_know_is_found_in_the_model() -> None:
+    """DeepSeek-V3 with biases is refused as an Architecture, and measured all the same."""
+    torch.manual_seed(0)
+    sizes = {**_SIZE, **_LATENT, **_MOE, "n_group": 1, "topk_group": 1, "attention_bias": True}
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("deepseek_v3", **sizes)
+    ).eval()
+    with pytest.raises(sp.InputError, match="deepseek_v3 with biases"):
+        sp.Architecture.from_hf(model)
+    ids, seen = torch.randint(3, 300, (2, 12)), []
+    model.model.layers[1].register_forward_hook(lambda module, given, out: seen.append(out))
+    measured = sp.measure(model, {"input_ids": ids}, backward=False)
+    stream = seen[-1] if isinstance(seen[-1], torch.Tensor) else seen[-1][0]
+    assert measured.forward["stream_out"].variance[3] == pytest.approx(
+        float(stream.detach().var(correction=0)), rel=1e-4
+    )

@@ -134,7 +134,7 @@ def page() -> str:
         "* `–`: refused; the reasons stand below the table.",
         "",
         "Families without a column have the modules of one that has: XLM-RoBERTa and CamemBERT those of roberta,",
-        "data2vec too; ERNIE of bert; mT5 of t5-gated; SmolLM3, InternLM3, Ministral, Seed-OSS, CWM and (without",
+        "data2vec too; ERNIE of bert; mT5 of t5-gated; SmolLM3, InternLM3, Ministral, Seed-OSS, EXAONE 3, CWM and (without",
         "gates) Arcee of llama; HunYuan of qwen3; OLMo 3 and EXAONE 4 of olmo2. Jais 2, StarCoder 2, EuroBERT and",
         "mBART are tried with two schemes in every run of the tests, and have no column yet. Cohere and GLM, whose",
         "rotations turn other pairs of features, and ModernBERT, whose first layer has one norm less, have none:",

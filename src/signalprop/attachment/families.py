@@ -28,15 +28,24 @@ HEAD = "lm_head"  # of a model that does not tell its own
 
 
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
-    """The mapping given, or the model's own, or its family's; or what is found of its stream with these arguments."""
+    """The mapping given, or the model's own, or its family's; or, of a model or a variant of one that no family's file
+    knows, what is found of its stream with these arguments."""
     if mapping is not None:
         return mapping
     model = unwrapped(model)
     own = getattr(model, "signalprop_mapping", None)
-    if own is None and find(getattr(getattr(model, "config", None), "model_type", None)) is None:
+    if own is not None:
+        given: Mapping = own()
+        return given
+    if find(getattr(getattr(model, "config", None), "model_type", None)) is None:
         return mapping_of_streams(model) or mapping_found(model, arguments)
-    found: Mapping = own() if own is not None else mapping_of(model)
-    return found
+    try:
+        return mapping_of(model)
+    except InputError as refusal:  # a variant that its family's file does not know
+        try:
+            return mapping_found(model, arguments)
+        except InputError:
+            raise refusal from None
 
 
 def mapping_of(model: nn.Module) -> Mapping:

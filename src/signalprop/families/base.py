@@ -153,7 +153,8 @@ class Family:
     Attributes:
         model_type: its name in config.json; the file is named so too, with _ for -.
         defaults: what its configuration class fills in, for every key that `fields` reads. readable: where `fields`
-            refuses these, what a configuration has to say at least.
+            refuses these, what a configuration has to say at least. former: names of keys in configurations that were
+            written for other code, with those that `fields` reads.
         fields: configuration -> fields of an Architecture.
         paths: where the modules are; several where they moved between versions of transformers or differ with the
             configuration: the first that fits the model is taken. None of a family with several residual streams,
@@ -184,6 +185,7 @@ class Family:
     key_bias: bool = True
     score_bias: bool = False
     readable: Config = field(default_factory=dict)
+    former: Mapping[str, str] = field(default_factory=dict)
     hears: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -211,7 +213,8 @@ class Family:
 
     def read(self, config: Config) -> Fields:
         """what the configuration leaves out is as in transformers' class."""
-        return self.fields({**self.defaults, **config, "model_type": self.model_type})
+        renamed = {new: config[old] for old, new in self.former.items() if old in config}
+        return self.fields({**self.defaults, **config, **renamed, "model_type": self.model_type})
 
 
 # --- what the files of several families need -------------------------------------------------------------

@@ -57,6 +57,12 @@ ATTENTION = replace(
     },
     attention="",
 )
+_DIRECT = replace(  # queries are no latent's
+    ATTENTION,
+    weights={role: path for role, path in ATTENTION.weights.items() if role != "latent_query_down"}
+    | {"latent_query": "self_attn.q_proj"},
+)
+_EXPERTS = _experts.branch(shared="shared_experts")
 FAMILY = llama.FAMILY.like(
     "deepseek_v3", fields,
     defaults={
@@ -66,5 +72,5 @@ FAMILY = llama.FAMILY.like(
         "topk_group": 4, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128, "v_head_dim": 128,
     },
-    paths=_experts.paths(_experts.branch(shared="shared_experts"), ATTENTION),
+    paths=(*_experts.paths(_EXPERTS, ATTENTION), *_experts.paths(_EXPERTS, _DIRECT)),
 )  # fmt: skip
