@@ -26,6 +26,7 @@ from signalprop.theory.elements import Branch, BranchBackward, BranchMoments, Pa
 # memory and time grow with the square and the cube.
 LONGEST, LONGEST_KERNEL = 64, 256
 _NODES = 5  # correlations between which averages are interpolated
+_PER_E = 4096  # gains are rounded to e^(1 / this): what layers have in common is worked out once
 
 
 class Made(Protocol):
@@ -66,7 +67,8 @@ class RecurrentKind(NamedTuple):
 
     Attributes:
         words: its sublayers, in an error. settings: of the kind. gains: names of its maps, as a NamedTuple.
-        run: makes the pass (a `Pass`). per_e: gains of averages are rounded to e^(1 / per_e), by the settings.
+        run: makes the pass (a `Pass`). per_e: of averages, mean squares that are read are rounded to
+            e^(1 / per_e), by the settings.
         draws: passes of which averages are the mean; and token kernels. Small ones are quicker than one large one.
     """
 
@@ -116,9 +118,10 @@ class RecurrentMoments(BranchMoments):
     def through(self, i: int, second: float, r: float) -> FloatArray:
         """(variance, covariance of what the output map reads; vv, vc, cv, cc back to the stream) of sublayer i."""
         read, back = self.gains(i), self.gains(i, back=True)._replace(out=1.0)
+        second = _rounded(second, self.kind.per_e(self.s))
         scaled = self.kind.gains(*(x * second for x in read))._replace(filter=read.filter, out=1.0)
-        length, per_e = min(self.p.architecture.seq_len, LONGEST), self.kind.per_e(self.s)
-        rounded = (_rounded(x, per_e) for x in (scaled, self.biases(i)._replace(out=0.0), back))
+        length, given = min(self.p.architecture.seq_len, LONGEST), (scaled, self.biases(i)._replace(out=0.0), back)
+        rounded = (self.kind.gains(*(_rounded(x, _PER_E) for x in gains)) for gains in given)
         coefficients = _table(self.kind.run, self.kind.draws[0], self.s, length, self.uniform, *rounded)
         return np.asarray(chebyshev.chebval(1 - 2 * min(max(r, 0.0), 1.0), coefficients))
 
@@ -168,8 +171,8 @@ def _each(i: int | Rowset, read: Pair) -> list[tuple[int, float, float]]:
     return [(int(n), float(v), float(r)) for n, v, r in zip(rows, *values, strict=True)]
 
 
-def _rounded(gains: Any, per_e: int) -> Any:
-    return type(gains)(*(math.exp(round(per_e * math.log(x)) / per_e) if x > 0 else 0.0 for x in gains))
+def _rounded(x: float, per_e: int) -> float:
+    return math.exp(round(per_e * math.log(x)) / per_e) if x > 0 else 0.0
 
 
 @lru_cache(maxsize=64)

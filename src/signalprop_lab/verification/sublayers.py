@@ -29,7 +29,7 @@ Predict = Callable[[Parametrization, InputStatistics], Profile]
 _SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
 _LAYERS = {"mamba2": 16}  # whose heads pair rates with steps in an order of their own, over which formulas average
 # Standard deviation, in %, of a bias over formulas that differ in the heads they draw: docs/verification.md.
-_DRAWN = {"mamba2": 1.0, "gated_delta_net": 1.3}
+_DRAWN = {"mamba2": 1.0, "gated_delta_net": 0.5}
 # What an architecture says of kinds that have settings: one of these by chance.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "experts": [

@@ -6,5 +6,5 @@ from signalprop.sublayers.gated_delta_net.roles import Settings
 from signalprop.sublayers.gated_delta_net.rule import Gains, rule
 from signalprop.sublayers.recurrent import RecurrentKind
 
-KIND = RecurrentKind("gated DeltaNets", Settings, Gains, rule, draws=(8, 4))
+KIND = RecurrentKind("gated DeltaNets", Settings, Gains, rule, lambda _: 256, draws=(8, 4))
 of = KIND.moments
