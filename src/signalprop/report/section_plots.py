@@ -20,6 +20,7 @@ _STYLES: dict[str, Any] = {"line": "-", "dashed": "--", "dotted": ":", "mixed": 
 _ROUNDS = ("line", "dashed", "dotted")  # of groups with the same colour
 _LIGHTEST = 0.6  # share of its colour that the last group of those with one colour keeps; the rest is white
 _LINEAR = 0.05  # up to here a signed axis is linear
+_WHOLE = ("checkpoint", "depth", "first layer", "layer", "step", "token")  # what is counted
 
 
 def sections_figure(
@@ -46,6 +47,7 @@ def sections_figure(
             axis.set_title(block["title"], fontsize=9, wrap=True)
             axis.set_xlabel(block["x"], fontsize=8)
             axis.tick_params(labelsize=8)
+            axis.xaxis.get_major_locator().set_params(integer=block["x"] in _WHOLE)
             _DRAW[block["type"]](axis, block, section)
         _legend(part, section)
     return figure
