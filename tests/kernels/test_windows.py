@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
 import signalprop as sp
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.kernels.windows import windowed
-from signalprop.prediction_notes import WINDOWS
 from signalprop.theory.attention_rows import Band
 
 T = 13
@@ -75,14 +73,18 @@ def test_layers_with_windows_and_without_positions(kind: str) -> None:
     assert off(sp.scheme("xavier")(a.replace(settings={"attention": {"window": 0}})))[0] > 0.15
 
 
-def test_windows_in_every_layer_and_scores_of_order_one_are_said() -> None:
-    def said(window: Any, **fields: Any) -> bool:
-        a = sp.Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, seq_len=20, vocab_size=50, **fields,
-                            settings={"attention": {"window": window}})  # fmt: skip
-        return WINDOWS in sp.predict(sp.scheme("fixed", std=0.02)(a), fidelity="kernel").notes
+def test_equal_tokens_in_windows_and_large_scores_are_said() -> None:
+    def said(window: int, scores: float, words: int = 10) -> bool:
+        a = sp.Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, seq_len=20, vocab_size=50, qk_norm=True,
+                            positions="rotary", settings={"attention": {"window": window}})  # fmt: skip
+        table = sp.scheme("fixed", std=0.02)(a)
+        table = table.with_columns(score_scale=table.score_scale * scores**0.5)
+        ids = np.arange(20)[None] % words
+        inputs = Batch(tokens=ids, targets=ids).statistics(a)
+        return any("in a window" in note for note in sp.predict(table, inputs, fidelity="kernel").notes)
 
-    assert said(4, qk_norm=True)
-    assert not said((4, 0), qk_norm=True) and not said(4) and not said(20, qk_norm=True)
+    assert said(4, 4.0)
+    assert not said(4, 1.0) and not said(0, 4.0) and not said(4, 4.0, words=20)
 
 
 def test_moments_say_what_they_leave_out_and_shapes_have_no_window() -> None:
