@@ -118,3 +118,13 @@ def test_queries_and_keys_of_one_length(mask: Mask, s0: float, r: float) -> None
         assert np.all(np.abs(found / mean - 1) < [0.01, 0.04] + 4 * error / mean), (found / mean - 1, error / mean)
     if not (mask or r):  # where it is most
         assert forward(Sizes(N, N, D, WIDTH, one_length=True).on_itself(r, s0))[0] > 1.04 * mean[0]
+
+
+def test_flat_scores_of_equal_keys() -> None:
+    words = np.arange(N) * 2 // 3
+    rng, norms = np.random.default_rng(6), HeadNorms(WIDTH, WIDTH)
+    drawn = [normed_heads(rng, tokens(rng, 250, 0.0, one_length=True)[:, words], False, 4.0)[0] for _ in range(16)]
+    kernel = np.equal.outer(words, words).astype(float)
+    head = UnmaskedAttention(kernel, qk=4.0, d_model=D, d_head=WIDTH, one_length=True, norms=norms)
+    found, error = np.trace(head.forward()) / N / np.mean(drawn) - 1, np.std(drawn) / 4 / np.mean(drawn)
+    assert abs(found) < 0.02 + 4 * error, (found, error)

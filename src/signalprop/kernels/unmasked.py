@@ -176,7 +176,8 @@ class UnmaskedAttention(TokenAttention):
         every = np.full(n, math.sqrt(1 / n))
         mean, shapes = every**2, [every] * 3
         if groups is not None:
-            rows, mean, shapes = self._of_groups(rows, groups, same)
+            unflattened = rows_of(np.full(1, typical), length[-1:], self._fluctuation, n, turns=flat.get("turns", 0.0))
+            rows, mean, shapes = self._of_groups(rows, unflattened, groups, same)
         mean_favour, favour = rows.favour[:, -1]
         mean = mean * self._distance**mean_favour
         mean /= mean.sum()
@@ -201,13 +202,16 @@ class UnmaskedAttention(TokenAttention):
             r,
         )
 
-    def _of_groups(self, rows: Rows, groups: Groups, same: FloatArray) -> tuple[Rows, FloatArray, list[FloatArray]]:
-        """Rows of keys some of which are alike, from those of as many different keys, the last of which has the
-        typical score variance; E A_k; and shapes: `Weights.slope`, with that of `Weights.value` in between."""
+    def _of_groups(
+        self, rows: Rows, typical: Rows, groups: Groups, same: FloatArray
+    ) -> tuple[Rows, FloatArray, list[FloatArray]]:
+        """Rows of keys some of which are alike, from those of as many different keys, and from the one of the typical
+        score variance as if lengths were Gaussian, as groups have it; E A_k; and shapes: `Weights.slope`, with that of
+        `Weights.value` in between."""
         roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian, groups.weighted)]
         scaled = [
-            column * (_summed(same, root) / max(float(column[-1]), 1e-300))
-            for column, root in zip((rows.second, rows.jacobian, rows.weighted), roots, strict=True)
+            getattr(rows, name) * (_summed(same, root) / max(float(getattr(typical, name)[0]), 1e-300))
+            for name, root in zip(("second", "jacobian", "weighted"), roots, strict=True)
         ]
         rows = rows._replace(second=np.minimum(scaled[0], 1.0), jacobian=scaled[1], weighted=scaled[2])
         own, alike = groups.mean - groups.second, self._alike  # E A_k (1 - A_k), and with the group's weight
