@@ -159,6 +159,8 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
             )
             if inside and not post:
                 inner += [min(column) for column in zip(*near, strict=True)]
+    for name in [name for name in norms if any(name.startswith(f"{other}.") for other in norms)]:
+        del norms[name]  # within another one, which scales it
     return {
         "by": "table" if _in_table(model) else "anatomy",
         "stacks": {path: n for path, n, _ in found},

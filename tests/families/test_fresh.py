@@ -14,6 +14,7 @@ from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.parametrization_of import tensors_of
 from signalprop.data.batches import Batch
+from signalprop.repair.sites import confirm
 from signalprop.results.cost import count_parameters
 from signalprop.sublayers.experts.module import ExpertsModule
 from signalprop.sublayers.latent_attention.roles import Settings
@@ -118,6 +119,8 @@ def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
         p.numel() for name, p in model.named_parameters() if beside not in name
     )
     assert sp.check(model, "huggingface").ok
+    if family != "falcon_h1":  # refused: its factors stand between norms and maps
+        assert confirm(attach(model))
     own = getattr(model.model.layers[0], "residual_scale", getattr(model.model.layers[0], "residual_multiplier", None))
     assert own is None or architecture.branch_scale == pytest.approx(own)
     seen: list[torch.Tensor] = []

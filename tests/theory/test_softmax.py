@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop.network.moments import Moments
+from signalprop.theory.log_sum import log_sum
 from signalprop.theory.softmax import (
     exact_softmax_moments,
-    log_sum,
     node_variances,
     own_variance_response,
     softmax_moments,

@@ -142,8 +142,10 @@ class AttachedRow:
         """The modules (or bare parameters) that read what enters the branch, each once.
 
         Of cross-attention the query's alone: its keys and values read the encoder's output. Of experts, of which every
-        one reads some tokens, the branch.
+        one reads some tokens, the branch, or what else reads in it where it ends in a norm.
         """
+        if self.kind.has_copies and self.branch is self.post_norm:
+            return self.holders(lambda role: role.reads and role.copies is None)
         if self.kind.has_copies:  # of a norm on the branch, what is before it
             return [self.reads if self.branch is self.norm and self.reads is not None else self.branch]
         across = self.kind.reads_memory

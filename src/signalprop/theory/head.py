@@ -18,8 +18,9 @@ from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import squashed
+from signalprop.theory.log_sum import log_sum
 from signalprop.theory.logs import log, plain
-from signalprop.theory.softmax import log_sum, softmax_moments
+from signalprop.theory.softmax import softmax_moments
 from signalprop.theory.two_rows import log_overlap
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
