@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 transformers = pytest.importorskip("transformers")
+# what transformers calls the argument, and the output, of keys and values that were seen: the latter until 5.23
+CACHE = "cache" if "cache" in signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
 
 
 def gpt2(seed: int = 0, **changes: Any) -> Any:

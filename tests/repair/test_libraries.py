@@ -12,6 +12,7 @@ from applied import VOCABULARY, trained, vanilla
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.repair import apply, fold, initialize, parameter_groups
+from tiny import CACHE
 
 SCHEMES = ("deepscalelm", "normalised-skip", "layerscale", "skipinit", "deepnorm", "lns", "value-skipinit")
 IDS = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -40,8 +41,8 @@ class TestGenerate:
         cache, pieces = None, []
         with torch.no_grad():
             for token in IDS.split(1, 1):
-                out = model(input_ids=token, past_key_values=cache, use_cache=True)
-                cache = out.past_key_values
+                out = model(input_ids=token, use_cache=True, **{CACHE: cache})
+                cache = getattr(out, CACHE)
                 pieces.append(out.logits)
             whole = logits_of(model)
         assert (torch.cat(pieces, 1) - whole).abs().max() <= 1e-5 * whole.abs().max()

@@ -28,6 +28,7 @@ from applied import (
 from signalprop.errors import InputError
 from signalprop.repair.shaped_models import NAME
 from signalprop.repair.spliced_modules import Passed
+from tiny import CACHE
 
 transformers = pytest.importorskip("transformers")
 skip_without_interface("e-spa", whole_module=True)
@@ -99,7 +100,7 @@ def test_generation_with_a_cache_is_the_full_forward(options: dict[str, Any], pi
     assert model.config.num_key_value_heads < model.config.num_attention_heads
     whole = model(input_ids=IDS, use_cache=False).logits
     for cache in caches(model):
-        parts = [model(input_ids=part, past_key_values=cache).logits for part in IDS.split(pieces, 1)]
+        parts = [model(input_ids=part, **{CACHE: cache}).logits for part in IDS.split(pieces, 1)]
         close(torch.cat(parts, 1), whole)
 
 

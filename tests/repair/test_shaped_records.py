@@ -28,6 +28,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.repair.module_swaps import restore
 from signalprop.repair.shaped_models import Activating, Shaped
+from tiny import CACHE
 
 transformers = pytest.importorskip("transformers")
 skip_without_interface("e-spa", whole_module=True)
@@ -147,7 +148,7 @@ def test_a_sliding_window_is_refused() -> None:
     sp.apply(model, "e-spa", seed=0)
     whole = model(input_ids=IDS, use_cache=False).logits
     cache = DynamicCache(config=config)
-    parts = [model(input_ids=part, past_key_values=cache).logits for part in IDS.split([5, 1, 6], 1)]
+    parts = [model(input_ids=part, **{CACHE: cache}).logits for part in IDS.split([5, 1, 6], 1)]
     close(torch.cat(parts, 1), whole)
     config.sliding_window = 8
     for module in model.modules():

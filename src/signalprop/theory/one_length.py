@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
+
 from signalprop.network.moments import Array
 
 
@@ -69,9 +71,9 @@ def along_query(d: Array, d_head: Array, norms: HeadNorms) -> Array:
 def through_key_norm(s: Array, tilt: Array, share: Array, norms: HeadNorms) -> Array:
     """Factor on what one query's score sends to a key: a norm takes out what lies along the key, whose score is large.
 
-    tilt: of keys that get J. share: s over the raw score variance.
+    tilt: of keys that get J. share: s over the raw score variance. Keys of one feature count as of two.
     """
-    return 1.0 / (1.0 + (4.0 * share * s * tilt - 1.0) / norms.keys)
+    return 1.0 / np.maximum(1.0 + (4.0 * share * s * tilt - 1.0) / norms.keys, 0.5)
 
 
 def by_chance(d: Array, d_head: Array, norms: HeadNorms) -> Array:

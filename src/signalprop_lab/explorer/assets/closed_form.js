@@ -94,7 +94,7 @@ const closedForm = (() => {
     const keep = 1 / (1 - x.p), others = max(x.n - 1, 1), [valuePairs, scorePairs] = pairs(x.n, x.causal), h = x.p * keep;
     const shorter = shorterBy(x, s, rows.squaredTilt), only = 1 - x.queryBias;
     const along = 1 / x.dHead - 1 / x.norms.queries + 2 / x.d, far = rows.squaredTilt * rows.jacobian / rows.second;
-    const normed = 1 / (1 + (4 * s / max(x.s0, 1e-300) * s * far - 1) / x.norms.keys);
+    const normed = 1 / max(1 + (4 * s / max(x.s0, 1e-300) * s * far - 1) / x.norms.keys, 0.5);
     const noise = (keep - r + (4 * h + 1) * rows.squaredTilt * q0) * shorter;
     const longer = noise * (1 + along * s * rows.squaredTilt) * shorter + ofOwnLength(x, r, keep) * (1 - r) / x.d;
     const query = max((q0 * rows.remaining + rows.jacobian * s * longer) * only, 0);
