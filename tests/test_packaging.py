@@ -32,14 +32,15 @@ profile: sp.Profile = sp.predict(table)
 last: float = profile.forward["stream_out"].variance[-1]
 assert profile.gradient is not None
 first: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]" = profile.gradient["stream_in"].log_variance
-own: sp.Parametrization = fill(architecture, sp.scheme("fixed"), {"query": 0.5})
+roles = ("query", "key", "value", "output", "up", "down")
+own: sp.Parametrization = fill(architecture, sp.scheme("fixed"), dict.fromkeys(roles, 0.5))
 print(float(last), first.shape, own.scheme)
 """
 MISTAKES = """
 import signalprop as sp
 
 architecture = sp.Architecture.preset("tgs", n_layers=4)
-sp.predict(3)
+sp.predict("tgs", fidelity=3)
 sp.scheme("xavier")(architecture).nothing
 sp.nothing
 """
