@@ -103,7 +103,7 @@ def fill(
 
     Args:
         architecture: that the rows describe. made_by: the scheme, whose name and options the table keeps.
-        std: by role (one of `ROLES`): a number, or one per sublayer; 0 for roles that are missing.
+        std: by role (one of `ROLES`), every one that the rows have: a number, or one per sublayer.
         columns: others by name (`skip`, `branch`, `norm_gain`, ...), a number or one per sublayer.
 
     Raises:

@@ -186,7 +186,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
 
 
 def favours_what_is_read(a: Architecture) -> bool:
-    """Whether the head is the table of tokens, behind a norm alone, which takes out what is along the stream."""
+    """Whether the head is the table of tokens, after a norm alone, which takes out what is along the stream."""
     return a.has_tied_head and not a.head_transform and a.has_final_norm and not a.squash
 
 
