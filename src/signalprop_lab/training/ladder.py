@@ -110,16 +110,52 @@ def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[
     """By cell: the runs that it lacks, as far as can be told now.
 
     Args:
-        costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, none runs more seeds
-            before the ladders of all are done, and then only the best one does.
+        costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, the middle one tunes its
+            ladder. The best run of them all then needs a neighbour on both sides, on its ladder and along every axis
+            of `best_of`; so the search walks on until nothing around is better. Only that run has further seeds.
     """
-    found = {name: wanted(sweep, runs) for name, runs in costs.items()}
+    found: dict[str, list[Run]] = {}
     for names in alternatives(sweep).values():
-        tuning = [name for name in names if any(run.stage < 2 for run in found[name])]
-        for name in names if len(names) > 1 else ():
-            if tuning or name != best_of(sweep, names, costs):
-                found[name] = [run for run in found[name] if run.stage < 2]
+        found |= {names[0]: wanted(sweep, costs[names[0]])} if len(names) == 1 else _walk(sweep, names, costs)
+    return {name: found.get(name, []) for name in costs}
+
+
+def _walk(sweep: Sweep, names: Sequence[str], costs: Mapping[str, Costs]) -> dict[str, list[Run]]:
+    middle = names[len(names) // 2]
+    ladder = [run for run in wanted(sweep, costs[middle]) if run.stage < 2]
+    if ladder:
+        return {middle: ladder}
+    best = best_of(sweep, names, costs)
+    rate, seed = best_rung(sweep, costs[best]), sweep.seeds[0]
+    together = {place: cost for name in names for place, cost in costs[name].items()}
+    around = [(name, rate) for name in names if _adjacent(sweep, name, best)]
+    around += [(best, other) for other in _beside(sweep.tune, rungs(sweep.tune, together), rate)]
+    missing: dict[str, list[Run]] = {}
+    for name, other in around:
+        if (other, seed) not in costs[name]:
+            missing.setdefault(name, []).append(Run(other, seed, 1))
+    return missing or {best: [Run(rate, seed, 2) for seed in sweep.seeds if (rate, seed) not in costs[best]]}
+
+
+def _beside(tune: Tune | None, tried: Sequence[float | None], rate: float | None) -> list[float]:
+    """The rungs on either side of one, beyond the outermost ones as far as the ladder may be extended."""
+    if tune is None or rate is None:
+        return []
+    numbers = [value for value in tried if value is not None]
+    i = numbers.index(rate)
+    found = numbers[max(i - 1, 0) : i] + numbers[i + 1 : i + 2]
+    if i == 0 and sum(value < tune.values[0] for value in numbers) < tune.extend:
+        found.append(further(numbers, up=False))
+    if i == len(numbers) - 1 and sum(value > tune.values[-1] for value in numbers) < tune.extend:
+        found.append(further(numbers, up=True))
     return found
+
+
+def _adjacent(sweep: Sweep, name: str, other: str) -> bool:
+    """Whether two cells are neighbours along one axis of `best_of` and equal in all others."""
+    pairs = zip(sweep.axes.values(), name.split(SEPARATOR), other.split(SEPARATOR), strict=True)
+    steps = [abs(list(values).index(one) - list(values).index(two)) for values, one, two in pairs if one != two]
+    return steps == [1]
 
 
 def alternatives(sweep: Sweep) -> dict[tuple[str, ...], list[str]]:

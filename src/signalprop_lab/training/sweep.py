@@ -27,7 +27,7 @@ from signalprop.files.validation import typed
 from signalprop_lab.training.cells import number
 from signalprop_lab.training.claims import Claim, Entry, Runs, refuse_other_settings
 from signalprop_lab.training.grid import Grid, Point, load_sweep
-from signalprop_lab.training.ladder import best_rung, rungs, wanted_of_cells
+from signalprop_lab.training.ladder import alternatives, best_rung, rungs, wanted_of_cells
 from signalprop_lab.training.lines import read_lines
 from signalprop_lab.training.recipe import Recipe
 from signalprop_lab.training.tables import duration
@@ -164,10 +164,11 @@ def outstanding(grid: Grid, found: Costs) -> dict[str, int]:
     """By cell, how many runs there are still to do, if no ladder has to be extended further."""
     sweep = grid.sweep
     left = {}
+    walked = {name for names in alternatives(sweep).values() for name in names if name != names[len(names) // 2]}
     for cell, wanted in wanted_of_cells(sweep, found).items():
         n_rungs, n_seeds = len(rungs(sweep.tune, found[cell])), len(sweep.seeds)
         all_in_all = n_rungs * n_seeds if sweep.seeds_at == "all" else n_rungs + (n_seeds - 1) * (not sweep.best_of)
-        left[cell] = max(all_in_all - len(found[cell]), len(wanted))
+        left[cell] = max((1 if cell in walked else all_in_all) - len(found[cell]), len(wanted))
     return left
 
 
