@@ -86,26 +86,34 @@ def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
     assert stages == sorted(stages)
 
 
-def test_of_alternatives_only_the_best_one_runs_more_seeds() -> None:
+WARM_UPS = ("short", "middle", "long")
+
+
+@given(cost=st.functions(like=lambda warm_up, rate: None, returns=st.floats(-10, 10), pure=True), extend=st.integers(0, 2))
+def test_rate_and_warm_up_are_tuned_until_nothing_around_is_better(cost, extend) -> None:
     sweep = Sweep(
         schema="signalprop/sweep/1",
         name="warm-up",
         base="bytes-decoder",
-        axes={"method": {"a": {}, "b": {}}, "warm-up": {"short": {}, "long": {}}},
+        axes={"method": {"a": {}}, "warm-up": {label: {} for label in WARM_UPS}},
         best_of=["warm-up"],
-        tune={"values": [0.1, 0.3]},
+        tune={"values": [0.1, 0.3], "extend": extend},
         seeds=[0, 1, 2],
     )
-    least = {"a / short": 3.0, "a / long": 2.0, "b / short": 1.0, "b / long": 1.0}
-    costs: dict[str, dict] = {name: {} for name in least}
-    order = []
+    costs: dict[str, dict] = {f"a / {label}": {} for label in WARM_UPS}
+    seeds_begun = False
     while open_runs := [(name, run) for name, runs in wanted_of_cells(sweep, costs).items() for run in runs]:
         name, run = open_runs[0]
-        costs[name][run.rate, run.seed] = least[name] + run.rate
-        order.append((name, run.seed))
-    assert {name: len(runs) for name, runs in costs.items()} == {
-        "a / short": 2, "a / long": 4, "b / short": 4, "b / long": 2,
-    }  # fmt: skip
-    first_seed_of = {method: [name for name, seed in order if name[0] == method and seed == 0] for method in "ab"}
-    for method, ladder in first_seed_of.items():
-        assert [name for name, _ in order if name[0] == method][:4] == ladder  # all ladders before any other seed
+        assert (run.rate, run.seed) not in costs[name]
+        assert run.seed or not seeds_begun  # the search is over before any other seed
+        seeds_begun = run.seed > 0
+        costs[name][run.rate, run.seed] = cost(name, run.rate)
+    of_first = {(name, rate): value for name, runs in costs.items() for (rate, seed), value in runs.items() if not seed}
+    (best,) = {(name, rate) for name, runs in costs.items() for rate, seed in runs if seed}
+    assert of_first[best] == min(of_first.values())
+    assert {seed for rate, seed in costs[best[0]] if rate == best[1]} == {0, 1, 2}
+    i = WARM_UPS.index(best[0].removeprefix("a / "))
+    for label in WARM_UPS[max(i - 1, 0) : i] + WARM_UPS[i + 1 : i + 2]:
+        assert (f"a / {label}", best[1]) in of_first
+    own = sorted(rate for name, rate in of_first if name == best[0])
+    assert best[1] not in (own[0], own[-1]) or sum(not 0.1 <= rate <= 0.3 for rate in own) >= extend
