@@ -89,7 +89,9 @@ def test_what_a_search_ends_with(cost, n, extend, seeds, seeds_at) -> None:
 WARM_UPS = ("short", "middle", "long")
 
 
-@given(cost=st.functions(like=lambda warm_up, rate: None, returns=st.floats(-10, 10), pure=True), extend=st.integers(0, 2))
+@given(
+    cost=st.functions(like=lambda warm_up, rate: None, returns=st.floats(-10, 10), pure=True), extend=st.integers(0, 2)
+)
 def test_rate_and_warm_up_are_tuned_until_nothing_around_is_better(cost, extend) -> None:
     sweep = Sweep(
         schema="signalprop/sweep/1",
