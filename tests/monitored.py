@@ -126,7 +126,7 @@ def main(rank: int, size: int, folder: Path) -> None:
             losses[name] = train(model, 5)
             continue
         path = folder / f"rank{rank}.jsonl"
-        with SignalMonitor(model, every=2, jsonl=path, also=("identity", "removal", "attention")) as monitor:
+        with SignalMonitor(model, every=2, jsonl=path) as monitor:
             losses[name] = train(model, 5, monitor)
     same = all(torch.equal(p, q) for p, q in zip(*(m.parameters() for m in models), strict=True))
     (folder / f"rank{rank}.json").write_text(json.dumps({"losses": losses, "same": same, "hooks": hooks(models[1])}))

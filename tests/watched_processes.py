@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,8 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from own_model import D, OwnGPT
 from signalprop.attachment import Mapping
 from signalprop.data.batches import Batch
+from signalprop.errors import InputError
 from signalprop.measurement import Probe
-from signalprop.monitoring import SignalMonitor, roll_call
+from signalprop.monitoring import SignalMonitor, processes
 
 IDS = torch.randint(3, 50, (4, 12), generator=torch.Generator().manual_seed(1))
 
@@ -87,10 +87,8 @@ def profiled(model: nn.Module, called: Any, ids: Tensor, **options: Any) -> dict
     return profile.to_json()
 
 
-def monitored(
-    model: nn.Module, ids: Tensor, *, has_it: bool = True, steps: int = 1, call: Any = None, **options: Any
-) -> dict[str, Any]:
-    """What a monitor says and logs of some steps, where this process has one; the steps are made in any case.
+def monitored(model: nn.Module, ids: Tensor, *, steps: int = 1, call: Any = None, **options: Any) -> dict[str, Any]:
+    """What a monitor says and logs of some steps.
 
     Args:
         call: makes a step's gradients, and returns its loss.
@@ -101,7 +99,7 @@ def monitored(
     logging.getLogger("signalprop.monitoring").addHandler(handler)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=False)
     numbers: dict[str, float] | None = {}
-    with SignalMonitor(model, every=1, **options) if has_it else nullcontext() as monitor:
+    with SignalMonitor(model, every=1, **options) as monitor:
         for _ in range(steps):
             optimizer.zero_grad()
             if call is not None:
@@ -109,10 +107,9 @@ def monitored(
             else:
                 loss = loss_of(model(ids), ids)
                 loss.backward()
-            if monitor is not None:
-                numbers = monitor.step(loss)
+            numbers = monitor.step(loss)
             optimizer.step()
-        table = None if monitor is None or monitor._movement is None else monitor._movement._table()
+        table = None if monitor._movement is None else monitor._movement._table()
     logging.getLogger("signalprop.monitoring").removeHandler(handler)
     return {"said": said, "numbers": numbers, "table": None if table is None else [part.tolist() for part in table]}
 
@@ -165,7 +162,7 @@ def routes(rank: int, size: int) -> dict[str, Any]:
 
     common: dict[str, Any] = {"mapping": mapping, "data_group": everyone}
     out["monitored fsdp"] = monitored(sharded, mine, steps=3, **common)
-    alone = {"has_it": rank == 0, "steps": 2, "mapping": mapping}
+    alone = mapping
 
     split = own()
     mesh = init_device_mesh("cpu", (size,))
@@ -202,13 +199,22 @@ def routes(rank: int, size: int) -> dict[str, Any]:
         stages: list[Any] = [None] * size
         dist.all_gather_object(stages, mine_of)
         out[name] = stages
-    out["monitor alone"] = monitored(sharded, mine, **alone)  # last: monitors are known by their number
+    out["monitor alone"] = refused(sharded, alone) if rank == 0 else ""  # last: monitors are known by their number
     return out
+
+
+def refused(model: nn.Module, mapping: Mapping) -> str:
+    """What is said to the one process that makes a monitor."""
+    try:
+        with SignalMonitor(model, mapping=mapping):
+            return ""
+    except InputError as error:
+        return str(error)
 
 
 def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    roll_call.PATIENCE = timedelta(seconds=5)
+    processes.PATIENCE = timedelta(seconds=5)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
     found = routes(rank, size)
     if rank == 0:

@@ -24,7 +24,6 @@ ABOUT = """
 device, on the clock. Here a monitored step is one that is sampled; a run's cost is that over `every`.
 """
 GRAPHS = "compiled, CUDA graphs"
-ALSO = ("attention", "rank", "alignment", "outliers", "identity")
 WATCHED = ("compiled", GRAPHS, "compiled, checkpointing", "probe", "monitor")
 Case = dict[str, Any]
 
@@ -79,10 +78,9 @@ def _monitor(case: Case, folder: Path, device: torch.device) -> dict[str, Callab
 
         return step
 
-    streams = SignalMonitor(model, every=1, jsonl=folder / "streams.jsonl", also=())
+    streams = SignalMonitor(model, every=1, jsonl=folder / "streams.jsonl", scores=False)
     sampled = SignalMonitor(model, every=1, jsonl=folder / "signal.jsonl")
-    everything = SignalMonitor(model, every=1, jsonl=folder / "everything.jsonl", also=ALSO)
-    monitors = {"streams": streams, "sampled": sampled, "everything": everything}
+    monitors = {"streams": streams, "sampled": sampled}
     return {"bare": bare, "bare again": bare} | {name: watched(monitor) for name, monitor in monitors.items()}
 
 

@@ -121,7 +121,7 @@ def stepped(model: nn.Module, arguments: dict[str, Any]) -> None:
 
 
 def monitored(model: nn.Module, arguments: dict[str, Any]) -> None:
-    with SignalMonitor(model, also=("identity",)) as monitor:
+    with SignalMonitor(model) as monitor:
         model(**arguments, labels=arguments["input_ids"]).loss.backward()
         monitor.step()
     model.zero_grad()

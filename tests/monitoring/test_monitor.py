@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,11 @@ from signalprop import read_parametrization
 from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.signal import observe
 from signalprop.errors import InputError
 from signalprop.measurement import measure
-from signalprop.monitoring import SignalMonitor
-
-ALL = ("attention", "rank", "alignment", "outliers", "identity", "removal", "casts")
+from signalprop.monitoring import SignalMonitor, checks
+from signalprop.monitoring.bands import bands
 
 
 class Seen(dict[int, dict[str, float]]):
@@ -83,7 +80,7 @@ def test_first_positions_and_padding_are_left_out(padded: str) -> None:
         lambda _, __, out: kept.update(x=(out[0] if isinstance(out, tuple) else out).detach())
     )
     arguments = {"input_ids": ids, "labels": ids} | ({} if padded == "no" else {"attention_mask": mask})
-    numbers = one_step(model, arguments, skip_first=4, also=())
+    numbers = one_step(model, arguments, skip_first=4, scores=False)
     handle.remove()
     parts = [kept["x"][b][mask[b] != 0][4:] for b in range(4)]
     counted = torch.cat(parts).double()
@@ -99,7 +96,7 @@ def test_first_positions_and_padding_are_left_out(padded: str) -> None:
 def test_other_architectures(family: str, caplog: pytest.LogCaptureFixture) -> None:
     model, arguments = other(family)
     with caplog.at_level(logging.WARNING, "signalprop.monitoring"):
-        numbers = one_step(model, arguments, also=("attention",) if family == "bert" else ())
+        numbers = one_step(model, arguments)
     assert caplog.text == ""
     n = 5 if family == "t5" else 2
     for quantity in ("variance", "token_correlation", "branch_share", "gradient"):
@@ -108,32 +105,21 @@ def test_other_architectures(family: str, caplog: pytest.LogCaptureFixture) -> N
     assert hooks(model) == 0
 
 
-def test_requests_are_those_of_a_diagnosis() -> None:
+def test_scores_are_those_of_a_diagnosis() -> None:
     model, ids = gpt2(), sequences()
     first = ids[:2]  # what a monitor keeps of the step itself
     batch = Batch(tokens=first.numpy(), targets=np.concatenate([first[:, 1:].numpy(), np.full((2, 1), -1)], 1))
-    numbers = one_step(model, {"input_ids": ids, "labels": ids}, also=ALL, batch=batch)
-    own = one_step(model, {"input_ids": ids, "labels": ids}, also=ALL)
-    mapping = mapping_of(model)
+    numbers = one_step(model, {"input_ids": ids, "labels": ids}, batch=batch)
+    own = one_step(model, {"input_ids": ids, "labels": ids})
     model.eval()
-    signal = observe(attach(model, mapping), [batch])
-    found = identity(attach(model, mapping), [batch], probes=1, limit=1)
+    signal = observe(attach(model, mapping_of(model)), [batch])
     expected = {
         "score_std": [max(s.score_std) for s in signal],
         "attention_entropy": [np.mean(s.entropy) for s in signal],
-        "effective_rank": [s.effective_rank for s in signal],
-        "alignment": [s.alignment for s in signal],
-        "outlier": [s.outlier for s in signal],
-        "first_variance": [s.first_variance for s in signal],
-        "cosine": list(found.cosine),
-        "angular": list(found.angular[0]),
-        "jacobian": [e.value for e in found.jacobian],
     }
     for name, values in expected.items():
         np.testing.assert_allclose(row(numbers, name), values, rtol=1e-5, err_msg=name)
         np.testing.assert_allclose(row(own, name), values, rtol=1e-5, err_msg=name)
-    assert len(row(own, "removal")) == 3
-    assert len(row(own, "snr_bfloat16")) == 3 and min(row(own, "snr_bfloat16")) > max(row(own, "snr_float8_e5m2"))
     assert model.training is False
 
 
@@ -163,7 +149,7 @@ def test_training_is_the_same_to_the_bit(case: str) -> None:
     bare, watched = make(), make()
     losses = train(bare, 7, **options)
     seen, own = Seen(), hooks(watched)
-    with SignalMonitor(watched, every=3, also=ALL, log=seen) as monitor:
+    with SignalMonitor(watched, every=3, log=seen) as monitor:
         assert train(watched, 7, monitor, **options) == losses
     assert list(seen) == [1, 3, 6]
     assert all(torch.equal(p, q) for p, q in zip(bare.parameters(), watched.parameters(), strict=True))
@@ -188,7 +174,7 @@ def test_compiled_models() -> None:
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     bare, watched = gpt2(1, **still), gpt2(1, **still)
     expected, found = Seen(), Seen()
-    options: dict[str, Any] = {"every": 3, "also": ("identity",)}
+    options: dict[str, Any] = {"every": 3}
     with SignalMonitor(bare, log=expected, **options) as monitor:
         losses = train(bare, 4, monitor)
     compiled = torch.compile(watched, backend=backend)
@@ -277,6 +263,21 @@ def test_a_learning_rate_a_thousand_times_too_large(caplog: pytest.LogCaptureFix
     assert len(lines) == len(monitor.warnings)
 
 
+def test_bands_are_predicted_at_the_start_and_at_every_eighth_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = gpt2(), []
+    monkeypatch.setattr(checks, "bands", lambda *a, **b: made.append(1) or bands(*a, **b))
+    counts = []
+    with SignalMonitor(model, every=1, log=lambda *_: counts.append(len(made))) as monitor:
+        train(model, 10, monitor)
+        assert counts == [1] * 8 + [2] * 2 and monitor.warnings == []
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_proj.weight.mul_(1e5)
+        train(model, 2, monitor)
+    variance = next(w for w in monitor.warnings if w.quantity == "variance")
+    assert variance.step == 11 and min(variance.layers) == 1
+    assert counts[10] == 3  # before it is said, held against the weights of that step
+
+
 def test_a_layer_that_is_scaled_in_training_is_named() -> None:
     model = gpt2(4)
     with SignalMonitor(model, every=2) as monitor:
@@ -290,7 +291,7 @@ def test_a_layer_that_is_scaled_in_training_is_named() -> None:
 
 def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
     model, seen = gpt2(4), Seen()
-    with SignalMonitor(model, every=2, log=seen, also=("identity",)) as monitor:
+    with SignalMonitor(model, every=2, log=seen) as monitor:
         train(model, 3, monitor)
         with torch.no_grad():
             model.transformer.h[2].mlp.c_proj.weight[0, 0] = float("nan")
@@ -309,7 +310,6 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
         ({"every": 0}, "every is 0"),
         ({"tolerance": 1.0}, "tolerance is 1.0; expected a factor above 1"),
         ({"tolerance": {"speed": 2.0}}, "speed"),
-        ({"also": ("identity", "taste")}, "unknown request 'taste'; also= takes attention"),
         ({"writer": object()}, "without add_scalar"),
         ({"skip_first": -1}, "skip_first is -1"),
         ({"ring": -1}, "ring -1"),
@@ -321,17 +321,16 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         SignalMonitor(gpt2(), **options)
 
 
-def test_requests_that_the_model_does_not_allow(caplog: pytest.LogCaptureFixture) -> None:
-    for family in ("vit", "t5"):
-        with pytest.raises(InputError, match="needs batch= here"):
-            SignalMonitor(other(family)[0], also=("attention",))
+def test_scores_need_a_batch_that_the_model_reads(caplog: pytest.LogCaptureFixture) -> None:
     model, ids = gpt2(), sequences()
-    with pytest.raises(InputError, match="does not name one module per layer"):
-        SignalMonitor(model, also=("identity",), mapping=replace(mapping_of(model), layers=()))
     embedded = model.transformer.wte(ids)
-    numbers = one_step(model, {"inputs_embeds": embedded, "labels": ids}, also=("rank",))
-    assert "rank not measured: the step's arguments hold no token ids" in caplog.text
-    assert len(row(numbers, "variance")) == 3 and row(numbers, "effective_rank") == []
+    arguments = {"inputs_embeds": embedded, "labels": ids}
+    numbers = one_step(model, arguments)
+    assert len(row(numbers, "variance")) == 3 and row(numbers, "score_std") == [] and caplog.text == ""
+    batch = Batch(tokens=np.full((1, 8), 10_000), targets=np.zeros((1, 8), int))
+    model.zero_grad()
+    assert row(one_step(model, {"input_ids": ids, "labels": ids}, batch=batch), "score_std") == []
+    assert "attention scores not measured" in caplog.text
 
 
 def test_bad_use(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ import signalprop as sp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 DATA = [{"input_ids": ids, "labels": ids} for ids in sequences(64)]
-ALSO = ("attention", "identity", "removal", "casts")
 
 
 def trainer(folder: Path, *, model: Any = None, data: Any = None, callbacks: Any = None, **options: Any) -> Trainer:
@@ -67,7 +66,7 @@ def test_training_is_the_same_to_the_bit(case: str, tmp_path: Path, capsys: pyte
     bare = trainer(tmp_path, **CASES[case])  # which seeds what its training draws
     bare.train()
     watched = trainer(tmp_path, **CASES[case])
-    callback = sp.SignalCallback(watched, every=5, also=ALSO, jsonl=tmp_path / "signal.jsonl")
+    callback = sp.SignalCallback(watched, every=5, jsonl=tmp_path / "signal.jsonl")
     watched.add_callback(callback)
     own = hooks(watched.model)
     capsys.readouterr()
@@ -121,10 +120,10 @@ def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     whole = trainer(tmp_path / "whole")
     whole.train()
     first = trainer(tmp_path / "parts", **saving)
-    first.add_callback(sp.SignalCallback(first, every=5, also=()))
+    first.add_callback(sp.SignalCallback(first, every=5, scores=False))
     first.train()
     second = trainer(tmp_path / "parts", **saving)
-    callback = sp.SignalCallback(second, every=5, also=())
+    callback = sp.SignalCallback(second, every=5, scores=False)
     second.add_callback(callback)
     second.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-6"))
     assert list(signals(second)) == [1, 5, 7, 10]  # up to 6 from the checkpoint's history
@@ -172,7 +171,7 @@ def test_compiled(tmp_path: Path) -> None:
     bare = trainer(tmp_path, **compiling)
     bare.train()
     watched = trainer(tmp_path, **compiling)
-    watched.add_callback(sp.SignalCallback(watched, every=3, also=("identity",)))
+    watched.add_callback(sp.SignalCallback(watched, every=3))
     watched.train()
     assert losses(watched) == losses(bare) and same(bare, watched)
     assert list(signals(watched)) == [1, 3, 6]

@@ -20,7 +20,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
-from signalprop.theory.bounds import nearness, sublayer_variance_range
+from signalprop.theory.bounds import sublayer_variance_range
 
 # Tokens per sequence up to which token kernels are followed where averages over positions cannot (shaped attention).
 _KERNEL_TOKENS = 128
@@ -29,7 +29,6 @@ TOLERANCES = {
     "variance": 1e4,
     "gradient": 100.0,
     "token_correlation": 3e3,
-    "jacobian": 100.0,
     "score_std": 5.0,
     "largest_score": 10.0,
     "attention_entropy": 50.0,
@@ -41,7 +40,6 @@ WORDS = {
     "variance": "signal variance after",
     "gradient": "gradient variance (relative to the last layer's) after",
     "token_correlation": "token correlation after",
-    "jacobian": "|J - I| of",
     "score_std": "deviation of attention scores in",
     "largest_score": "largest attention score in",
     "attention_entropy": "attention entropy (1: equal weights) in",
@@ -49,6 +47,9 @@ WORDS = {
     "update": "update over weights of",
     "expert_load": "load of the expert with the least (1: an equal share) in",
 }
+
+
+Numbers = Mapping[str, Sequence[float | None]]  # by quantity, one of every sublayer or layer; None: not measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +163,7 @@ def bands(
     variance: from branches uncorrelated with the stream to branches aligned with it (`sublayer_variance_range`),
     widened by the tolerance on both sides; where that has no bounds (other norm placements), the prediction itself,
     widened. gradient, relative to the last layer's: from conserved to predicted, widened. token_correlation r: tokens
-    may not grow alike, so 1 - r may not be below the predicted one over the tolerance. jacobian, |J - I|: the
-    prediction, widened.
+    may not grow alike, so 1 - r may not be below the predicted one over the tolerance.
 
     Fidelity `moments`, a few milliseconds at any length: right to some ten percent, which the tolerance covers.
 
@@ -199,11 +199,6 @@ def bands(
             # what layers conserve is not a fault, whatever large scores of trained queries and keys make theory expect
             least, most = np.minimum(gradient, 0.0), np.maximum(gradient, 0.0)
             out["gradient"] = Band(np.exp(least - steeper), np.exp(most + steeper))
-    try:
-        distance = nearness(p, profile).identity_distance
-        out["jacobian"] = Band(distance / factors["jacobian"], distance * factors["jacobian"])
-    except InputError:
-        pass  # shaped attention: no closed form
     return out
 
 
@@ -237,7 +232,7 @@ class Watch:
     def check(
         self,
         step: int,
-        measured: Mapping[str, Sequence[float | None]],
+        measured: Numbers,
         now: Mapping[str, Band],
         fixed: Mapping[str, Band] | None = None,
     ) -> list[Departure]:
@@ -247,20 +242,15 @@ class Watch:
             now: the bands of today's weights. fixed: those that no weights predict (see `limits`).
         """
         found = []
-        for quantity, numbers in measured.items():
+        for quantity, (values, start, today, wrong) in self._held(measured, now, fixed).items():
             bound = (fixed or {}).get(quantity)
-            start, today = (self.start.get(quantity), now.get(quantity)) if bound is None else (bound, None)
-            if start is None:
-                continue
-            values = np.array(numbers, np.float64)  # NaN for None
-            wrong = start.outside(values) | (False if today is None else today.outside(values))
-            self.outside[quantity] = set(np.flatnonzero(wrong).tolist())
-            if quantity == "variance" and today is not None and not wrong.any():
+            self.outside[quantity] = wrong
+            if quantity == "variance" and today is not None and not wrong:
                 self.start[quantity] = Band(np.fmin(start.low, today.low), np.fmax(start.high, today.high))
-            new = sorted(self.outside[quantity] - self._told.setdefault(quantity, set()))
+            new = sorted(wrong - self._told.get(quantity, set()))
             if not new:
                 continue
-            self._told[quantity] |= set(new)
+            self._told[quantity] = self._told.get(quantity, set()) | set(new)
             worst = max(new, key=lambda k: _distance(quantity, float(values[k]), start, today, k))
             expected = f"{'earlier weights predict' if bound is None else 'expected'} {start.words(worst)}"
             if today is not None:
@@ -274,6 +264,25 @@ class Watch:
             )
             found.append(Departure(step, quantity, left, everywhere[worst], float(values[worst]), text))
         return found
+
+    def leaves(self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None = None) -> bool:
+        """Whether a number is outside a predicted band that has not been told of."""
+        held = self._held(measured, now, fixed)
+        return any(wrong - self._told.get(name, set()) for name, (*_, wrong) in held.items() if name in self.start)
+
+    def _held(
+        self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None
+    ) -> dict[str, tuple[FloatArray, Band, Band | None, set[int]]]:
+        """By quantity that has a band: values (NaN: not measured), the band, today's, and which values are outside."""
+        out = {}
+        for quantity, numbers in measured.items():
+            bound = (fixed or {}).get(quantity)
+            start, today = (self.start.get(quantity), now.get(quantity)) if bound is None else (bound, None)
+            if start is not None:
+                values = np.array(numbers, np.float64)
+                wrong = start.outside(values) | (False if today is None else today.outside(values))
+                out[quantity] = (values, start, today, set(np.flatnonzero(wrong).tolist()))
+        return out
 
 
 def _distance(quantity: str, value: float, start: Band, today: Band | None, k: int) -> float:

@@ -20,7 +20,8 @@ class Checks:
     """Of one monitor, from its first sample on.
 
     Args:
-        start: what the weights were then; None: they cannot be read, and predict no band. inputs: of the training.
+        start: what the weights were when the training began; None: what they are at the first sample.
+        inputs: of the training.
         moving: the places whose updates are measured.
     """
 
@@ -38,26 +39,35 @@ class Checks:
         self._sublayers = sublayers_of(attached.layout)
         self._moving = moving
         self._watch: Watch | None = None
+        self._today: dict[str, Band] = {}
         self._first: dict[str, Sequence[float | None]] = {}
-
-    @property
-    def has_bands(self) -> bool:
-        """Whether weights predict any, once it was looked."""
-        return self._watch is None or bool(self._watch.start)
 
     def outside(
         self,
         step: int,
         profile: Profile,
         measured: Mapping[str, Sequence[float | None]],
-        weights: Parametrization | None,
+        read: Callable[[], Parametrization | None],
+        due: bool,
     ) -> int:
-        """How many numbers are outside, after a warning of those that have newly left their band."""
+        """How many numbers are outside, after a warning of those that have newly left their band.
+
+        Args:
+            read: what the weights are now; None: they cannot be read, and predict no band. due: whether their band is
+                predicted anew; it is too before a number that was inside is said to have left it.
+        """
         if self._watch is None:
-            self._watch = Watch(self._bands(self._start, profile), self._places())
-        self._first = self._first or dict(measured)
+            weights = read()
+            self._today = self._bands(weights, profile)
+            start = self._today if self._start is None else self._bands(self._start, profile)
+            self._watch = Watch(start, self._places())
+            self._first = dict(measured)
+            due = False
         fixed = limits(measured, profile.architecture.seq_len, self._tolerances, self._first)
-        found = self._watch.check(step, measured, self._bands(weights, profile), fixed)
+        if self._watch.start and (due or self._watch.leaves(measured, self._today, fixed)):
+            weights = read()
+            self._today = self._today if weights is None else self._bands(weights, profile)
+        found = self._watch.check(step, measured, self._today, fixed)
         self._logs.tell([_with_steepest(i, profile, self._sublayers) if i.quantity == "gradient" else i for i in found])
         return sum(len(held) for held in self._watch.outside.values())
 

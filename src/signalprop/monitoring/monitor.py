@@ -19,11 +19,11 @@ from torch import nn
 from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.layers import layer_modules
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
+from signalprop.monitoring.attention_scores import Layers, attention_scores, random_states_kept
 from signalprop.monitoring.bands import TOLERANCES, Departure, checked
 from signalprop.monitoring.checks import Checks
 from signalprop.monitoring.jumps import Jump
@@ -31,8 +31,7 @@ from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, per
 from signalprop.monitoring.logs import Log, Logs, opened
 from signalprop.monitoring.movement import Movement, movement_of
 from signalprop.monitoring.places import sublayers_of
-from signalprop.monitoring.requests import REQUESTS, Layers, measured_on, random_states_kept
-from signalprop.monitoring.roll_call import RollCall, is_other_rank, mesh_of, together
+from signalprop.monitoring.processes import EveryRank, is_other_rank, mesh_of, together
 from signalprop.monitoring.weights import Weights
 from signalprop.network.parametrization import Parametrization
 from signalprop.watching.experts import ExpertLoad
@@ -45,6 +44,8 @@ from signalprop.watching.taps import Groups, TapRecorder
 _KEPT_SEQUENCES = 2
 # Steps that are kept for a loss that jumps.
 _RING = 64
+# Samples from one prediction of the bands of today's weights to the next.
+_BANDS_EVERY = 8
 
 
 class SignalMonitor:
@@ -63,12 +64,10 @@ class SignalMonitor:
     Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
     backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
     of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
-    `Probe`. What `also` asks for is measured on a fixed batch, in evaluation mode and uncompiled, with random states
-    put back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
-    of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. With groups,
-    and where parameters are sharded, every process has to have the monitor; without it on all of them there are neither
-    bands of sharded parameters nor their movement, and a warning says so. Names and meanings of the numbers:
-    docs/monitoring.md.
+    `Probe`. Attention scores are measured on a fixed batch, in evaluation mode and uncompiled, with random states put
+    back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
+    of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. Every
+    process of the run makes the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
     Of every step the loss and each sublayer's gradient and update are kept for a while. When the loss jumps, or the
     norm of the gradients, a warning names the sublayer that moved first, and `jsonl` gets those steps.
@@ -79,10 +78,9 @@ class SignalMonitor:
         writer: something with `add_scalar(name, value, step)`, such as a TensorBoard SummaryWriter. jsonl: a file that
             gets one line of JSON per sample, after those that it has. log: called with (numbers, step), such as
             `wandb.log` or `mlflow.log_metrics`.
-        also: any of attention, rank, alignment, outliers, identity, removal, casts. Default: attention, where the model
-            reads one sequence of tokens.
-        batch: what `also` is measured on. Default: the first 2 sequences of the first sampled step, of
-            a model that reads one sequence of tokens.
+        scores: whether attention scores are measured, a pass over a small batch per sample.
+        batch: what they are measured on. Default: the first 2 sequences of the first sampled step, of a model that
+            reads one sequence of tokens; of another model there are no scores without it.
         tolerance: factors by which quantities may leave what the theory predicts: by name, in place of those of
             `signalprop.monitoring.bands.TOLERANCES`, or one for all; None: no warnings but of what is not finite.
         start: what the weights were at the start of the training. Default: what they are at the first sample.
@@ -98,7 +96,7 @@ class SignalMonitor:
         warnings: every Departure so far. What warns is the logger `signalprop.monitoring`, in one line each.
 
     Raises:
-        InputError: an unknown family or request, or numbers out of range.
+        InputError: an unknown family, or numbers out of range.
     """
 
     @typed
@@ -110,7 +108,7 @@ class SignalMonitor:
         writer: Any = None,
         jsonl: str | Path | None = None,
         log: Log | None = None,
-        also: Sequence[str] | None = None,
+        scores: bool = True,
         batch: Batch | None = None,
         tolerance: float | Dictionary[str, float] | None = TOLERANCES,
         start: Parametrization | None = None,
@@ -126,16 +124,10 @@ class SignalMonitor:
         logs: bool | None = None,
     ) -> None:
         tolerances = checked(every, tolerance, skip_first, steps_done, ring)
-        self._asked = also is not None
-        also = (also,) if isinstance(also, str) else tuple(also or ())
-        unknown = [name for name in also if name not in REQUESTS]
-        if unknown:
-            raise InputError(f"unknown request {unknown[0]!r}; also= takes {', '.join(REQUESTS)}")
-        self.every, self.also, self.prefix, self._tolerances = every, also, prefix, tolerances
+        self.every, self.prefix, self._tolerances = every, prefix, tolerances
         self.steps = steps_done
         self.active = not is_other_rank() if logs is None else logs
-        self._roll_call = RollCall.here()
-        self._together: bool | None = None
+        self._every_rank = EveryRank.here()
         attached = attach(model, mapping)
         self._attached = attached if batch is None else reading_batches(attached)
         self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
@@ -154,12 +146,7 @@ class SignalMonitor:
             skip_first=skip_first if seen.reads_tokens and self._mapping.architecture.causal else 0,
             reads=seen.names(self._model),
         )
-        if not self._asked and (batch is not None or self._arguments.reads_tokens):
-            self.also = ("attention",)
-        if also and batch is None and not self._arguments.reads_tokens:
-            raise InputError("what also= asks for needs batch= here, a signalprop.data.Batch that the model reads")
-        if {"identity", "removal"} & set(also):
-            layer_modules(self._attached)  # or an error now
+        self._scores = scores and (batch is not None or self._arguments.reads_tokens)
         if start is not None and start.n_sublayers != len(self._mapping.sublayers):
             raise InputError(
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
@@ -171,7 +158,7 @@ class SignalMonitor:
         self._recorder: Recorder | TapRecorder | None = None
         self._checks: Checks | None = None
         self._sampling: int | None = None
-        self._sampled = False
+        self._samples = 0
         self._inside = False
         self._experts = ExpertLoad(self._attached)
         self._ring = ring
@@ -183,8 +170,7 @@ class SignalMonitor:
 
     @cached_property
     def _movement(self) -> Movement | None:
-        wanted = self.active if self._mesh is None else self._all_here()
-        return movement_of(self._attached, self._ring) if wanted else None
+        return movement_of(self._attached, self._ring) if self.active or self._mesh is not None else None
 
     # --- a bare loop -------------------------------------------------------------------------------------------------
 
@@ -234,8 +220,13 @@ class SignalMonitor:
     # --- for callbacks -----------------------------------------------------------------------------------------------
 
     def due(self, step: int) -> bool:
-        """Whether the step of that number (from 1) is to be sampled."""
-        return (self.active or self._everyone()) and (not self._sampled or step % self.every == 0)
+        """Whether the step of that number (from 1) is to be sampled.
+
+        Raises:
+            InputError: the first time, where a process of the run has made no monitor.
+        """
+        self._every_rank.check()
+        return (self.active or self._everyone()) and (not self._samples or step % self.every == 0)
 
     def record(self, step: int, loss: Any = None) -> None:
         """Keep how every sublayer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
@@ -285,21 +276,20 @@ class SignalMonitor:
         self._recorder = self._sampling = None
         if step is None:
             return None
-        self._sampled = True
         if recorder is None:
             return None
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())
-        requested: Layers = {}
-        read = self._weights.now
+        scores: Layers = {}
+        read, due = self._weights.now, self._samples % _BANDS_EVERY == 0
+        self._samples += 1
         if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
-            here = self._all_here()
-            gathered = self._weights.now() if here and self._tolerances is not None else None
-            read, requested = (lambda: gathered), (self._requested(step) if here else {})
+            gathered = self._weights.now() if due and self._tolerances is not None else None
+            read, scores = (lambda: gathered), self._attention(step)
         if not self.active:
             return None
         try:
-            return self._numbers(recorder, step, requested, read)
+            return self._numbers(recorder, step, scores, read, due)
         except InputError as error:
             self._logs.say_once(f"step {step}: the signal was not measured: {error}")
             return None
@@ -315,7 +305,7 @@ class SignalMonitor:
     # --- measuring ---------------------------------------------------------------------------------------------------
 
     def _numbers(
-        self, recorder: Pass, step: int, requested: Layers, read: Callable[[], Parametrization | None]
+        self, recorder: Pass, step: int, scores: Layers, read: Callable[[], Parametrization | None], due: bool
     ) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
         if problem:
@@ -324,10 +314,10 @@ class SignalMonitor:
         if profile.gradient is None:
             self._logs.say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
         if self._mesh is None:
-            requested = self._requested(step)
+            scores = self._attention(step)
         updates, by_sublayer = ([], []) if self._movement is None else self._movement.update()
         moved: Layers = {"update": updates} if any(v is not None for v in updates) else {}
-        layers = per_layer(profile) | moved | self._experts.loads() | requested
+        layers = per_layer(profile) | moved | self._experts.loads() | scores
         out = {
             f"{self.prefix}/layer_{k:0{len(str(len(values) - 1))}d}/{quantity}": float(value)
             for quantity, values in layers.items()
@@ -336,30 +326,25 @@ class SignalMonitor:
         }
         out |= {f"{self.prefix}/{name}": value for name, value in summary(profile, layers).items()}
         if self._tolerances is not None:
-            weights = read() if self._checks is None or self._checks.has_bands else None
             if self._checks is None:
                 places = () if self._movement is None else self._movement.places
-                start, inputs = self._given or weights, self._arguments.statistics()
-                self._checks = Checks(self._attached, self._tolerances, self._logs, start, inputs, places)
+                inputs = self._arguments.statistics()
+                self._checks = Checks(self._attached, self._tolerances, self._logs, self._given, inputs, places)
             finer = per_sublayer(profile) | ({"update": by_sublayer} if moved else {})
-            out[f"{self.prefix}/outside"] = float(self._checks.outside(step, profile, layers | finer, weights))
+            out[f"{self.prefix}/outside"] = float(self._checks.outside(step, profile, layers | finer, read, due))
         return out
 
-    def _requested(self, step: int) -> Layers:
-        """What `also` asks for; nothing, and a warning, where it cannot be measured."""
-        also = self.also if self._mesh is None else tuple(name for name in self.also if name == "attention")
-        if self._asked and also != self.also:
-            others = [name for name in self.also if name not in also]
-            self._logs.say_once(f"{', '.join(others)} not measured: the parameters are sharded over processes")
-        if not also:
+    def _attention(self, step: int) -> Layers:
+        """Attention scores; nothing where they cannot be measured, with a warning where a batch was given for them."""
+        if not self._scores:
             return {}
         try:
             batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
             with random_states_kept(self._model):
-                return measured_on(self._weights.reading(), batch, also, self._arguments.skip_first, self._mesh)
+                return attention_scores(self._weights.reading(), batch, self._arguments.skip_first, self._mesh)
         except InputError as error:
-            if self._asked:
-                self._logs.say_once(f"step {step}: {', '.join(also)} not measured: {error}")
+            if self._batch is not None:
+                self._logs.say_once(f"step {step}: attention scores not measured: {error}")
             return {}
 
     def _everyone(self) -> bool:
@@ -369,18 +354,6 @@ class SignalMonitor:
     def _tell(self, jumps: Sequence[Jump]) -> None:
         if self.active:
             self._logs.tell_jumps(jumps)
-
-    def _all_here(self) -> bool:
-        """Whether all processes that hold a part of a sharded parameter have the monitor; else a warning, once."""
-        if self._together is None:
-            ranks = self._mesh.mesh.flatten().tolist()
-            self._together = self._roll_call.complete(ranks)
-            if not self._together:
-                self._logs.say_once(
-                    f"no bands, scores and updates: the parameters are sharded over {len(ranks)} processes, and not "
-                    "all of them have the monitor; give it to every one"
-                )
-        return self._together
 
     def _not_finite(self, recorder: Pass, problem: str, step: int) -> int:
         """The layer where the signal is not finite first, after a warning."""

@@ -20,7 +20,7 @@ from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.files.storage import finite
 from signalprop.monitoring.jumps import Jump, Jumps
 from signalprop.monitoring.places import OTHER, Place, sublayers_of
-from signalprop.monitoring.roll_call import distinct_shards, local_part, mesh_of, summed
+from signalprop.monitoring.processes import distinct_shards, local_part, mesh_of, summed
 from signalprop.network.moments import FloatArray
 
 # Weights of a parameter that are followed: evenly spread ones.

@@ -1,4 +1,4 @@
-"""What a monitor measures on a fixed batch when it is asked to: quantities of `signalprop.diagnosis`, by layer."""
+"""Attention scores of a model in training, by layer, measured on a fixed small batch."""
 
 from __future__ import annotations
 
@@ -14,61 +14,29 @@ from torch import nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.casts import casts
 from signalprop.diagnosis.heads import HeadSums, Watch
-from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import groups, run
-from signalprop.diagnosis.removal import removal
 from signalprop.diagnosis.result import Number, Numbers
-from signalprop.diagnosis.signal import observe
 from signalprop.measurement.measuring import arguments_of
-from signalprop.monitoring.roll_call import gathered
+from signalprop.monitoring.processes import gathered
 from signalprop.network.moments import FloatArray
 from signalprop.watching.first_positions import Streams
 
 Layers = dict[str, list[Number]]
-_OF_SIGNAL = {"rank": ("effective_rank",), "alignment": ("alignment",), "outliers": ("outlier", "first_variance")}
-REQUESTS = ("attention", *_OF_SIGNAL, "identity", "removal", "casts")
 
 
-def measured_on(attached: Attached, batch: Batch, names: Sequence[str], skip_first: int, mesh: Any = None) -> Layers:
-    """The quantities that requests stand for, by name, a number per layer; the model is in evaluation mode meanwhile.
+def attention_scores(attached: Attached, batch: Batch, skip_first: int, mesh: Any = None) -> Layers:
+    """Scores and entropy of every self-attention, of one pass in evaluation mode that looks at nothing else.
 
     Args:
-        mesh: processes that parameters are sharded over, which all call this together; for `attention` alone.
+        mesh: processes that parameters are sharded over, which all call this together.
     """
-    out: Layers = {}
-    model, mapping = attached.model, attached.mapping
-    with evaluating(model):
-        if "attention" in names:
-            out |= _attention(attached, batch, skip_first, mesh)
-        if set(names) & _OF_SIGNAL.keys():
-            signal = observe(attached, [batch], skip_first=skip_first, gradient_sequences=0)
-            for quantity in (quantity for name in names for quantity in _OF_SIGNAL.get(name, ())):
-                out[quantity] = [getattr(layer, quantity) for layer in signal]
-        if "identity" in names:
-            found = identity(attached, [batch], skip_first=skip_first, probes=1, limit=1)
-            out["cosine"], out["angular"] = list(found.cosine), list(found.angular[0])
-            out["jacobian"] = [item.value for item in found.jacobian]
-        if "removal" in names:
-            loss_without: list[Number] = [None] * len(mapping.layers)
-            for item in removal(model, [batch], mapping).single:
-                loss_without[item.layers[0]] = item.increase.value
-            out["removal"] = loss_without
-        if "casts" in names:
-            for cast in casts(attached, [batch], of=("both",), scaled=(False,), skip_first=skip_first):
-                out[f"snr_{cast.format}"] = list(cast.signal_to_noise)
-    return out
-
-
-def _attention(attached: Attached, batch: Batch, skip_first: int, mesh: Any) -> Layers:
-    """Scores and entropy of every self-attention, of one pass that looks at nothing else."""
     model, mapping = attached.model, attached.mapping
     arguments = arguments_of(model, mapping, batch)
     streams = Streams(attached, skip_first, lambda *_: None)
     streams.begin(arguments)
     watch = Watch(attached, streams, outputs=False)
-    with streams, torch.no_grad(), watch:
+    with evaluating(model), streams, torch.no_grad(), watch:
         run(model, arguments)
     for module in model.modules() if mesh is not None else ():
         kept: Any = getattr(module, "reshard", None)  # FSDP2 keeps the root's parameters for a backward pass

@@ -1,9 +1,9 @@
-"""Which processes of a distributed run have the monitor: asked of their store, which waits for none of them."""
+"""The processes of a distributed run: that each of them has the monitor, and sums over those that share parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
@@ -15,44 +15,51 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 
 T = TypeVar("T")
-PATIENCE = timedelta(seconds=60)  # a process that is so far behind has no monitor
+PATIENCE = timedelta(seconds=20)  # from the first step of one process to the monitor of the last
 _number = count()
 
 
-class RollCall:
-    """One monitor's.
+class EveryRank:
+    """A monitor that every process of the run has made, in the same order where there are several.
 
-    A collective that some processes never reach holds up the others for good, so before the first one all agree
-    whether there is to be any. Whoever has the monitor has answered before its first step, and the first one to know
-    decides for all.
+    A collective that some processes never reach would hold up the others for good.
 
     Args:
-        rank: of this process, in the run. store: of the run; None: there is one process.
+        rank, size: of this process and of the run. store: of the run; None: there is one process.
     """
 
-    def __init__(self, rank: int, store: Any, number: int) -> None:
-        self._store, self._name = store, f"signalprop/monitor/{number}"
+    def __init__(self, rank: int, size: int, store: Any, number: int) -> None:
+        self._size, self._store, self._name = size, store, f"signalprop/monitor/{number}"
         if store is not None:
             store.set(f"{self._name}/{rank}", "here")
 
     @classmethod
-    def here(cls) -> RollCall:
-        """Of this process, whose monitor is the so-manieth."""
+    def here(cls) -> EveryRank:
+        """Of this process and its next monitor."""
         if not (dist.is_available() and dist.is_initialized()):
-            return cls(0, None, next(_number))
-        return cls(dist.get_rank(), dist.distributed_c10d._get_default_store(), next(_number))
+            return cls(0, 1, None, next(_number))
+        store = dist.distributed_c10d._get_default_store()
+        return cls(dist.get_rank(), dist.get_world_size(), store, next(_number))
 
-    def complete(self, ranks: Sequence[int], patience: timedelta | None = None) -> bool:
-        """Whether all of these ranks have it; the same answer in each of them."""
-        if self._store is None:
-            return True
+    def check(self, patience: timedelta | None = None) -> None:
+        """Wait for the monitors of all processes, once.
+
+        Raises:
+            InputError: some process has made none within `patience` (default: 20 seconds).
+        """
+        store, self._store = self._store, None
+        if store is None:
+            return
+        names = [f"{self._name}/{rank}" for rank in range(self._size)]
+        waited = patience or PATIENCE
         try:
-            self._store.wait([f"{self._name}/{rank}" for rank in ranks], patience or PATIENCE)
-            found = "all"
+            store.wait(names, waited)
         except RuntimeError:  # DistStoreError: the time is over
-            found = "some"
-        agreed: bytes = self._store.compare_set(f"{self._name}/found/{min(ranks)}", "", found)
-        return agreed == b"all"
+            missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
+            raise InputError(
+                f"no SignalMonitor in process {', '.join(missing)} of {self._size} after {waited.total_seconds():g} s; "
+                "make one in every process of the run, outside any `if rank == 0` (rank 0 alone logs)"
+            ) from None
 
 
 def is_other_rank() -> bool:
