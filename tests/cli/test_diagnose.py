@@ -48,14 +48,12 @@ def result_of(command: Command, *arguments: Any) -> Any:
 
 class TestResults:
     def test_numbers_are_the_library_s(self, command: Command, root: Path) -> None:
-        got = result_of(
-            command, root / "llama", "--data", root / "book.txt", *SMALL, "--remove", "--greedy", "2", "--cast", "int8"
-        )
+        got = result_of(command, root / "llama", "--data", root / "book.txt", *SMALL, "--remove", "--cast", "int8")
         loaded = load(root / "llama")
         batches = token_batches(
             root / "book.txt", loaded.tokenizer, 16, 2, 4, architecture=mapping_of(loaded.model).architecture
         )
-        assert got == diagnose(loaded.model, batches, name="llama", remove=2, cast=["int8"]).to_json()
+        assert got == diagnose(loaded.model, batches, name="llama", remove=True, cast=["int8"]).to_json()
         assert got["data"]["tokens"] == 64 and got["data"]["source"] == str(root / "book.txt")
         assert [row["layers"] for row in got["removal"]["single"]] == [[0], [1], [2]]
 
@@ -82,127 +80,6 @@ class TestResults:
         assert says in refused("diagnose", str(root / "llama"), "--weights-only", "--remove", "--data", "x")
 
 
-class TestSaving:
-    def test_named_layers(self, command: Command, root: Path, tmp_path: Path) -> None:
-        arguments = ["--prune", "0-1", "--save", str(tmp_path / "pruned")]
-        assert command("diagnose", str(root / "llama"), *SMALL, *arguments).status == 0
-        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
-        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
-        assert len(pruned.model.layers) == pruned.config.num_hidden_layers == 1
-        last = whole.model.layers[2].mlp.up_proj.weight
-        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, last)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "pruned")
-        assert tokenizer("the Union")["input_ids"]
-        assert result_of(command, tmp_path / "pruned", *SMALL)["signal"][0]["layer"] == 0
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            (["--save", "out"], "say which with --prune 12-15, or let --greedy N choose"),
-            (["--prune", "1"], "give --save"),
-            (["--prune", "1-5", "--save", "out"], "this model has layers 0 to 2"),
-            (["--prune", "x", "--save", "out"], "not of the form 12-15,20"),
-            (["--prune", "2-1", "--save", "out"], "--prune '2-1'"),
-            (["--prune", "0-2", "--save", "out"], "leave at least one"),
-            (["--prune", "0", "--save", "{root}"], "exists and is not empty"),
-        ],
-    )
-    def test_mistakes_are_found_before_the_work(
-        self, refused: Refused, root: Path, arguments: list[str], message: str
-    ) -> None:
-        err = refused("diagnose", root / "llama", *(a.format(root=root) for a in arguments))
-        assert message in err and "signal:" not in err
-
-    def test_layers_that_greedy_chose(self, command: Command, root: Path, tmp_path: Path) -> None:
-        got = result_of(command, root / "llama", *SMALL, "--greedy", "2", "--save", tmp_path / "pruned")
-        pruned = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "pruned")
-        assert pruned.config.num_hidden_layers == 1
-        (kept,) = {0, 1, 2} - set(got["removal"]["greedy"][-1]["layers"])
-        whole = transformers.LlamaForCausalLM.from_pretrained(root / "llama")
-        assert torch.equal(pruned.model.layers[0].mlp.up_proj.weight, whole.model.layers[kept].mlp.up_proj.weight)
-
-
-class TestInterrupted:
-    """What took a pass over the data is not lost, whatever ends the work."""
-
-    ASKED = (*SMALL, "--remove", "--greedy", "2", "--cast", "int8")
-    PASSES = 3 + 2 + 6  # single layers, pairs with the cheapest one, casts
-
-    @staticmethod
-    def stop_after(monkeypatch: pytest.MonkeyPatch, passes: int, error: BaseException) -> list[int]:
-        """Have the work end after so many passes; the list says how many there were."""
-        from signalprop.diagnosis import casts, removal
-
-        done: list[int] = []
-
-        def counted(function: Any) -> Any:
-            def call(*args: Any, **options: Any) -> Any:
-                if len(done) == passes:
-                    raise error
-                done.append(1)
-                return function(*args, **options)
-
-            return call
-
-        monkeypatch.setattr(removal, "without", counted(removal.without))
-        monkeypatch.setattr(casts, "cast", counted(casts.cast))
-        return done
-
-    @pytest.mark.parametrize(("passes", "error", "status"), [(2, KeyboardInterrupt(), 130), (7, ValueError(), 1)])
-    def test_it_goes_on(
-        self, command: Command, root: Path, tmp_path: Path, passes: int, error: BaseException, status: int
-    ) -> None:
-        file, partial = tmp_path / "d.json", tmp_path / "d.json.partial"
-        asked = ["diagnose", str(root / "llama"), *self.ASKED, "--json", str(file)]
-        with pytest.MonkeyPatch.context() as patch:
-            self.stop_after(patch, passes, error)
-            ended = command(*asked)
-        assert ended.status == status and not file.exists()
-        assert f"{passes} results kept in {partial}; --resume goes on from there" in ended.err
-        partial.write_text(partial.read_text() + '{"key": "half of a li')
-        before = partial.read_text()
-        refused = command(*asked)
-        assert refused.status == 2 and "go on with --resume, or remove it" in refused.err
-        assert partial.read_text() == before
-        with pytest.MonkeyPatch.context() as patch:
-            done = self.stop_after(patch, 100, error)
-            assert command(*asked, "--resume").status == 0
-        assert len(done) == self.PASSES - passes and not partial.exists()
-        assert json.loads(file.read_text()) == result_of(command, root / "llama", *self.ASKED)
-
-    def test_results_of_something_else(self, command: Command, root: Path, tmp_path: Path) -> None:
-        file, partial = tmp_path / "d.json", tmp_path / "d.json.partial"
-        with pytest.MonkeyPatch.context() as patch:
-            self.stop_after(patch, 2, KeyboardInterrupt())
-            command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file))
-        before = partial.read_text()
-        for changed, name in (
-            ([root / "other", *self.ASKED], "source"),
-            ([root / "llama", "--tokens", "96", *self.ASKED[2:], "--data", root / "book.txt"], "text"),
-            ([root / "llama", *self.ASKED, "--dtype", "bfloat16"], "type"),
-        ):
-            ended = command("diagnose", *map(str, changed), "--json", str(file), "--resume")
-            assert ended.status == 2 and f"is of another diagnosis ({name}: " in ended.err
-            assert partial.read_text() == before
-        for text in ("", "x", "[]", '{"schema": "other"}\n', before.splitlines()[0] + '\n{"key": 1}\n'):
-            partial.write_text(text)
-            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(file), "--resume")
-            assert ended.status == 2 and str(partial) in ended.err and "Traceback" not in ended.err
-
-    @pytest.mark.filterwarnings("always::UserWarning")  # the command line makes a line of it
-    def test_where_nothing_can_be_kept(self, command: Command, root: Path, tmp_path: Path) -> None:
-        from signalprop.diagnosis.kept import Kept
-
-        def full(*_: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Kept, "_append", full)
-            ended = command("diagnose", str(root / "llama"), *self.ASKED, "--json", str(tmp_path / "d.json"))
-        assert ended.status == 0 and ended.err.count("are not kept in") == 1 and "No space left" in ended.err
-        assert json.loads((tmp_path / "d.json").read_text())["removal"]["single"]
-
-
 class TestNothingIsThrownAway:
     @pytest.mark.parametrize("against", ["{root}/none", "{root}/book.txt", "{tmp}/bad.json", "{root}/vit"])
     def test_the_other_model_is_read_before_the_work(
@@ -225,12 +102,12 @@ class TestNothingIsThrownAway:
         ended = command(
             "diagnose", str(root / "llama"), *SMALL, "--json", str(tmp_path / "d.json"),
             "--plot", str(tmp_path / "d.png"),
-            "--report", str(tmp_path / "d.html"), "--prune", "1", "--save", str(tmp_path / "pruned"),
+            "--report", str(tmp_path / "d.html"),
         )  # fmt: skip
         assert ended.status == 1 and ended.err.splitlines()[-1].startswith("signalprop: ZeroDivisionError: x")
         assert Diagnosis.load(tmp_path / "d.json").signal and "3 layers" in ended.out
-        assert (tmp_path / "d.html").exists() and (tmp_path / "pruned" / "config.json").exists()
-        assert re.findall(r"^(json|saved|plot) ", ended.out, re.MULTILINE) == ["json", "saved"]
+        assert (tmp_path / "d.html").exists()
+        assert re.findall(r"^(json|plot) ", ended.out, re.MULTILINE) == ["json"]
 
 
 class TestMistakes:
@@ -243,7 +120,6 @@ class TestMistakes:
             (["{root}/llama", "--cast", "fp4"], "unknown format 'fp4'"),
             (["{root}/llama", "--dtype", "int4"], "dtype is 'int4'"),
             (["{root}/llama", "--seq-len", "4"], "none after the first 4"),
-            (["{root}/llama", "--greedy", "3"], "greedy is 3; expected a number of layers from 0 to 2"),
             (["{root}/llama", "--expect", "deepnorm"], "trained weights tell of lns alone; signalprop check"),
             (["{root}/llama", "--plot", "p.bmp"], "p.bmp"),
             (["{root}/llama", "--json", "{root}/no/such.json"], "there is no directory"),
@@ -258,7 +134,7 @@ class TestMistakes:
     def test_stored_ones_have_no_model(self, refused: Refused, command: Command, root: Path, tmp_path: Path) -> None:
         stored = tmp_path / "stored.json"
         command("diagnose", str(root / "llama"), *SMALL, "--json", str(stored))
-        for more in (["--remove"], ["--cast", "int8"], ["--greedy", "1"]):
+        for more in (["--remove"], ["--cast", "int8"]):
             assert "is a stored diagnosis" in refused("diagnose", stored, *more)
         (tmp_path / "no.json").write_text("{}", encoding="utf-8")
         assert "this is not a diagnosis" in refused("diagnose", tmp_path / "no.json")

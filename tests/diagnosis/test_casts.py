@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +17,7 @@ from diagnosis.test_signal import streams
 from signalprop.attachment.attached import attach, require_roles
 from signalprop.diagnosis.casts import LinearMap, cast, casts, maps_of
 from signalprop.diagnosis.number_formats import PER_TENSOR, SCALED, Format
-from signalprop.diagnosis.result import Cast, Estimate, MapNoise
-from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.stream import loss
-from signalprop.repair.left_out import left_out
-from signalprop.report.diagnosis_tables import cast_table
 
 FLOATS = [name for name in PER_TENSOR if name != "int8"]
 SKIP = 3
@@ -184,96 +178,6 @@ class TestExperts:
         assert torch.allclose(found, logits_of(model, batch), atol=1e-5)
         assert not torch.allclose(found, plain, atol=1e-3)
 
-    def test_each_stack_has_its_damage_and_its_place_in_the_lists(self) -> None:
-        model, batch = mixture("Mixtral"), text_batch(tiny("llama", 1))
-        mapping = mapping_of(model)
-        rows = casts(
-            attach(model, mapping), [batch], formats=["int4_channel"], of=["weights", "activations"], skip_first=SKIP
-        )
-        weight, activation = by_map(attach(model, mapping), [batch], rows, skip_first=SKIP)
-        path = "model.layers.0.mlp.experts"
-        damages = {item.name: item.damage for item in weight.maps}
-        assert (damages[f"{path}.gate_up_proj"] or 0) > 0 and (damages[f"{path}.down_proj"] or 0) > 0
-        items = {item.name: item for item in activation.maps}
-        assert (items[f"{path}.down_proj"].damage or 0) > 0
-        router, first = items["model.layers.0.mlp.gate"], items[f"{path}.gate_up_proj"]
-        assert (first.damage or 0) > 0 and (first.channel, first.token) == (router.channel, router.token)
-        lists = left_out(model, {f"{path}.down_proj": "", "model.layers.0.self_attn.o_proj": ""})["runtimes"]
-        assert lists["transformers"] == ["model.layers.0.self_attn.o_proj", "lm_head", path]
-        assert lists["torchao"] == lists["transformers"][:2] and path in lists["vllm"]
-        pattern = lists["llm-compressor"][-1].removeprefix("re:")
-        assert re.match(pattern, f"{path}.3.up_proj") and not re.match(pattern, "model.layers.0.mlp.gate")
-
-
-class TestByMap:
-    """What each map's cast does, and where it ends."""
-
-    def test_a_map_alone_against_the_whole_model(self) -> None:
-        """Noise behind its layer: that of a model with that map stored so. Damage: by a gradient per token."""
-        model = tiny("gpt2", 2)
-        batch, mapping = text_batch(model), mapping_of(model)
-        (row,) = casts(attach(model, mapping), [batch], formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(attach(model, mapping), [text_batch(model, 1)], [row], skip_first=SKIP)
-        assert {item.layer for item in found.maps} == {0, 1} and len(found.maps) == 8
-        clean = streams(model, text_batch(model, 1))
-        for item in found.maps:
-            module, before = model.get_submodule(item.name), weights(model)
-            with torch.no_grad():
-                module.weight.data = Format("int4_channel", scaled=True)(module.weight.data.T).T  # of Conv1D
-            noise = streams(model, text_batch(model, 1))[item.layer + 1] - clean[item.layer + 1]
-            model.load_state_dict(before)
-            noise[:, :SKIP] = 0
-            signal = float(clean[item.layer + 1][:, SKIP:].square().sum())
-            assert item.noise == pytest.approx(float(noise.square().sum()) / signal, rel=1e-4)
-            assert item.damage == pytest.approx(damage_of(model, item.layer, noise[0]), rel=1e-3)
-
-    def test_outliers_of_what_a_map_reads(self) -> None:
-        """A gain of the norm makes a channel, a token's values make a token; against a plain hook."""
-        model = tiny("llama", 2)
-        with torch.no_grad():
-            model.model.layers[1].input_layernorm.weight[3] = 40.0
-            model.model.layers[1].self_attn.v_proj.weight *= 100
-        batch, mapping = text_batch(model), mapping_of(model)
-        (row,) = casts(attach(model, mapping), [batch], formats=["int4_channel"], of=["weights"], skip_first=SKIP)
-        (found,) = by_map(attach(model, mapping), [batch], [row], skip_first=SKIP)
-        items = {item.name: item for item in found.maps}
-        read: dict[str, torch.Tensor] = {}
-        for name, module in maps_by_name(model).items():
-            module.register_forward_pre_hook(lambda _, args, name=name: read.update({name: args[0][0, SKIP:]}))
-        streams(model, text_batch(model, 1))
-        for name, x in read.items():
-            rms = x.square().mean().sqrt()
-            assert items[name].channel == pytest.approx(float(x.square().mean(0).sqrt().max() / rms), rel=1e-4)
-            assert items[name].token == pytest.approx(float(x.square().mean(1).sqrt().max() / rms), rel=1e-4)
-        value = items["model.layers.1.self_attn.v_proj"]
-        assert value.largest_channel == 3 and value.channel is not None and value.channel > 5
-        untouched = items["model.layers.0.self_attn.v_proj"].channel
-        assert untouched is not None and untouched < value.channel / 2
-        worst = found.model_copy(update={"maps": (value.model_copy(update={"damage": 1.0, "channel": 7.0}),)})
-        (spared,) = to_leave_out(model, [worst])
-        assert spared.reasons[value.name].endswith("; channel 3 of what it reads is 7 times the root mean square")
-
-    def test_the_worst_are_left_out(self) -> None:
-        """Half of the damage, in at most a tenth of the maps; nothing where the damage is small."""
-        model = tiny("llama", 3)
-
-        def row(*damages: float) -> Cast:
-            names = list(maps_by_name(model))
-            items = [MapNoise(name=n, layer=0, noise=1.0, damage=d) for n, d in zip(names, damages, strict=True)]
-            nothing = Estimate(value=None)
-            return Cast(
-                format="nvfp4", of="both", scaled=True, loss=nothing, increase=nothing, maps=tuple(items)
-            )  # fmt: skip
-
-        (found,) = to_leave_out(model, [row(0.1, *[0.01] * 19, 0.3)])
-        assert list(found.reasons)[:2] == [list(maps_by_name(model))[20], "lm_head"]
-        assert found.reasons[list(maps_by_name(model))[20]] == "51 % of the damage, 0.3 nats per token"
-        assert to_leave_out(model, [row(*[1e-5] * 21)]) == ()
-        some: Any = [SimpleNamespace(casts=[row(*[damage] * 21)]) for damage in (0.1, 0.0)]
-        told, bare = map(cast_table, some)
-        assert "within a factor of 3" in told and "damage" not in bare
-        assert len(to_leave_out(model, [row(*[0.1] * 21)])[0].reasons) == 3 + 1  # a tenth of 21, and the head
-
 
 def mixture(family: str) -> Any:
     """Two layers of four experts, alike from run to run."""
@@ -288,27 +192,3 @@ def mixture(family: str) -> Any:
 
 def all_maps(model: nn.Module) -> list[LinearMap]:
     return maps_of(require_roles(attach(model, mapping_of(model))))
-
-
-def maps_by_name(model: Any) -> dict[str, nn.Module]:
-    return {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"}
-
-
-def damage_of(model: Any, layer: int, noise: Tensor) -> float:
-    """Half the sum over tokens of the squared change of the loss's sum by the noise there alone, per target."""
-    at = torch.zeros(
-        noise.shape[0], 1, dtype=noise.dtype, requires_grad=True
-    )  # one number per token: how much of its noise is added
-
-    def shift(_: Any, __: Any, output: Any) -> Any:
-        out = output if isinstance(output, Tensor) else output[0]
-        return out + (at * noise).to(out) if isinstance(output, Tensor) else (out + (at * noise).to(out), *output[1:])
-
-    handle = model.transformer.h[layer].register_forward_hook(shift)
-    batch = text_batch(model, 1)
-    logits = model(input_ids=torch.as_tensor(batch.tokens)).logits
-    handle.remove()
-    targets = torch.as_tensor(batch.targets)
-    total = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
-    (change,) = torch.autograd.grad(total, at)
-    return float(0.5 * change.square().sum() / (targets >= 0).sum())

@@ -89,7 +89,7 @@ class TestOneLayer:
         with torch.no_grad():
             ((weight, _),) = weights_of(model, SICK, ("down",))
             weight[1, 2] = math.nan
-        found = diagnosed(model, remove=1, cast=["bfloat16"])
+        found = diagnosed(model, remove=True, cast=["bfloat16"])
         verdict = fault(found)
         assert (verdict.kind, verdict.layers) == ("not finite", (SICK,))
         assert "layers 4-5 pass them on" in verdict.text and "its down weights hold NaN" in verdict.cause

@@ -55,7 +55,7 @@ def trained() -> Any:
 def found_in(model: nn.Module, *, cast: Sequence[str] = ("float8_e4m3fn", "int8")) -> Diagnosis:
     rows = windows(text()[1], TOKENS, 24, 0)
     batch = Batch(rows[:, :-1], rows[:, 1:], source="bytes")
-    return diagnose(model, [batch], remove=0, cast=cast, cast_of=["both"])
+    return diagnose(model, [batch], remove=True, cast=cast, cast_of=["both"])
 
 
 @pytest.mark.parametrize("family", ["llama", "bert"])

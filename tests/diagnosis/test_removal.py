@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import own_model
 import signalprop as sp
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.removal import prune, removal, save_pruned, without
+from signalprop.diagnosis.removal import removal, without
 from signalprop.diagnosis.result import Estimate
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
@@ -77,25 +76,6 @@ class TestExact:
             assert torch.equal(logits_of(model, batch), wanted)
         assert torch.equal(logits_of(model, batch), before)
         assert model.config.to_dict() == config
-        assert torch.equal(logits_of(prune(model, mapping_of(model), layers), batch), wanted)
-        assert torch.equal(logits_of(model, batch), before)
-
-    def test_generation_with_a_cache(self, family: str, tmp_path: Path) -> None:
-        if family == "bert":
-            pytest.skip("an encoder does not generate")
-        model = tiny(family, N)
-        save_pruned(model, mapping_of(model), REMOVED[family], tmp_path / "pruned")
-        loaded = type(model).from_pretrained(tmp_path / "pruned").eval()
-        given = torch.as_tensor(text_batch(model).tokens)
-        options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
-        told = [
-            m.generate(given, attention_mask=torch.ones_like(given), use_cache=use_cache, **options)
-            for m in (loaded, prune(model, mapping_of(model), REMOVED[family]))
-            for use_cache in (True, False)
-        ]
-        with without(model, mapping_of(model), REMOVED[family]):
-            told.append(model.generate(given, attention_mask=torch.ones_like(given), **options))
-        assert all(torch.equal(told[0], other) for other in told[1:])
 
 
 class TestWorth:
@@ -134,38 +114,6 @@ class TestWorth:
         assert 0.91 < inside / 400 < 0.98
 
 
-class TestGroups:
-    def test_the_cheapest_go_first(self) -> None:
-        """Two layers do nothing at all: they are the first two, at no cost."""
-        model = tiny("llama", 6, initializer_range=0.4)
-        silent(model, [1, 4])
-        batch = text_batch(model)
-        batch = replace(batch, targets=logits_of(model, batch).argmax(-1).numpy())  # what the whole model says
-        steps: list[tuple[int, int]] = []
-        found = removal(
-            model, [batch], mapping_of(model), greedy=3, progress=lambda done, total: steps.append((done, total))
-        )
-        assert len(found.single) == 6
-        assert sorted(found.greedy[0].layers) in ([1], [4]) and found.greedy[1].layers == (1, 4)
-        assert [item.increase.value for item in found.greedy[:2]] == [0.0, 0.0]
-        assert len(found.greedy[2].layers) == 3 and {1, 4} < set(found.greedy[2].layers)
-        assert steps == [(k + 1, 6 + 5 + 4) for k in range(15)]
-
-    def test_each_step_is_the_best_there_is(self) -> None:
-        model = tiny("gpt2", N)
-        batch = text_batch(model, 4)
-        found = removal(model, [batch], mapping_of(model), greedy=2)
-        cheapest = min(found.single, key=lambda item: item.loss.value or 0)
-        assert found.greedy[0] == cheapest
-        (first,) = cheapest.layers
-        costs = {}
-        for other in set(range(N)) - {first}:
-            with without(model, mapping_of(model), (first, other)):
-                costs[other] = loss(model, [batch]).mean
-        assert found.greedy[1].loss.value == min(costs.values())
-        assert set(found.greedy[1].layers) == {first, min(costs, key=costs.__getitem__)}
-
-
 class TestLayerNormScaling:
     @pytest.mark.parametrize("folded", [False, True])
     def test_survivors_keep_their_own_factor(self, folded: bool) -> None:
@@ -183,24 +131,15 @@ class TestLayerNormScaling:
         mapping = mapping_of(model)
         with without(model, mapping, (0, 2)):
             assert torch.allclose(logits_of(model, batch, mapping), wanted, rtol=1e-4, atol=1e-5)
-        if folded:
-            assert torch.allclose(
-                logits_of(prune(model, mapping_of(model), (0, 2)), batch), wanted, rtol=1e-4, atol=1e-5
-            )
-        else:
-            with pytest.raises(InputError, match=r"carries scheme 'lns', .* fold it first \(signalprop fold\)"):
-                prune(model, mapping_of(model), (0, 2))
 
     def test_scores_over_the_number_of_the_layer(self) -> None:
-        """GPT-2's own option computes with the number, so that the survivors keep theirs, and saving is refused."""
+        """GPT-2's own option computes with the number, so the layers that are left keep theirs."""
         model = tiny("gpt2", N, scale_attn_by_inverse_layer_idx=True)
         silent(model, [1])
         batch = text_batch(model)
         wanted = logits_of(model, batch)
         with without(model, mapping_of(model), (1,)):
             assert torch.equal(logits_of(model, batch), wanted)
-        with pytest.raises(InputError, match="divides scores by the number of the layer"):
-            prune(model, mapping_of(model), (1,))
 
 
 class TestRefused:
@@ -209,22 +148,21 @@ class TestRefused:
         for layers, message in (((4,), "no layer 4; .* 0 to 3"), ((-1,), "no layer -1"), (range(N), "at least one")):
             with pytest.raises(InputError, match=message), without(model, mapping_of(model), layers):
                 pass
-        with pytest.raises(InputError, match="greedy is 4; expected a number of layers from 0 to 3"):
-            removal(model, [text_batch(model)], mapping_of(model), greedy=4)
 
     def test_the_layer_that_holds_the_bias(self) -> None:
         model = tiny("t5", 2)
         for layer in (0, 2):
-            with pytest.raises(InputError, match=f"layer {layer} holds the position bias"):
-                prune(model, mapping_of(model), (layer,))
+            message = f"layer {layer} holds the position bias"
+            with pytest.raises(InputError, match=message), without(model, mapping_of(model), (layer,)):
+                pass
 
     def test_models_that_do_not_say_where_layers_are(self) -> None:
         own = own_model.own_model()
         with pytest.raises(InputError, match=r"does not say where the layers are; give Mapping.layers"):
-            prune(own, mapping_of(own), (0,))
+            removal(own, [], mapping_of(own))
         named = replace(mapping_of(own), layers=["blocks.0.attn", "blocks.1", "blocks.2"])
         with pytest.raises(InputError, match="names them by path in a list"):
-            prune(own, named, (0,))
+            removal(own, [], named)
 
     def test_everything_is_put_back_after_an_error(self) -> None:
         model = tiny("qwen2", N)

@@ -15,19 +15,12 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from commandline import Command
 from diagnosing import tiny
-from signalprop.diagnosis import stored_weights
-from signalprop.diagnosis.casts import ratio
-from signalprop.diagnosis.kept import Kept
-from signalprop.diagnosis.number_counts import CASTS, rounded, statistics, values_of
-from signalprop.diagnosis.number_formats import Format
 from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
-from signalprop.diagnosis.weight_series import WeightSeries, read_series
+from signalprop.diagnosis.tensor_statistics import statistics, values_of
 from signalprop.errors import InputError
 from signalprop.files import tensor_files
 from signalprop.files.tensor_files import stored_tensors
-from signalprop.report.weight_series import series_text
 from signalprop.report.weight_tables import weights_text
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64,
@@ -66,27 +59,6 @@ class TestAgainstNumPy:
         assert found.std == pytest.approx(x.std(), rel=1e-12)
         assert found.rms == pytest.approx(math.sqrt((x * x).mean()), rel=1e-12)
         assert found.kurtosis == pytest.approx(((x - x.mean()) ** 4).mean() / x.var() ** 2, rel=1e-12)
-        expected = np.quantile(np.abs(x), (0.5, 0.99, 0.9999), method="inverted_cdf")
-        assert found.quantiles == pytest.approx(expected, rel=0 if found.exact else 2**-7, abs=0)
-        assert found.exact == (dtype not in ("F32", "F64"))
-
-    @pytest.mark.parametrize(("dtype", "within"), [("BF16", 1e-9), ("F16", 1e-9), ("F32", 0.05)])
-    def test_casts(self, tmp_path: Path, dtype: str, within: float) -> None:
-        """Against the cast of every number, and against PyTorch's to 0.01 dB.
-
-        Of float32 the largest numbers are kept as they are, all others spread evenly over 2^-7 of themselves.
-        """
-        whole = heavy(dtype=DTYPES[dtype])
-        (tensor,) = stored_tensors(written(tmp_path, x=whole))
-        x, found = whole.double().numpy(), statistics(tensor).casts
-        for (name, scaled), value in zip(CASTS, found, strict=True):
-            noise = ((rounded(x, name, np.abs(x).max() if scaled else None) - x) ** 2).sum()
-            if noise == 0:
-                assert math.isnan(value)
-                continue
-            assert value == pytest.approx(10 * math.log10((x * x).sum() / noise), abs=within)
-            by_torch = ratio(whole.float(), Format(name, scaled)(whole.float()))
-            assert value == pytest.approx(by_torch, abs=max(within, 0.01))
 
     @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in ("F64", "F32")])
     def test_every_word(self, dtype: str) -> None:
@@ -200,48 +172,6 @@ def test_changes_from_another_checkpoint(llama: Path, tmp_path: Path) -> None:
         read_weights(tmp_path / "wider", llama)
 
 
-@pytest.fixture(scope="module")
-def steps(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Layer 2's values grow by 1.3 from the second on, layer 0's maps down shrink at the third."""
-    root = tmp_path_factory.mktemp("steps")
-    value, down = "model.layers.2.self_attn.v_proj.weight", "model.layers.0.mlp.down_proj.weight"
-
-    def later(factor: float) -> Callable[[dict[str, torch.Tensor]], object]:
-        return lambda tensors: tensors.update({value: 1.3 * tensors[value], down: factor * tensors[down]})
-
-    return [str(llama), str(copied(llama, root / "b", later(1.0))), str(copied(llama, root / "c", later(0.25)))]
-
-
-class TestSeries:
-    def test_what_grew_first(self, steps: list[str]) -> None:
-        found = read_series(steps)
-        assert [(row.role, row.layer, row.since) for row in found.grown] == [("value", 2, 1), ("down", 0, 2)]
-        value, down = found.grown
-        assert value.growth == pytest.approx((1.0, 1.3, 1.3), rel=1e-2)
-        assert value.change[0] is None and value.change[1:] == pytest.approx((0.3, 0.0), abs=1e-2)
-        assert down.change[2] == pytest.approx(0.75, rel=1e-3) and down.growth[2] == pytest.approx(0.25, rel=1e-3)
-        others = [row for row in found.rows if row not in (value, down)]
-        assert len(others) > 10 and all(row.growth == (1.0, 1.0, 1.0) for row in others)
-        assert WeightSeries.from_json(json.loads(json.dumps(found.to_json()))) == found
-        text = series_text(found)
-        assert "2 left 0.8 to 1.25 times" in text and "the first layer 2 value" in text
-
-    @pytest.mark.parametrize(
-        ("arguments", "says"),
-        [
-            (("{0}", "{1}"), "diagnose runs one MODEL"),
-            (("{0}", "--weights-only", "--dtype", "float32"), "leave out --dtype"),
-            (("{0}", "--weights-only", "--seed", "0", "--tokens", "8192"), "leave out --tokens, --seed"),
-            (("{0}", "{1}", "--weights-only", "--against", "{0}"), "leave out --against"),
-        ],
-    )
-    def test_options_that_are_not_read(
-        self, steps: list[str], command: Command, arguments: tuple[str, ...], says: str
-    ) -> None:
-        status, _, err = command("diagnose", *(word.format(*steps) for word in arguments))
-        assert status == 2 and says in err and err.count("\n") == 1
-
-
 def test_the_worst_come_first(tmp_path: Path) -> None:
     """By names alone, since there is no config.json."""
     x = heavy(64 * 64).reshape(64, 64)
@@ -311,54 +241,6 @@ def test_what_else_is_refused(tmp_path: Path, llama: Path) -> None:
                        "nothing": "neither a directory"}.items():  # fmt: skip
         with pytest.raises(InputError, match=says):
             read_weights(tmp_path / name)
-
-
-class TestResuming:
-    """Two parts of one tensor each; the second one is cut short once."""
-
-    @pytest.fixture(autouse=True)
-    def small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stored_weights, "KEPT_AFTER", 1000)
-
-    def test_goes_on_after_an_interruption_without_reading_again(self, tmp_path: Path, monkeypatch: Any) -> None:
-        path = written(tmp_path, a=torch.randn(40, 30).bfloat16(), b=torch.ones(50, 20))
-        (tmp_path / "other").mkdir()
-        other = written(tmp_path / "other", a=torch.randn(40, 30).bfloat16(), b=torch.ones(50, 20))
-        whole = read_weights(path, other)
-        read: list[str] = []
-
-        def counted(tensor: Any, seen: Any = None) -> Any:
-            read.append(tensor.name)
-            if len(read) == 2:
-                raise KeyboardInterrupt
-            return statistics(tensor, seen)
-
-        monkeypatch.setattr(stored_weights, "statistics", counted)
-        with pytest.raises(KeyboardInterrupt):
-            read_weights(path, other, kept=Kept(tmp_path / "kept"))
-        found = read_weights(path, other, kept=Kept(tmp_path / "kept", resume=True))
-        assert len(read) == 3 and read[1] == read[2]
-        assert found == whole
-
-    def test_files_that_have_changed_are_another_checkpoint(self, tmp_path: Path, command: Command) -> None:
-        path = written(tmp_path, a=torch.randn(40, 30), b=torch.ones(50, 20))
-        read_weights(path, kept=Kept(tmp_path / "w.json.partial", settings={"weights": str(path), "against": None}))
-        asked = ("diagnose", str(path), "--weights-only", "--json", str(tmp_path / "w.json"))
-        assert "--resume" in command(*asked).err  # it says that there is something to go on from
-        written(tmp_path, a=torch.randn(40, 30), b=torch.zeros(50, 20))
-        done = command(*asked, "--resume")
-        assert done.status == 2 and "is of another diagnosis (files" in done.err
-        (tmp_path / "w.json.partial").unlink()
-        assert command(*asked).status == 0
-        assert not (tmp_path / "w.json.partial").exists()
-
-    def test_what_another_version_kept_is_no_result_of_this_one(self, tmp_path: Path, command: Command) -> None:
-        path, partial = written(tmp_path, a=torch.randn(40, 30), b=torch.ones(50, 20)), tmp_path / "w.json.partial"
-        read_weights(path, kept=Kept(partial, settings={"weights": str(path), "against": None}))
-        partial.write_text(partial.read_text().replace('"casts"', '"cast"'))
-        done = command("diagnose", str(path), "--weights-only", "--json", str(tmp_path / "w.json"), "--resume")
-        assert done.status == 2 and f"{partial} was kept by another version of signalprop, or changed" in done.err
-        assert "--resume goes on" not in done.err and partial.exists()
 
 
 def test_another_architecture_is_refused(tmp_path: Path) -> None:

@@ -51,7 +51,6 @@ DIAGNOSIS = {
     "identity": {"cosine": [0.9, 0.8], "angular": [[0.1, 0.2], [0.3]], "jacobian": [ESTIMATE, ESTIMATE]},
     "removal": {
         "single": [{"layers": [i], "loss": ESTIMATE, "increase": ESTIMATE} for i in range(2)],
-        "greedy": [{"layers": [0, 1], "loss": ESTIMATE, "increase": ESTIMATE}],
     },
     "casts": [{"format": "int8", "of": "both", "scaled": True, "loss": ESTIMATE, "increase": ESTIMATE,
                "signal_to_noise": [30.0, 20.0]}],

@@ -63,7 +63,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory, profiles: dict[str, Pro
     items: list[tuple[str, Any]] = [
         *((name, item) for name, item in profiles.items() if "xavier" not in name),
         ("comparison", compare(p, profiles["xavier measured"])),
-        ("diagnosis", diagnosed(tiny("llama"), name="first", remove=2, cast=["int8"])),
+        ("diagnosis", diagnosed(tiny("llama"), name="first", remove=True, cast=["int8"])),
         ("against", diagnosed(tiny("llama", seed=1), name="second")),
         *runs.items(),
         ("network", trace(table_of("xavier"), at=[0, 3, 6])),

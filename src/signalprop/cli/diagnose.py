@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,30 +10,25 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.result import Diagnosis, Estimate
 from signalprop.cli.diagnose_input import Asked, More, Subject, check_options, formats_of, is_stored, ready
 
 REPORT = "signalprop-diagnosis.html"
-# Where removals and casts stay meanwhile, if no --json FILE gives the name.
-PARTIAL = "signalprop-diagnosis.partial"
-# What several checkpoints with --weights-only take beside --json.
-_OF_SEVERAL = ("--plot", "--report", "--no-report")
 
 
 def diagnose(
     context: typer.Context,
     model: Annotated[
-        list[str],
+        str,
         typer.Argument(
             metavar="MODEL",
             help="A Hugging Face directory, a .gguf file, the name of a model on the hub, or the JSON "
-            "of an earlier diagnosis. With --weights-only also several checkpoints of one training, in order.",
+            "of an earlier diagnosis.",
         ),
     ],
     data: Annotated[
@@ -58,9 +52,6 @@ def diagnose(
         int, typer.Option("--skip-first", min=0, help="Positions of every sequence that layer statistics leave out.")
     ] = 4,
     remove: Annotated[bool, typer.Option("--remove", help="The loss without every single layer.")] = False,
-    greedy: Annotated[
-        int, typer.Option("--greedy", min=0, help="Also remove so many layers together, the cheapest first.")
-    ] = 0,
     cast: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,17 +73,6 @@ def diagnose(
     expect: Annotated[
         str | None, typer.Option("--expect", metavar="SCHEME", help="Scheme that the model is meant to carry: lns.")
     ] = None,
-    prune: Annotated[
-        str | None,
-        typer.Option(
-            "--prune",
-            metavar="LAYERS",
-            help="Layers to take out for --save, e.g. 12-15,20 (default: those that --greedy chose).",
-        ),
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="DIR", help="Write the model without those layers.")
-    ] = None,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to stand beside.")
     ] = None,
@@ -100,7 +80,7 @@ def diagnose(
         bool,
         typer.Option(
             "--weights-only",
-            help="Statistics of the weights in the files, of any size; nothing is run. Of several MODELs what grew.",
+            help="Statistics of the weights in the files, of any size; nothing is run.",
         ),
     ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
@@ -111,12 +91,6 @@ def diagnose(
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Go on with the removals, casts and --weights-only that an interrupted call has done."
-        ),
-    ] = False,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
     report: Annotated[
@@ -134,40 +108,26 @@ def diagnose(
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
     if weights_only:
-        read = {"--weights-only", "--json", *(_OF_SEVERAL if len(model) > 1 else ["--against", "--resume"])}
-        if unread := [name for name in opt.given(context) if name not in read]:
-            what = "reads weights alone" if len(model) > 1 else "runs nothing and has no picture or page"
-            raise InputError(f"--weights-only {what}; leave out {', '.join(unread)}")
-        if len(model) > 1:
-            _series(model, json_file, plot, output.report_file(report, no_report, json_file, REPORT))
-        else:
-            _weights(model[0], against, json_file, resume)
+        if unread := [name for name in opt.given(context) if name not in ("--weights-only", "--json", "--against")]:
+            raise InputError(f"--weights-only runs nothing and has no picture or page; leave out {', '.join(unread)}")
+        _weights(model, against, json_file)
         return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.report import diagnosis_tables
 
-    if len(model) > 1:
-        raise InputError("diagnose runs one MODEL (several: --weights-only); --against sets another beside it")
-    (source,) = model
-
     output.check_outputs(json_file, plot)
     page = output.report_file(report, no_report, json_file, REPORT)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})
-    removals = greedy if greedy or remove else None
-    more = More(remove=removals, cast=formats_of(cast), task=task, prune=prune, save=save)
-    check_options(source, asked, more, resume=resume)
-    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (source, against))
-    kept, finish = None, None
+    more = More(remove=remove, cast=formats_of(cast), task=task)
+    check_options(model, asked, more)
+    stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     if against is not None and other is None:
         if stored is None:
-            ready(source, asked, more)  # what is wrong with it is told before the work on the other one
+            ready(model, asked, more)  # what is wrong with it is told before the work on the other one
         other = _diagnosed(ready(against, asked._replace(inside=None, mapping=None)), asked)
     if stored is None:
-        kept = _kept(json_file, source, task, resume) if more.remove is not None or cast or task else None
-        subject = ready(source, asked, more)
-        with _told_where(kept):
-            found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy, kept)
-        finish = subject.finish
+        subject = ready(model, asked, more)
+        found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy)
     else:
         found = stored
     results = [found] if other is None else [found, other]
@@ -181,57 +141,29 @@ def diagnose(
         json_file,
         lambda: found.to_json() if other is None else _pair(found, other),
         show,
-        output.File("saved", save, lambda _: None if finish is None else finish(found)),
         output.picture(plot, lambda: _figure(results)),
         page=page,
         items=lambda: [(item.model, item) for item in results],
     )
-    if kept is not None:
-        kept.discard()
 
 
-def _weights(model: str, against: str | None, json_file: str | None, resume: bool) -> None:
+def _weights(model: str, against: str | None, json_file: str | None) -> None:
     """`--weights-only`."""
-    from signalprop.diagnosis.kept import Kept
     from signalprop.diagnosis.stored_weights import read_weights
     from signalprop.report.weight_tables import weights_text
 
     output.check_outputs(json_file)
-    kept = Kept(_partial(json_file), resume=resume, settings={"weights": model, "against": against})
-    with _told_where(kept), output.progress("weights (MB)") as step:
-        found = read_weights(model, against, step, kept)
+    with output.progress("weights (MB)") as step:
+        found = read_weights(model, against, step)
     output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
-    kept.discard()
-
-
-def _series(models: list[str], json_file: str | None, plot: Path | None, page: output.ReportFile | None) -> None:
-    """`--weights-only` of several checkpoints."""
-    from signalprop.diagnosis.weight_series import read_series
-    from signalprop.report.html.weight_series import series_section
-    from signalprop.report.section_plots import sections_figure
-    from signalprop.report.weight_series import series_text
-
-    output.check_outputs(json_file, plot)
-    with output.sections() as step:
-        found = read_series(models, step)
-    section = series_section(found, "checkpoints", "series")
-    output.deliver(
-        json_file,
-        found.to_json,
-        lambda: output.echo(series_text(found)),
-        output.picture(plot, lambda: sections_figure([section], section["title"])),
-        page=page,
-        items=lambda: [("checkpoints", found)],
-    )
 
 
 def _diagnosed(
     subject: Subject,
     asked: Asked,
-    remove: int | None = None,
+    remove: bool = False,
     cast: Sequence[str] = (),
     accuracy: Callable[[nn.Module], Estimate] | None = None,
-    kept: Kept | None = None,
 ) -> Diagnosis:
     from signalprop.diagnosis.run import diagnose as diagnosed
 
@@ -239,34 +171,9 @@ def _diagnosed(
         found = diagnosed(
             subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
             skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy, expected=asked.expect or "",
-            kept=kept, progress=step,
+            progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
-
-
-def _kept(json_file: str | None, model: str, task: str | None, resume: bool) -> Kept:
-    """Where removals and casts stay until the diagnosis is written."""
-    require("torch", "models")
-    from signalprop.diagnosis.kept import Kept
-
-    return Kept(_partial(json_file), resume=resume, settings={"source": model, "task": task})
-
-
-def _partial(json_file: str | None) -> str:
-    """Where what was done stays meanwhile."""
-    return PARTIAL if json_file in (None, "-") else f"{json_file}.partial"
-
-
-@contextmanager
-def _told_where(kept: Kept | None) -> Iterator[None]:
-    """Whatever ends the work: say that what was done is not lost."""
-    try:
-        yield
-    except BaseException:
-        if kept:
-            n = len(kept)
-            output.note(f"{n} result{'s' * (n > 1)} kept in {kept.path}; --resume goes on from there")
-        raise
 
 
 def _figure(results: list[Diagnosis]) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from signalprop.attachment.mapping import Mapping
     from signalprop.data.batches import Batch
     from signalprop.diagnosis.loading import Loaded
-    from signalprop.diagnosis.result import Diagnosis, Estimate
+    from signalprop.diagnosis.result import Estimate
 
 
 class Asked(NamedTuple):
@@ -41,11 +41,9 @@ class Asked(NamedTuple):
 class More(NamedTuple):
     """What is asked of the first model alone."""
 
-    remove: int | None = None
+    remove: bool = False
     cast: Sequence[str] = ()
     task: str | None = None
-    prune: str | None = None
-    save: Path | None = None
 
 
 NOTHING_MORE = More()
@@ -58,7 +56,6 @@ class Subject(NamedTuple):
     mapping: Mapping
     batches: list[Batch]
     accuracy: Callable[[nn.Module], Estimate] | None
-    finish: Callable[[Diagnosis], None] | None
 
 
 def is_stored(source: str) -> bool:
@@ -67,18 +64,10 @@ def is_stored(source: str) -> bool:
     return path.suffix == ".json" and path.name != "config.json" and path.is_file()
 
 
-def check_options(source: str, asked: Asked, more: More, *, resume: bool) -> None:
+def check_options(source: str, asked: Asked, more: More) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
-    if more.save is not None and not (more.prune or more.remove):
-        raise InputError("--save writes a model without layers; say which with --prune 12-15, or let --greedy N choose")
-    if more.prune and more.save is None:
-        raise InputError("--prune says which layers --save DIR leaves out; give --save")
-    work = more.remove is not None or more.cast or more.task or more.save
-    if is_stored(source) and (work or resume or asked.audio):
-        raise InputError(
-            f"{source} is a stored diagnosis; --remove, --greedy, --cast, --task, --save, --resume and --audio need "
-            "the model"
-        )
+    if is_stored(source) and (more.remove or more.cast or more.task or asked.audio):
+        raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --task and --audio need the model")
     if asked.expect not in (None, "lns"):
         raise InputError(
             f"--expect {asked.expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
@@ -101,14 +90,13 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
     mapping = mapping_for(loaded.model, mapping_of_file(loaded.model, asked.mapping))
     check_one_input(loaded.model, mapping)
-    finish = None if more.save is None else _saver(loaded, mapping, more.prune, more.save)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     batches = list(_batches(loaded, mapping, asked))
     if asked.audio is not None:
         size = asked.batch_size
         batches = [with_audio(b, mapping.architecture, asked.audio, k * size) for k, b in enumerate(batches)]
     check(loaded.model, batches, mapping, more.remove, more.cast)
-    return Subject(loaded, mapping, batches, accuracy, finish)
+    return Subject(loaded, mapping, batches, accuracy)
 
 
 def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
@@ -148,34 +136,3 @@ def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
         questions = read_task(task)
         return lambda model: multiple_choice(model, loaded.tokenizer, questions)
     return harness(task.split(","), loaded.tokenizer)
-
-
-def _saver(loaded: Loaded, mapping: Mapping, prune: str | None, target: Path) -> Callable[[Diagnosis], None]:
-    """What writes the pruned model once the diagnosis is there; all that could be wrong with it is found now."""
-    from signalprop.diagnosis.removal import check_save, save_pruned
-
-    layers = layers_of(prune, len(mapping.layers)) if prune else ()
-    check_save(loaded.model, mapping, layers, target)
-
-    def finish(found: Diagnosis) -> None:
-        chosen = layers
-        if not chosen and found.removal is not None and found.removal.greedy:
-            chosen = found.removal.greedy[-1].layers
-        if not chosen:
-            raise InputError("no layers were chosen to be left out; name them with --prune")
-        save_pruned(loaded.model, mapping, chosen, target, loaded.tokenizer)
-
-    return finish
-
-
-def layers_of(text: str, n: int) -> tuple[int, ...]:
-    """Layer numbers of `12-15,20`, ranges inclusive."""
-    out: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise InputError(f"--prune {text!r:.60} is not of the form 12-15,20 (layers count from 0)")
-        out |= set(range(int(first), int(last or first) + 1)) if int(last or first) < n else {n}
-    if not out or max(out) >= n:
-        raise InputError(f"--prune {text!r:.60}: this model has layers 0 to {n - 1}")
-    return tuple(sorted(out))

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from signalprop.diagnosis.result import Diagnosis as Diagnosis
 
 if TYPE_CHECKING:
-    from signalprop.diagnosis.kept import Kept as Kept
     from signalprop.diagnosis.loading import load as load
     from signalprop.diagnosis.run import diagnose as diagnose
     from signalprop.diagnosis.stream import token_batches as token_batches
 
-__all__ = ["Diagnosis", "Kept", "diagnose", "load", "token_batches"]
+__all__ = ["Diagnosis", "diagnose", "load", "token_batches"]
 
-_WHEN_USED = {"Kept": "kept", "diagnose": "run", "load": "loading", "token_batches": "stream"}
+_WHEN_USED = {"diagnose": "run", "load": "loading", "token_batches": "stream"}
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt ones too

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, require_roles
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
 from signalprop.diagnosis.result import Cast, Number, number
@@ -127,7 +125,6 @@ def casts(
     scaled: Sequence[bool] = (False, True),
     whole: LossResult | None = None,
     skip_first: int = 4,
-    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> tuple[Cast, ...]:
     """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
@@ -137,7 +134,6 @@ def casts(
     Args:
         whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
             count them all). Ratios are of the first sequence.
-        kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (combinations done, all).
     """
     for name in formats:
@@ -169,8 +165,7 @@ def casts(
 
     out = []
     for done, (form, part) in enumerate(combinations):
-        key = ("cast", form.name, part, form.scaled)
-        out.append(result_of(kept, key, Cast, partial(measured, form, part)))
+        out.append(measured(form, part))
         if progress is not None:
             progress(done + 1, len(combinations))
     return tuple(out)

@@ -1,25 +1,19 @@
-"""What layers are worth: the loss without them, one at a time and in groups, and the pruned model as a checkpoint."""
+"""What layers are worth: the loss without each of them, one at a time."""
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.kept import Kept, result_of
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.result import Estimate, Removal, Removed
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
-from signalprop.files.storage import written_whole
-from signalprop.repair.record import record_of
 
 # Lists in a config that hold one entry per layer.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -118,64 +112,34 @@ def removal(
     batches: Sequence[Batch],
     mapping: Mapping,
     *,
-    greedy: int = 0,
     whole: LossResult | None = None,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
-    kept: Kept | None = None,
     progress: Progress | None = None,
 ) -> Removal:
-    """The loss without every single layer, and without groups that are chosen greedily, the cheapest layer first.
+    """The loss without every single layer: one pass over the data per layer.
 
-    Costs one pass over the data per layer, and one per layer left for every step of the greedy choice. Errors are those
-    of the difference to the whole model, sequence by sequence.
+    Errors are those of the difference to the whole model, sequence by sequence.
 
     Args:
-        greedy: how many layers the largest group has. whole: the loss of the whole model, where it is known.
+        whole: the loss of the whole model, where it is known.
         accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
-        kept: where what is done stays, and what an interrupted call had done is found (see `diagnose`).
         progress: called with (models done, all).
-    """
-    check_removal(model, mapping, greedy)
-    n = len(mapping.layers)
-    whole = whole or loss(model, batches, mapping=mapping)
-    removable = [k for k in range(n) if _removable(model, mapping, k)]
-    total = sum(len(removable) - step for step in range(max(greedy, 1)))
-    done = 0
 
-    def measured(layers: tuple[int, ...]) -> Removed:
-        with without(model, mapping, layers):
+    Raises:
+        InputError: the mapping does not name the layers by their paths in a list.
+    """
+    lists_of(model, mapping)
+    whole = whole or loss(model, batches, mapping=mapping)
+    removable = [k for k in range(len(mapping.layers)) if _removable(model, mapping, k)]
+    single = []
+    for k in removable:
+        with without(model, mapping, (k,)):
             found = loss(model, batches, mapping=mapping)
             right = accuracy(model) if accuracy is not None else None
-        return Removed(layers=layers, loss=found.estimate, increase=found.above(whole), accuracy=right)
-
-    def tried(layers: tuple[int, ...]) -> Removed:
-        nonlocal done
-        found = result_of(kept, ("without", *layers), Removed, lambda: measured(layers))
-        done += 1
+        single.append(Removed(layers=(k,), loss=found.estimate, increase=found.above(whole), accuracy=right))
         if progress is not None:
-            progress(done, total)
-        return found
-
-    singles = tuple(tried((k,)) for k in removable)
-    groups: list[Removed] = []
-    chosen: tuple[int, ...] = ()
-    for step in range(greedy):
-        if step == 0:
-            options = list(singles)
-        else:
-            options = [tried(tuple(sorted((*chosen, k)))) for k in removable if k not in chosen]
-        best = min(options, key=lambda item: math.inf if item.increase.value is None else item.increase.value)
-        chosen = best.layers
-        groups.append(best)
-    return Removal(single=singles, greedy=tuple(groups))
-
-
-def check_removal(model: nn.Module, mapping: Mapping, greedy: int) -> None:
-    """Raise the InputError that `removal` would raise before its first pass."""
-    lists_of(model, mapping)
-    n = len(mapping.layers)
-    if not 0 <= greedy < n:
-        raise InputError(f"greedy is {greedy}; expected a number of layers from 0 to {n - 1}")
+            progress(len(single), len(removable))
+    return Removal(single=tuple(single))
 
 
 def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
@@ -184,54 +148,3 @@ def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
     except InputError:
         return False
     return True
-
-
-def prune(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> nn.Module:
-    """A copy of the model without some layers, numbered anew, so that caches and saved checkpoints fit.
-
-    Weights are shared with the model. LayerNorm Scaling that was folded into norms stays with its layer.
-    """
-    _check_prunable(model, mapping, layers)
-    memo: dict[int, Any] = {id(q): q for q in model.parameters()}
-    memo |= {id(b): b for b in model.buffers()}
-    pruned = copy.deepcopy(model, memo)
-    for owner, name, value in _changes(pruned, mapping, layers, renumber=True):
-        setattr(owner, name, value)
-    return pruned
-
-
-def _check_prunable(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
-    record = record_of(model)
-    if record is not None:
-        raise InputError(
-            f"this model carries scheme {record.parametrization.scheme!r}, whose numbers belong to its layers; fold it "
-            "first (signalprop fold), then remove layers"
-        )
-    _check(model, mapping, layers)
-    if _by_number(model):
-        raise InputError("this model divides scores by the number of the layer, which renumbering would change")
-
-
-def check_save(model: nn.Module, mapping: Mapping, layers: Sequence[int], directory: str | Path) -> None:
-    """Raise the InputError that `save_pruned` would raise; layers that are not chosen yet are left out."""
-    _check_prunable(model, mapping, layers)
-    target = Path(directory)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists and is not empty; name a new directory")
-    if not hasattr(model, "save_pretrained"):
-        raise InputError(
-            f"a {type(model).__name__} has no checkpoint form that transformers reads; save its state dict"
-        )
-
-
-def save_pruned(
-    model: nn.Module, mapping: Mapping, layers: Sequence[int], directory: str | Path, tokenizer: Any = None
-) -> None:
-    """Write the pruned model as a checkpoint that plain transformers loads."""
-    check_save(model, mapping, layers, directory)
-    target = Path(directory)
-    pruned: Any = prune(model, mapping, layers)
-    with written_whole(target) as beside:
-        pruned.save_pretrained(beside, safe_serialization=True)
-        if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(beside)

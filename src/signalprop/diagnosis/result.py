@@ -21,7 +21,6 @@ from signalprop.results.views import diagnosis_words
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
-LEAST_DAMAGE = 0.01  # nats per token at the logits, below which nothing is left out
 ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
 Severity = Literal["fault", "warning", "note"]
 
@@ -149,30 +148,9 @@ class Removed(Value):
 
 
 class Removal(Value):
-    """What layers are worth: removed one at a time, and the cheapest ones together, chosen greedily."""
+    """What layers are worth: the loss without each of them, one at a time."""
 
     single: tuple[Removed, ...]
-    greedy: tuple[Removed, ...] = ()
-
-
-class MapNoise(Value):
-    """What a cast of one linear map alone does.
-
-    Attributes:
-        name: path of the map in the model. layer: which. noise: of the stream after its layer over the signal there,
-            mean squares. damage: at the logits, predicted, in nats per token (`signalprop.diagnosis.sensitivity`).
-        channel, token: outliers of what it reads without the cast: root mean square of the largest input channel (which
-            is `largest_channel`), and of the largest token, over that of all numbers. 1 where all are alike, the root
-            of how many there are where one holds everything.
-    """
-
-    name: str
-    layer: int
-    noise: Number
-    damage: Number
-    channel: Number = None
-    token: Number = None
-    largest_channel: int | None = None
 
 
 class Cast(Value):
@@ -181,7 +159,7 @@ class Cast(Value):
     Attributes:
         format: of `signalprop.diagnosis.number_formats.FORMATS`. of: weights, activations or both. scaled: with scales
             (one per tensor, or as the format has them). loss, increase: as in `Removed`. signal_to_noise: of the stream
-            after each layer, in dB. maps: every map by itself.
+            after each layer, in dB.
     """
 
     format: str
@@ -190,21 +168,6 @@ class Cast(Value):
     loss: Estimate
     increase: Estimate
     signal_to_noise: Numbers = ()
-    maps: tuple[MapNoise, ...] = ()
-
-
-class LeftOut(Value):
-    """Linear maps to leave unquantised: the fewest that make half of a cast's damage, at most a tenth of all.
-
-    Attributes:
-        format, of: of the cast. reasons: by path in the model. runtimes: the list as each runtime takes it
-            (docs/diagnosing.md), with the head, and what vLLM computes together.
-    """
-
-    format: str
-    of: Literal["weights", "activations", "both"]
-    reasons: dict[str, str]
-    runtimes: dict[str, tuple[str, ...]]
 
 
 class Verdict(Value):
@@ -233,7 +196,7 @@ class Diagnosis(Value, Document):
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
-            out. casts: to few bits. left_out: maps to spare. verdicts: what follows. notes: what was left out, and why.
+            out. casts: to few bits. verdicts: what follows. notes: what was left out, and why.
         schema_: version of the JSON form.
     """
 
@@ -251,7 +214,6 @@ class Diagnosis(Value, Document):
     identity: Identity | None = None
     removal: Removal | None = None
     casts: tuple[Cast, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -277,7 +239,7 @@ class Diagnosis(Value, Document):
         for name, column in columns.items():
             if len(column) != n:
                 raise ValueError(f"{name} has {len(column)} numbers; signal has {n} layers")
-        removed = () if self.removal is None else (*self.removal.single, *self.removal.greedy)
+        removed = () if self.removal is None else self.removal.single
         strange = next((k for item in removed for k in item.layers if not 0 <= k < n), None)
         if strange is not None:
             raise ValueError(f"removal names layer {strange}; signal has {n} layers")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from torch import nn
 
@@ -13,12 +12,10 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
 from signalprop.diagnosis.identity import identity
-from signalprop.diagnosis.kept import Kept, digest, result_of
 from signalprop.diagnosis.layers import first_sequences, has_modules
 from signalprop.diagnosis.number_formats import FORMATS
-from signalprop.diagnosis.removal import check_removal, removal
+from signalprop.diagnosis.removal import lists_of, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
-from signalprop.diagnosis.sensitivity import by_map, to_leave_out
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
@@ -40,13 +37,12 @@ def diagnose(
     name: str = "",
     mapping: Mapping | None = None,
     skip_first: int = 4,
-    remove: int | None = None,
+    remove: bool = False,
     cast: Sequence[str] = (),
     cast_of: Sequence[Of] = ("weights", "activations", "both"),
     jacobian_sequences: int = 2,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     expected: str = "",
-    kept: Kept | None = None,
     progress: Stage | None = None,
 ) -> Diagnosis:
     """What the layers of a model do on real data, and what is wrong with them.
@@ -58,13 +54,11 @@ def diagnose(
             most 128 tokens of the embedded text, numbered by frequency.
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
-        remove: None: no removals; 0: every layer by itself; n: also the n cheapest together, chosen greedily.
+        remove: also the loss without every single layer.
         cast: formats of `signalprop.diagnosis.number_formats.FORMATS` to cast to. cast_of: what is cast.
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
         accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
-        kept: a file in which every removal, cast and score stays as soon as it is there, so that an interrupted
-            diagnosis can go on; `Kept.discard` it once the diagnosis is safe.
         progress: called with (section, done, all).
 
     Raises:
@@ -97,14 +91,7 @@ def diagnose(
         with weights_here(model):
             weights, said = live_weights(attached, inputs, _length(held))
         notes += [f"prediction: {line}" for line in said]
-        if kept is not None:
-            kept.begin(
-                model=name, parameters=_count(model), type=str(next(model.parameters()).dtype), text=digest(held),
-                skip_first=skip_first, loss=None if whole is None else whole.mean,
-            )  # fmt: skip
-        score = None
-        if accuracy is not None and finite:
-            score = result_of(kept, ("accuracy",), Estimate, partial(accuracy, model))
+        score = accuracy(model) if accuracy is not None and finite else None
         near = None
         if jacobian_sequences and finite and has_modules(mapping):
             near = identity(attached, held, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity"))
@@ -112,20 +99,14 @@ def diagnose(
             notes.append("no distances from the identity: the mapping does not name one module per layer")
         removed: Removal | None = None
         cast_rows: tuple[Cast, ...] = ()
-        if whole is None and (remove is not None or cast):
+        if whole is None and (remove or cast):
             notes.append("no removals and no casts: there is no finite loss to compare")
-        if whole is not None and remove is not None:
-            removed = removal(
-                model, held, mapping, greedy=remove, whole=whole, accuracy=accuracy, kept=kept,
-                progress=step("removal"),
-            )  # fmt: skip
+        if whole is not None and remove:
+            removed = removal(model, held, mapping, whole=whole, accuracy=accuracy, progress=step("removal"))
         if whole is not None and cast:
             cast_rows = casts(
-                attached, held, formats=cast, of=cast_of, whole=whole, skip_first=skip_first,
-                kept=kept, progress=step("casts"),
-            )  # fmt: skip
-            if has_modules(mapping):
-                cast_rows = by_map(attached, held, cast_rows, skip_first=skip_first, progress=step("casts by map"))
+                attached, held, formats=cast, of=cast_of, whole=whole, skip_first=skip_first, progress=step("casts")
+            )
     record = record_of(model)
     found = Diagnosis(
         schema=SCHEMA,
@@ -147,22 +128,19 @@ def diagnose(
         identity=near,
         removal=removed,
         casts=cast_rows,
-        left_out=to_leave_out(model, cast_rows),
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
     return found.model_copy(update={"verdicts": verdicts(found, scheme)})
 
 
-def check(
-    model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: int | None, cast: Sequence[str]
-) -> None:
+def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: bool, cast: Sequence[str]) -> None:
     """Raise the InputError that `diagnose` would raise before its first pass."""
     unknown = [item for item in cast if item not in FORMATS]
     if unknown:
         raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
-    if remove is not None:
-        check_removal(model, mapping, remove)
+    if remove:
+        lists_of(model, mapping)
     first_sequences(batches, 1)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from signalprop.diagnosis.kept import Kept, result_of
-from signalprop.diagnosis.number_counts import CASTS, QUANTILES, Statistics, statistics, values_of
 from signalprop.diagnosis.result import Number, known, number
+from signalprop.diagnosis.tensor_statistics import Statistics, statistics, values_of
 from signalprop.diagnosis.weight_names import Place, Places, places_of
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
@@ -25,7 +23,6 @@ from signalprop.schemes import SCHEMES
 
 SCHEMA = "signalprop/weights/1"
 Progress = Callable[[int, int], None]
-KEPT_AFTER = 1 << 28  # bytes
 _EXACT, _SAMPLED = 0.01, 3.0  # of a standard deviation: rounding of weights; standard errors of one that is drawn
 
 
@@ -35,8 +32,6 @@ class TensorWeights(Value):
     Attributes:
         name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
         zeros, nan, infinite, dead_rows (all zeros): counts. mean, std, rms, kurtosis, least, most: of finite numbers.
-        quantiles: of absolute values, by probability. casts: signal over noise in dB, by format, `scaled` per tensor.
-        exact: also quantiles and casts are (see `number_counts`).
         change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
     """
 
@@ -57,9 +52,6 @@ class TensorWeights(Value):
     kurtosis: Number
     least: Number
     most: Number
-    quantiles: dict[str, Number]
-    casts: dict[str, Number]
-    exact: bool
     change: Number = None
     equal: bool | None = None
 
@@ -81,7 +73,7 @@ class RoleWeights(Value):
 
     Attributes:
         tensors, n, zeros, not_finite: counts. largest: absolute value. layers, rms: of every layer, in order.
-        casts: the smallest of its tensors. change: norm of the difference over the norm, together; equal: tensors.
+        change: norm of the difference over the norm, together; equal: tensors.
     """
 
     role: str
@@ -93,7 +85,6 @@ class RoleWeights(Value):
     largest: Number
     layers: tuple[int | None, ...]
     rms: tuple[Number, ...]
-    casts: dict[str, Number]
     change: Number = None
     equal: int | None = None
 
@@ -153,18 +144,10 @@ class Difference(Value):
     equal: bool
 
 
-class _Part(Value):
-    """What is kept of some tensors: their rows, and the differences of those that are in both, by name."""
-
-    rows: tuple[TensorWeights, ...]
-    differences: dict[str, Difference]
-
-
 def read_weights(
     source: str | Path,
     against: str | Path | None = None,
     progress: Progress | None = None,
-    kept: Kept | None = None,
 ) -> StoredWeights:
     """Statistics of all floating-point tensors of a checkpoint; memory does not grow with it.
 
@@ -172,7 +155,6 @@ def read_weights(
         source: a directory with safetensors (one file, or shards with an index), or a .safetensors file.
         against: another one; then also what has changed from there to here.
         progress: called with (megabytes read, all).
-        kept: where what was read stays, every `KEPT_AFTER` bytes, and from where an interrupted call goes on.
     """
     stored = stored_tensors(source)
     there = {} if against is None else {tensor.name: tensor for tensor in stored_tensors(against)}
@@ -191,18 +173,15 @@ def read_weights(
     both = {tensor.name for tensor in readable if tensor.name in there and there[tensor.name].readable}
     seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
     places = places_of(Path(source), [tensor.name for tensor in readable])
-    parts = _parts(readable)
-    kept = kept if len(parts) > 1 else None
-    if kept is not None:
-        kept.begin(files={str(path): _age(path) for path in sorted({t.path for t in (*stored, *there.values())})})
     rows: list[TensorWeights] = []
     differences: dict[str, Difference] = {}
-    for part in parts:
-        read = partial(_read, part, places, there, both, seen)
-        found = result_of(kept, ["tensors", part[0].name, len(part)], _Part, read)
-        rows += found.rows
-        differences |= found.differences
-
+    for tensor in readable:
+        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
+        if tensor.name in both:
+            moved = difference(tensor, there[tensor.name], seen)
+            row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
+            differences[tensor.name] = moved
+        rows.append(row)
     return StoredWeights(
         model=str(source),
         family=places.family,
@@ -216,38 +195,6 @@ def read_weights(
         only_there=tuple(sorted(set(there) - {t.name for t in stored})),
         notes=places.notes,
     )
-
-
-def _parts(tensors: list[StoredTensor]) -> list[list[StoredTensor]]:
-    """Tensors in a row of about `KEPT_AFTER` bytes together."""
-    before = np.cumsum([0, *(tensor.n_bytes for tensor in tensors)]) // KEPT_AFTER
-    return [
-        [t for _, t in same] for _, same in groupby(zip(before.tolist(), tensors, strict=False), lambda pair: pair[0])
-    ]
-
-
-def _age(path: Path) -> list[int]:
-    """Size and time of last change, by which a file is taken for the same."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
-
-
-def _read(
-    tensors: list[StoredTensor],
-    places: Places,
-    there: Mapping[str, StoredTensor],
-    both: set[str],
-    seen: Callable[[int], None],
-) -> _Part:
-    rows, differences = [], {}
-    for tensor in tensors:
-        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
-        if tensor.name in both:
-            moved = difference(tensor, there[tensor.name], seen)
-            row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
-            differences[tensor.name] = moved
-        rows.append(row)
-    return _Part(rows=tuple(rows), differences=differences)
 
 
 def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
@@ -264,23 +211,12 @@ def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
     return seen
 
 
-def _row(tensor: StoredTensor, place: Place, s: Statistics) -> TensorWeights:
-    plain: dict[str, Any] = {
-        key: number(value) if isinstance(value, float) else value
-        for key, value in vars(s).items()
-        if key not in ("quantiles", "casts")
-    }
+def _row(tensor: StoredTensor, place: Place, found: Statistics) -> TensorWeights:
+    numbers: dict[str, Any] = {k: number(v) if isinstance(v, float) else v for k, v in vars(found).items()}
     return TensorWeights(
-        name=tensor.name,
-        role=place.role,
-        layer=place.layer,
-        stack=place.stack,
-        dtype=tensor.dtype,
-        shape=tensor.shape,
-        **plain,
-        quantiles={str(q): number(value) for q, value in zip(QUANTILES, s.quantiles, strict=True)},
-        casts={name + " scaled" * scaled: number(value) for (name, scaled), value in zip(CASTS, s.casts, strict=True)},
-    )
+        name=tensor.name, role=place.role, layer=place.layer, stack=place.stack, dtype=tensor.dtype,
+        shape=tensor.shape, **numbers,
+    )  # fmt: skip
 
 
 def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], None] | None = None) -> Difference:
@@ -329,10 +265,6 @@ def _by_role(rows: list[TensorWeights], differences: Mapping[str, Difference]) -
                 largest=max(extremes, default=None),
                 layers=tuple(same[0].layer for same in layers),
                 rms=tuple(_rms(same) for same in layers),
-                casts={
-                    name: min((x for row in members if (x := row.casts[name]) is not None), default=None)
-                    for name in members[0].casts
-                },
                 change=_relative(moved) if moved else None,
                 equal=sum(d.equal for d in moved) if moved else None,
             )

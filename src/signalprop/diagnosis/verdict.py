@@ -180,7 +180,7 @@ def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
             text=f"{named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
             f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
             cause="what is added is small against the stream, or along it" + _depth_share(d, idle),
-            advice="diagnose --greedy finds how many can go together; for the next run LayerNorm Scaling (lns) or "
+            advice="for the next run LayerNorm Scaling (lns) or "
             "deepscalelm keep deep layers' share up: compare with signalprop predict",
         )
 
@@ -260,14 +260,12 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
             layers=(min(ratios)[1],) if ratios else (),
             text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
             cause="numbers below or above the format's range, or too few digits for outliers",
-            advice="a scale per tensor fixes it" if helps else _leave(worst),
+            advice="a scale per tensor fixes it"
+            if helps
+            else "finer scales (per channel or block), or that layer in bfloat16"
+            if worst.format in ONE_SCALE
+            else "that layer in bfloat16",
         )
-
-
-def _leave(cast: Cast) -> str:
-    names = [item.name for item in sorted(cast.maps, key=lambda item: -(item.damage or 0.0)) if item.damage]
-    first = "finer scales (per channel or block), or " if cast.format in ONE_SCALE else ""
-    return f"{first}{' and '.join(names[:2])} in bfloat16" if names else f"{first}that layer in bfloat16"
 
 
 def _listed(casts: Sequence[Cast]) -> str:

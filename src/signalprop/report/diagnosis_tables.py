@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, Estimate, Removal, mean_of, paired
+from signalprop.diagnosis.result import ONE_SCALE, Diagnosis, Estimate, Removal, mean_of, paired
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
 Rows = tuple[list[str], list[list[str]]]  # header and cells
-
-
-TRUST = (
-    "damage: how much the predicted words change, by gradients on the first four sequences; where that was measured,\n"
-    "within a factor of 3 for nearly all layers (docs/diagnosing.md); the loss on one text may rise by less, or fall"
-)
 
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
@@ -27,9 +20,7 @@ def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
     if d.removal is not None and d.removal.single:
         parts.append(text_table(*removal_rows(d.removal)))
     if d.casts:
-        parts.append(cast_table(d))
-    if d.left_out:
-        parts.append(left_out_text(d))
+        parts.append(text_table(*cast_rows(d)))
     parts += [f"note: {line}" for line in d.notes]
     return "\n\n".join(part for part in parts if part)
 
@@ -111,19 +102,13 @@ def span_line(d: Diagnosis) -> str:
 
 def removal_rows(removal: Removal) -> Rows:
     """Header and cells of what the loss becomes without layers."""
-    rows = [[without(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in (*removal.single, *removal.greedy)]
+    rows = [[without(r.layers), *_costs(r.loss, r.increase, r.accuracy)] for r in removal.single]
     return ["removed", "loss", "increase", "accuracy"][: len(rows[0]) if rows else None], rows
 
 
 def without(layers: Sequence[int]) -> str:
     """Which were removed, in words."""
     return f"without layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
-
-
-def cast_table(d: Diagnosis) -> str:
-    """What casts cost, and how far the damages may be trusted where there are any."""
-    table = text_table(*cast_rows(d))
-    return f"{table}\n{TRUST}" if any(_most_damage(cast) for cast in d.casts) else table
 
 
 def cast_rows(d: Diagnosis) -> Rows:
@@ -138,30 +123,10 @@ def cast_rows(d: Diagnosis) -> Rows:
                 ("per tensor" if cast.format in ONE_SCALE else "its own") if cast.scaled else "none",
                 *_costs(cast.loss, cast.increase),
                 worst,
-                _most_damage(cast),
             ]
         )
-    header = ["cast", "scale", "loss", "increase", "least signal / noise", "most damage at the logits"]
-    return (header, rows) if any(row[-1] for row in rows) else (header[:-1], [row[:-1] for row in rows])
-
-
-def left_out_text(d: Diagnosis) -> str:
-    """Which maps to leave unquantised, and why; the runtimes' lists are in the JSON."""
-    parts = []
-    for item in d.left_out:
-        parts.append(f"leave unquantised ({item.format} {item.of}; lists for {', '.join(item.runtimes)} in --json):")
-        parts += [f"  {name}: {reason}" for name, reason in item.reasons.items()]
-    return "\n".join(parts)
-
-
-def _most_damage(cast: Cast) -> str:
-    """The map whose cast does most at the logits, without what all paths begin with, and its share of all."""
-    known = [(item.damage, item.name) for item in cast.maps if item.damage is not None]
-    whole = sum(damage for damage, _ in known)
-    if not whole > 0:
-        return ""
-    damage, name = max(known)
-    return f"{re.sub(r'^.*?(?=[0-9])', '', name)} {100 * damage / whole:.0f} %"
+    header = ["cast", "scale", "loss", "increase", "least signal / noise"]
+    return header, rows
 
 
 def compared(d: Diagnosis, other: Diagnosis) -> str:

@@ -18,11 +18,6 @@ def weights_text(w: StoredWeights) -> str:
     parts = [head, _faults(w.tensors), _initialisation(w), _changes(w), _roles(w)]
     if w.left_out:
         parts.append(f"left out: {len(w.left_out)} tensors without floating-point numbers ({_some(list(w.left_out))})")
-    if not all(tensor.exact for tensor in w.tensors):
-        parts.append(
-            "of float32 and float64 casts are from their upper 16 bits, within 0.05 dB where measured, and quantiles "
-            "within 2^-7; all else is exact"
-        )
     return "\n".join(part for part in (*parts, *w.notes) if part)
 
 
@@ -61,7 +56,7 @@ def _changes(w: StoredWeights) -> str:
 
 def _roles(w: StoredWeights) -> str:
     rows = sorted(w.roles, key=lambda role: (-role.not_finite, -role.n))
-    head = ["role", "tensors", "weights", "rms", "first layer", "last layer", "max/rms", "zeros", "e4m3 dB", "int8 dB"]
+    head = ["role", "tensors", "weights", "rms", "first layer", "last layer", "max/rms", "zeros"]
     head += ["change"] * (w.against is not None)
     table = text_table(head, [_cells(role, w.against is not None) for role in rows[:_ROWS]])
     left = sum(role.tensors for role in rows[_ROWS:])
@@ -82,8 +77,6 @@ def _cells(role: RoleWeights, compared: bool) -> list[str]:
         number(role.rms[-1]),
         number(ratio),
         f"{100 * role.zeros / role.n:.3g} %",
-        number(role.casts["float8_e4m3fn scaled"]),
-        number(role.casts["int8 scaled"]),
         *([number(role.change)] if compared else []),
     ]
 

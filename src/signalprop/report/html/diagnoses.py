@@ -56,7 +56,7 @@ def diagnosis_section(items: Mapping[str, Diagnosis]) -> Block:
         lead=" ".join(_lead(d, name) for d, name in zip(found, names, strict=True)),
         groups=names,
         sources=sources,
-        places=[*(_place(d) for d in found), *(_counts(d) for d in found)],
+        places=[_place(d) for d in found],
     )
 
 
@@ -83,7 +83,6 @@ def _charts(items: Sequence[Diagnosis]) -> list[Block]:
     shares = measured(lambda s: s.attention_share) + measured(lambda s: s.feed_forward_share, FEED_FORWARD)
     variances = measured(lambda s: s.variance) + predicted(lambda w: w.predicted_variance)
     near = _curves(items, lambda d: d.identity.jacobian if d.identity else ())
-    greedy = _curves(items, lambda d: [r.increase for r in d.removal.greedy] if d.removal else (), at=len(items))
     made = [
         _chart("layer-variance", "Variance of the stream", variances + measured(lambda s: s.first_variance, FIRST),
                "variance", "log", "The first positions are apart, where trained models park huge activations."),
@@ -106,8 +105,6 @@ def _charts(items: Sequence[Diagnosis]) -> list[Block]:
                "0: a change of its input passes unchanged."),
         _chart("layer-removal", "What the loss rises by without a layer", _curves(items, _without), "nats per token",
                "signed", "0: the layer could go. Near zero this axis is linear."),
-        _chart("layer-greedy", "What the loss rises by without several layers", greedy, "nats per token", "signed",
-               "The cheapest first, chosen greedily.", "layers left out"),
     ]  # fmt: skip
     return [chart for chart in made if chart["series"]]
 
@@ -122,9 +119,8 @@ def _curves(
     items: Sequence[Diagnosis],
     column: Callable[[Diagnosis], Sequence[Number | Estimate]],
     source: int = MEASURED,
-    at: int = 0,
 ) -> list[Block]:
-    """A curve of every diagnosis that has such numbers, at the places from `at` on; estimates bring their errors."""
+    """A curve of every diagnosis that has such numbers; estimates bring their errors."""
     out = []
     for k, d in enumerate(items):
         rows = column(d)
@@ -133,7 +129,7 @@ def _curves(
         with_errors = any(isinstance(e, Estimate) for e in rows)
         if known(values):
             y = blocks.numbers(values)
-            out.append(blocks.series(k, source, at + k, y, error=errors if with_errors else None))
+            out.append(blocks.series(k, source, k, y, error=errors if with_errors else None))
     return out
 
 
@@ -153,11 +149,6 @@ def _without(d: Diagnosis) -> list[Number | Estimate]:
     return [found.get(k) for k in range(len(d.signal))]
 
 
-def _counts(d: Diagnosis) -> Block:
-    steps = () if d.removal is None else d.removal.greedy
-    return blocks.place([len(r.layers) for r in steps], [diagnosis_tables.without(r.layers) for r in steps])
-
-
 def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
     """Signal over noise of every cast, layer by layer, and what the casts cost; None without casts."""
     if not d.casts:
@@ -169,14 +160,12 @@ def cast_section(d: Diagnosis, name: str, key: str) -> Block | None:
     ]  # fmt: skip
     chart = blocks.chart(f"{key}-noise", "Signal over noise after a layer", curves, x="layer", y="dB")
     header, rows = diagnosis_tables.cast_rows(d)
-    spared = [[f"{one.format} {one.of}", *reason] for one in d.left_out for reason in one.reasons.items()]
     return blocks.section(
         key,
         f"Few bits: {name}",
         [
             *([chart] if chart["series"] else []),
             blocks.table("Casts", header, rows, left=2, caption="Nats per token."),
-            *([blocks.table("Leave unquantised", ["cast", "map", "why"], spared, left=3)] if spared else []),
         ],
         lead="The model cast directly to a format, without any tuning.",
         groups=names,

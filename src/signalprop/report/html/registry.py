@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import entry_points
 
-from signalprop.report.html import diagnoses, kernels, monitored, signal, tables, weight_series
+from signalprop.report.html import diagnoses, kernels, monitored, signal, tables
 from signalprop.report.html.parts import Part
 
 GROUP = "signalprop.report"  # of entry points
@@ -15,4 +15,4 @@ GROUP = "signalprop.report"  # of entry points
 def parts() -> tuple[Part, ...]:
     """Every kind of result, in the order of the page: our own, and those of installed packages between them."""
     others = [found.load() for found in sorted(entry_points(group=GROUP), key=lambda found: found.name)]
-    return (signal.PART, diagnoses.PART, monitored.PART, weight_series.PART, *others, kernels.PART, tables.PART)
+    return (signal.PART, diagnoses.PART, monitored.PART, *others, kernels.PART, tables.PART)

@@ -1,0 +1,136 @@
+"""Statistics of a stored tensor of any size, in one pass over its numbers in pieces of constant size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.files.tensor_files import StoredTensor
+
+# Bits of the mantissa, exponent of the smallest normal number, largest number (Micikevicius et al. 2022, table 1).
+_FLOAT8 = {"float8_e4m3fn": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0)}
+_SHORTEST_ROW = 64  # numbers of the shortest row that is looked at for zeros alone
+Seen = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What one pass finds. Moments are of the finite numbers; NaN where there are none.
+
+    Attributes:
+        n, zeros, nan, infinite: how many.
+        mean, std, rms, kurtosis: the last is the fourth central moment over the squared variance (normal: 3).
+        least, most: the smallest and the largest number. dead_rows: rows (of the first axis) that are all zeros.
+    """
+
+    n: int
+    zeros: int
+    nan: int
+    infinite: int
+    mean: float
+    std: float
+    rms: float
+    kurtosis: float
+    least: float
+    most: float
+    dead_rows: int
+
+
+def values_of(words: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
+    """The numbers of pieces of a stored tensor: float32, or float64 where they are stored so."""
+    if dtype == "BF16":
+        return (words.astype(np.uint32) << 16).view(np.float32)
+    if dtype == "F16":
+        return words.view(np.float16).astype(np.float32)
+    if dtype in _EIGHT_BITS:
+        table: NDArray[np.floating] = _EIGHT_BITS[dtype][words]
+        return table
+    wide: NDArray[np.floating] = words.astype(np.float64 if dtype == "F64" else np.float32, copy=False)
+    return wide
+
+
+def _eight_bits(name: str) -> NDArray[np.float32]:
+    """All 256 numbers of a float8 format."""
+    mantissa, least, top = _FLOAT8[name]
+    code = np.arange(128)
+    exponent, fraction = code >> mantissa, (code & ((1 << mantissa) - 1)) / (1 << mantissa)
+    half = np.where(exponent > 0, np.ldexp(1 + fraction, exponent - 1 + least), np.ldexp(fraction, least))
+    half = np.where(half > top, np.nan, half)
+    if name == "float8_e5m2":
+        half[124] = np.inf
+    return np.concatenate([half, -half]).astype(np.float32)
+
+
+_EIGHT_BITS = {"F8_E4M3": _eight_bits("float8_e4m3fn"), "F8_E5M2": _eight_bits("float8_e5m2")}
+
+
+def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
+    """One pass over a stored tensor; a second one where so many are zero that whole rows may be.
+
+    Args:
+        seen: called with the number of bytes after every piece of the first pass.
+    """
+    n = zeros = nan = infinite = 0
+    least, most, shift, sums, square = math.inf, -math.inf, None, np.zeros(4), 0.0
+    with np.errstate(all="ignore"):
+        for words in tensor.pieces():
+            if seen is not None:
+                seen(words.nbytes)
+            x = values_of(words, tensor.dtype).astype(np.float64)
+            finite = np.isfinite(x)
+            if not finite.all():
+                nan += int(np.isnan(x).sum())
+                infinite += int(np.isinf(x).sum())
+                x = x[finite]
+            if not len(x):
+                continue
+            n += len(x)
+            zeros += len(x) - int(np.count_nonzero(x))
+            least, most = min(least, float(x.min())), max(most, float(x.max()))
+            square += float(x @ x)
+            shift = float(x.mean()) if shift is None else shift
+            x -= shift
+            y = x * x
+            sums += (x.sum(), y.sum(), x @ y, y @ y)
+        s1, s2, s3, s4 = (float(s) / n if n else math.nan for s in sums)
+        second = max(s2 - s1 * s1, 0.0) if n else math.nan
+        fourth = s4 - 4 * s1 * s3 + 6 * s1**2 * s2 - 3 * s1**4
+    width = tensor.n // tensor.shape[0] if len(tensor.shape) > 1 else 0
+    return Statistics(
+        n=tensor.n,
+        zeros=zeros,
+        nan=nan,
+        infinite=infinite,
+        mean=(shift or 0.0) + s1,
+        std=math.sqrt(second),
+        rms=math.sqrt(square / n) if n else math.nan,
+        kurtosis=fourth / second**2 if second else math.nan,
+        least=least if n else math.nan,
+        most=most if n else math.nan,
+        dead_rows=_dead_rows(tensor, width) if width >= _SHORTEST_ROW and zeros >= width else 0,
+    )
+
+
+def _dead_rows(tensor: StoredTensor, width: int) -> int:
+    """How many rows hold nothing but zeros."""
+    dead = done = 0
+    alive = False  # of the row that the piece before ended in
+    magnitude = {"F16": 0x7FFF, "BF16": 0x7FFF, "F8_E4M3": 0x7F, "F8_E5M2": 0x7F}.get(tensor.dtype)
+    for piece in tensor.pieces():
+        live = piece != 0 if magnitude is None else (piece & magnitude) != 0
+        first = -(-done // width) * width - done  # where the next row begins
+        if first > 0:
+            alive = alive or bool(live[:first].any())
+        starts = np.arange(first, len(piece), width)
+        if done and len(starts):
+            dead += not alive
+        if len(starts):
+            rows = np.logical_or.reduceat(live, starts)
+            dead += len(rows) - 1 - int(np.count_nonzero(rows[:-1]))
+            alive = bool(rows[-1])
+        done += len(piece)
+    return dead + (not alive)
