@@ -89,8 +89,7 @@ NARROW = (
 _TIED = 0.05
 TIED = (
     "the head is the table of tokens and gives the one that a position reads probability {:.2g}: first gradients of 1 "
-    "to 8 layers were measured up to 1.2 times the prediction by kernels of real ids (1.4 times with heads of 256 "
-    "features), and up to twice otherwise and in encoder-decoders; use fidelity simulate"
+    "to 8 layers were measured up to twice the prediction; use fidelity simulate"
 )
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.
 SPREAD = 0.3

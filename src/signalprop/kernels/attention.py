@@ -86,11 +86,6 @@ class TokenAttention(Sums):
         own = self._row_score_variance
         return kept(self._per_row(self._row_length), own, raw - own, sink)
 
-    def uneven(self, own: FloatArray, heads: int) -> FloatArray:
-        """Relative variance of the size of what so many heads give, own being its mean: rows are more or less sharp."""
-        share = np.minimum(self.gain**2 * self._of_values.spread / np.maximum(own, 1e-300), 1 / self._rows.second)
-        return np.asarray(self._rows.scatter * share**2 / heads)
-
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
         out, own = self._averaged()

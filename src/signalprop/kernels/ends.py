@@ -225,15 +225,6 @@ def top_kernel(
     return kernel, across(kernel_of(True), np.diagonal(top.along))
 
 
-def read_and_asked(inputs: InputStatistics, t: int) -> tuple[FloatArray, FloatArray] | None:
-    """Whether the token that position k reads, and the one that is asked for there, stands at k', (t, t) each; of
-    several sequences in how many. 0 where no token is asked for; None without real ids."""
-    y, x = inputs.targets, inputs.tokens
-    if y is None or x is None or not y.shape[1] == t == x.shape[1]:
-        return None
-    return _coincidences(np.where(y >= 0, x, -1), x), _coincidences(y, x)
-
-
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:
     """The share of class heads that read each of t rows of a kernel: the first, in decoders the last real one."""
     if a.kind == "encoder":

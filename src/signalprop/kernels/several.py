@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.stack import Back, Read, Stack
-from signalprop.kernels.state import State, exp_of, inverse_roots, normalised, unevenness
+from signalprop.kernels.state import State, exp_of, inverse_roots, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
@@ -22,20 +22,15 @@ Keep = NDArray[np.bool_] | Grid | None
 
 @dataclass(frozen=True)
 class Kernels(Several):
-    """Kernels of pairs of streams; their mean over streams is asked for as of a State.
-
-    Attributes:
-        uneven: as of `State`, of the mean over streams.
-    """
+    """Kernels of pairs of streams; their mean over streams is asked for as of a State."""
 
     connections: Connections
-    uneven: FloatArray | float = 0.0
 
     @staticmethod
-    def of(state: Several, connections: Connections, uneven: FloatArray | float = 0.0) -> Kernels:
+    def of(state: Several, connections: Connections) -> Kernels:
         """Rescaled parts."""
         state = state.rescaled()
-        return Kernels(state.parts, state.log_scale, connections, uneven)
+        return Kernels(state.parts, state.log_scale, connections)
 
     @property
     def average(self) -> State:
@@ -91,7 +86,7 @@ class StackOfStreams(Stack):
     def _of(self, i: int, stream: Kernels) -> State:
         self.rho = stream.rho()
         self.connections.meet(i, stream.parts, stream.log_scale)
-        return State(self.connections.read(i, stream.parts, self.rho), stream.log_scale, stream.uneven).rescaled()
+        return State(self.connections.read(i, stream.parts, self.rho), stream.log_scale).rescaled()
 
     def read(self, i: int, stream: Any) -> Read:
         return super().read(i, self._of(i, stream))
@@ -101,15 +96,13 @@ class StackOfStreams(Stack):
 
     def skipped(self, i: int, stream: Any) -> Any:
         mixed = Several(self.connections.mixed(i, stream.parts, self.rho), stream.log_scale)
-        return Kernels.of(mixed.times(float(self.p.skip[i]) ** 2), self.connections, stream.uneven)
+        return Kernels.of(mixed.times(float(self.p.skip[i]) ** 2), self.connections)
 
     def plus(self, i: int, kept: Any, output: State) -> Any:
         added = output.times(float(self.p.branch[i]) ** 2)
         written = self.connections.written(i, added.kernel, self.rho)
         total = Several(kept.parts, kept.log_scale).plus(written, added.log_scale)
-        size = np.diagonal(Several(written, 0.0).mean(self.connections)) * exp_of(added.log_scale - kept.log_scale)
-        uneven = unevenness((kept.uneven, output.uneven), (np.diagonal(kept.kernel), size))
-        return Kernels.of(total, self.connections, uneven)
+        return Kernels.of(total, self.connections)
 
 
 class BackOfStreams(Back):

@@ -32,12 +32,10 @@ class BranchKernel(Protocol):
     `on_grid(parametrization, stack, shapes, grid)` beside `of`.
 
     Attributes:
-        uneven: as of `State`, of the branch that `forward` gave last.
         by_entries: whether both ways take nothing but correlations of the kernel, and variances as one more argument.
         keeps: whether `forward` leaves what `backward` can use again.
     """
 
-    uneven: FloatArray | float = 0.0
     keeps: bool = False
     by_entries: bool = False
 
@@ -175,10 +173,10 @@ class Stack:
             back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
             return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
         divisor = (own := np.diagonal(stream.kernel) * scale) + self.a.norm_eps
-        root, seen = inverse_roots(divisor) * abs(self.p.norm_output[i]), divisor / (1 + stream.uneven)
+        root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         if self.branches[i].by_entries and not self.p.norm_shift[i]:
-            return Read(stream.kernel, seen, own=(root**2 * own,))
-        return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), seen)
+            return Read(stream.kernel, divisor, own=(root**2 * own,))
+        return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), divisor)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
@@ -207,7 +205,7 @@ class Stack:
         out = self.branches[i].forward(i, read.kernel, *read.own)
         if self.a.dropout:
             np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
-        made = State(out, 0.0, self.branches[i].uneven).rescaled()
+        made = State(out).rescaled()
         beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
         return replace(made, log_scale=made.log_scale + read.beyond) if beyond else made
 
@@ -247,7 +245,7 @@ class Back:
     Attributes:
         reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
         meet: called with a sublayer, the gradient at its sum, and what its branch sends.
-        memory: what branches sent to the encoder's output. along: what it has along the stream, where it is followed.
+        memory: what branches sent to the encoder's output.
     """
 
     def __init__(self, stack: Stack, across: State, meet: Callable[[int, State, State], None] | None = None) -> None:
@@ -255,7 +253,6 @@ class Back:
         self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
         self.memory: list[State] = []
-        self.along: Any = None
 
     def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         """Keep what the way back needs of a sublayer; called on a way forward, as `Stack.run` does."""
@@ -301,8 +298,6 @@ class Back:
                 root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
                 back = on_both_sides(back, root)
         share = State(back, log_scale).rescaled()
-        if self.along is not None:
-            share = self.along.added(i, read, self.reads[i], share)
         if self.meet is not None:
             self.meet(i, at_sum, share)
         return share

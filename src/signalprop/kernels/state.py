@@ -59,29 +59,15 @@ def exp_of(log_scale: float) -> float:
     return math.exp(min(max(log_scale, -LARGEST), LARGEST))
 
 
-def unevenness(
-    of_parts: tuple[FloatArray | float, FloatArray | float], sizes: tuple[FloatArray, FloatArray]
-) -> FloatArray | float:
-    """`State.uneven` of a sum of two independent parts of these sizes, (T,)."""
-    total = np.maximum(sum(sizes), 1e-300)
-    return sum(uneven * (size / total) ** 2 for uneven, size in zip(of_parts, sizes, strict=True))
-
-
 _ORDINARY = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
 class State:
-    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range.
-
-    Attributes:
-        uneven: of a stream, the relative variance of every token's size over draws: what its branches' hidden features
-            and heads leave, beyond the chance of d Gaussian features. (T,), or 0.
-    """
+    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range."""
 
     kernel: FloatArray
     log_scale: float = 0.0
-    uneven: FloatArray | float = 0.0
 
     @cached_property
     def size(self) -> float:
@@ -96,7 +82,7 @@ class State:
         """The same kernel; where its size has left _ORDINARY, and is not zero, with size 1."""
         if self.size <= 0 or _ORDINARY[0] < self.size < _ORDINARY[1]:
             return self
-        return State(self.kernel / self.size, self.log_scale + math.log(self.size), self.uneven)
+        return State(self.kernel / self.size, self.log_scale + math.log(self.size))
 
     def absolute(self) -> FloatArray:
         """The kernel itself; a scale beyond the range of a double is held at its edge."""
@@ -109,15 +95,14 @@ class State:
         top = max(self.log_scale, other.log_scale)
         left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
         total = combined(self.kernel, left, other.kernel, right)
-        own = left * np.diagonal(self.kernel), right * np.diagonal(other.kernel)
-        return State(total, top, unevenness((self.uneven, other.uneven), own)).rescaled()
+        return State(total, top).rescaled()
 
     def times(self, factor: float) -> State:
         """The kernel times a number >= 0."""
         if factor == 1:
             return self
         if factor > 0:
-            return State(self.kernel, self.log_scale + math.log(factor), self.uneven)
+            return State(self.kernel, self.log_scale + math.log(factor))
         return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
 
     def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[float, float]:

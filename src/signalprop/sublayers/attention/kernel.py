@@ -125,10 +125,6 @@ class AttentionKernel(BranchKernel):
         if self.keeps:
             self.kept[i] = attention
         values = attention.forward()
-        self.uneven = 0.0
-        if isinstance(attention, TokenAttention) and attention.qk > 0:
-            own = np.diagonal(values).reshape(-1, len(attention.kernel))  # on a grid, twice
-            self.uneven = np.tile(attention.uneven(own[0], self.a.n_heads), len(own))
         if self.values is None:
             values *= size * row.value
             if row.value_bias:

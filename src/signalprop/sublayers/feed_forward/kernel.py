@@ -14,14 +14,11 @@ from signalprop.kernels.buffers import empty
 from signalprop.kernels.duals import Places, dual_of, entry_by_entry, one_variance
 from signalprop.kernels.stack import BranchKernel
 from signalprop.kernels.state import inverse_roots
-from signalprop.network.activations import activation
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
 from signalprop.sublayers.feed_forward.moments import of as moments_of
 
-_Z = np.linspace(-9.0, 9.0, 181)
-_DENSITY = np.exp(-_Z * _Z / 2) / np.exp(-_Z * _Z / 2).sum()
 _NODES = 33  # of what overlaps by chance add, where positions differ in size
 
 
@@ -43,8 +40,6 @@ class FeedForwardKernel(BranchKernel):
     def forward(self, i: int, kernel: FloatArray, own: FloatArray | None = None) -> FloatArray:
         row, read = self.made.at(i), self._read(i, kernel, own)
         value = dual_of(self.made.activation, 0, read.variance)
-        variance = float(np.sum(read.variance)) / len(kernel)
-        self.uneven = (kurtosis(self.made.activation, variance, self.made.gated) - 1) / self.made.width
         root = self._chance(i, read.own) if self.made.gated else read.own
 
         def block(a: Places, b: Places, r: FloatArray) -> FloatArray:
@@ -149,15 +144,6 @@ class _Read:
         if self.up_bias:
             out += self.up_bias
         return out
-
-
-def kurtosis(name: str, variance: float, gated: bool) -> float:
-    """E h^4/(E h^2)^2 of a hidden feature, of a pre-activation of that variance."""
-    squares = activation(name).function(_Z * math.sqrt(variance)) ** 2
-    mean = float(squares @ _DENSITY)
-    if mean <= 1e-300:
-        return 1.0
-    return float(squares**2 @ _DENSITY) / mean**2 * (3.0 if gated else 1.0)
 
 
 def of(p: Parametrization, stack: int, shapes: Sequence[Any], grid: Any = None) -> FeedForwardKernel:
