@@ -2,7 +2,6 @@
 
 What the controls say (`settings`), what the page shows of it (`curves`), the web application (`app`, Starlette) and the
 server that carries it (`server`, uvicorn, on the loopback interface only) are apart; the drawing is the report's.
-The same page as one file that needs no server (`static`) predicts in the browser.
 """
 
 from signalprop_lab.explorer.settings import Settings

@@ -141,7 +141,6 @@
 
   /** Post JSON; a refusal and an answer that is not a success become an error with the server's line. */
   async function post(path, body, signal) {
-    if (typeof offline !== "undefined") return offline.answer(body, presets);
     let answer;
     try {
       answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
