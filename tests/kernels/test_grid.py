@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signalprop.data.batches import default_statistics
+from signalprop.kernels import tokens
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.grid import Grid, GridAttention, grid_for, grid_of
 from signalprop.kernels.rows import rotation
@@ -166,3 +167,14 @@ def test_a_convolution_on_the_grid_is_that_of_all_positions() -> None:
     assert grid is not None
     apart = differences(predict_token_kernels(p, inputs, grid=grid), predict_token_kernels(p, inputs))
     assert apart[0] < 5e-3 and apart[1] < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5-base"])
+def test_what_does_not_fit_is_computed_again_and_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = scheme("huggingface")(Architecture.preset(name, n_layers=9))
+    kept = predict(table)
+    monkeypatch.setattr(tokens, "_ALL_KEPT", 0)
+    again = predict(table)
+    assert "positions, interpolated" in kept.notes[0]
+    for point, series in kept.gradient.items():
+        np.testing.assert_array_equal(again.gradient[point].log_variance, series.log_variance)

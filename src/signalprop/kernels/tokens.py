@@ -47,7 +47,7 @@ Watch = Callable[[Stack, Sequence[Keep | Grid]], See]
 
 
 _KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
-_ALL_KEPT = 128 * 2**20  # bytes up to which all are, and no segment is computed again
+_ALL_KEPT = 512 * 2**20  # bytes up to which all are, and no segment is computed again
 _EACH = 6  # matrices of a sublayer that are kept, on average: 11 of attention, one of a feed-forward
 
 
@@ -188,7 +188,7 @@ def passes(
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
     entering = stack.enter(start)
-    ahead = _Ahead(stack, columns, log_norm, see, top is not None and _all_kept(stack, entering, keep))
+    ahead = _Ahead(stack, columns, log_norm, see, top is not None and _all_kept(stack, entering))
     last = ahead.run(entering, range(stack.n))
     see(stack.n, last)
     if top is None:
@@ -200,10 +200,9 @@ def passes(
     return columns, back
 
 
-def _all_kept(stack: Stack, start: State, keep: Keep | Grid) -> bool:
+def _all_kept(stack: Stack, start: State) -> bool:
     """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
-    small = isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_KEPT
-    return small or isinstance(keep, Grid)
+    return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_KEPT
 
 
 @dataclass
@@ -312,7 +311,7 @@ def passes_of_both(
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
-    every = top is not None and _all_kept(stack, max(starts, key=lambda start: start.kernel.size), keeps[0])
+    every = top is not None and _all_kept(stack, max(starts, key=lambda start: start.kernel.size))
     first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see, every) for keep in keeps)
     read = first.run(starts[0], encoder)
     memory = stack.read_memory(read)
