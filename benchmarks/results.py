@@ -32,7 +32,16 @@ def store(directories: list[Path]) -> None:
         write_json(FOLDER / f"{results['sweep']['name']}.json", results)
 
 
-JUDGED_BY = ("title", "claim", "description", "reference", "verdict", "controls", "spread")  # no run depends on them
+JUDGED_BY = (
+    "title",
+    "claim",
+    "description",
+    "reference",
+    "paper",
+    "verdict",
+    "controls",
+    "spread",
+)  # no run depends on them
 
 
 def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +51,7 @@ def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
         return results
     then, now = Sweep(**results["sweep"]), load_sweep(name).sweep
     if then.model_copy(update={field: getattr(now, field) for field in JUDGED_BY}) != now:
-        return results
+        return {**results, "sweep": then.model_copy(update={"paper": now.paper}).to_json()}
     return {**results, "sweep": now.to_json()}
 
 
@@ -72,7 +81,7 @@ def write_results_page(results: Path, target: Path) -> str:
     note = f"Written by `python -m benchmarks.results` from `{results.name}`: do not edit."
     title, rest = page(store).split("\n\n", 1)
     write_text(target, f"{title}\n\n{note}\n\n{rest}")
-    return overall([kind for _, kind, _ in verdicts(store)])
+    return overall(verdicts(store))
 
 
 def counted() -> str:

@@ -61,13 +61,18 @@ def sweep(
     from signalprop_lab.training.processes import see_only
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
-    from signalprop_lab.training.tables import restore, results_table, store_of, writers
-    from signalprop_lab.training.verdicts import foresight
+    from signalprop_lab.training.tables import restore, results_table, store_of, verdict_lines, writers
+    from signalprop_lab.training.verdicts import foresight, verdicts
 
     grid = load_sweep(source)
     told = foresight(grid.sweep)
     if not told and any(check.less is not None for check in grid.sweep.verdict):
         told = ["which differences these runs can see is not known: the sweep gives no spread between seeds"]
+    if (paper := grid.sweep.paper) is not None:
+        told.append(
+            f"the paper: {paper.variant}; warm-up {paper.warm_up}; rates {paper.rates}; {paper.per_parameter:g} "
+            f"{paper.unit} per parameter"
+        )
     if plan:
         output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
         return
@@ -94,7 +99,7 @@ def sweep(
     output.deliver(
         None,
         lambda: store,
-        lambda: output.echo(results_table(store)),
+        lambda: output.echo("\n".join([results_table(store), *verdict_lines(verdicts(store))])),
         *(output.File(path.suffix[1:], path, write) for path, write in writers(store, folder).items()),
         page=output.ReportFile(folder / "report.html", asked=False),
         items=lambda: [(grid.sweep.name, of_results(store, folder))],

@@ -146,7 +146,7 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
     claim = [
         blocks.table(
             "Verdict on the claim", ["claim", "verdict", "numbers"],
-            [[verdicts.claim_of(check), kind, told] for check, kind, told in found], left=3,
+            [[verdicts.claim_of(one.check), one.words, one.told] for one in found], left=3,
         )
     ] if found else []  # fmt: skip
     methods = [*dict.fromkeys(item.labels[0] for item in cells)]
@@ -306,11 +306,12 @@ def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
     out: list[Block] = []
     for swept in items.values():
         found = verdicts.verdicts(swept.store)
-        overall = verdicts.overall([kind for _, kind, _ in found])
-        texts = [f"{verdicts.claim_of(check).rstrip('.')}: {kind}" for check, kind, _ in found]
+        overall = verdicts.overall(found)
+        texts = [f"{verdicts.claim_of(one.check).rstrip('.')}: {one.words}" for one in found]
         n, failed = len(swept.store["rows"]), len(swept.store["failed"])
         texts.append(f"{n} runs" + (f", {failed} more failed with an error" if failed else ""))
-        severity = "warning" if failed else _SEVERITIES.get(overall, "note")
+        kinds = {one.kind for one in found}
+        severity = "warning" if failed else _SEVERITIES.get(kinds.pop(), "note") if len(kinds) == 1 else "note"
         out.append(blocks.card(severity, swept.sweep.name, f"claim: {overall}" if found else f"{n} runs", texts))
     return out
 

@@ -86,6 +86,21 @@ class Reference(Value):
     cells: dict[str, float | str]
 
 
+class Paper(Value):
+    """What the paper ran, where its claim is judged.
+
+    Attributes:
+        variant: of its method. warm_up, rates: what its schedule was, and which learning rates it tried. All in words.
+        per_parameter: tokens (or images, or whatever `unit` says) that it read, by the parameters of its network.
+    """
+
+    variant: str
+    warm_up: str
+    rates: str
+    per_parameter: float = Field(gt=0)
+    unit: str = "tokens"
+
+
 class Check(Value):
     """One part of the paper's claim, as something that the results decide. Exactly one of `less`, `trains`, `fails`.
 
@@ -95,6 +110,8 @@ class Check(Value):
         by: what the difference has to exceed: `spread` (two standard errors), or a number (and two standard errors).
         effect: the paper's own difference in the unit of the score, which the runs should be able to see.
         trains: cells whose runs all end below chance. fails: cells whose runs all diverge or stall.
+        needs: two cells of which the first must not end higher than the second: a control without which the part says
+            nothing, such as that depth helps anyone within this budget.
     """
 
     claim: str = ""
@@ -103,14 +120,16 @@ class Check(Value):
     effect: float | None = Field(None, gt=0)
     trains: _Names | None = None
     fails: _Names | None = None
+    needs: _Names | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         given = [name for name in ("less", "trains", "fails") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of less, trains and fails; got {' and '.join(given) or 'none of them'}")
-        if self.less is not None and (len(self.less) != 2 or self.less[0] == self.less[1]):
-            raise ValueError("less takes two different cells")
+        for name, pair in (("less", self.less), ("needs", self.needs)):
+            if pair is not None and (len(pair) != 2 or pair[0] == pair[1]):
+                raise ValueError(f"{name} takes two different cells")
         if isinstance(self.by, float) and self.by < 0:
             raise ValueError("by is `spread` or a number that is not negative")
         return self
@@ -136,10 +155,13 @@ class Sweep(Value):
             of them run everywhere.
         score: what is tuned and compared: a key of a run's result or of its scores. direction: which scores are good.
         keep: of a run that is over: `numbers`, or `models` (the trained one and the last checkpoints): takes room.
-        reference: published numbers. verdict: what the paper's claim comes to.
+        reference: published numbers. paper: what it ran; None: the claim is none of a paper's.
+        verdict: what the claim comes to.
         controls: cells that train in the paper; one that does not here makes every part of the claim void that compares
             it. spread: standard deviation of the score between seeds that is expected, from earlier runs; it tells
             beforehand which differences the sweep can see.
+        shared_error: standard error of a difference of two cells by the choice of the validation examples, which all
+            seeds share; it adds to the one between seeds.
     """
 
     schema_: Literal["signalprop/sweep/1"] = Field(alias="schema")
@@ -158,9 +180,11 @@ class Sweep(Value):
     direction: Literal["minimize", "maximize"] = "minimize"
     keep: Literal["numbers", "models"] = "numbers"
     reference: Reference | None = None
+    paper: Paper | None = None
     verdict: Annotated[tuple[Check, ...], AsTuple] = ()
     controls: Annotated[tuple[str, ...], AsTuple] = ()
     spread: float | None = Field(None, gt=0)
+    shared_error: float = Field(0.0, ge=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -193,7 +217,7 @@ class Sweep(Value):
             raise ValueError("skip leaves out every cell")
         told = [
             *(self.reference.cells if self.reference else ()),
-            *(cell for check in self.verdict for cell in check.cells),
+            *(cell for check in self.verdict for cell in (*check.cells, *(check.needs or ()))),
             *self.controls,
         ]
         for name in told:

@@ -18,6 +18,7 @@ from typing import Any
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import finite, read_json, write_json, write_text
+from signalprop_lab.training.budgets import budgets
 from signalprop_lab.training.cells import (
     STALLED,
     Row,
@@ -32,7 +33,16 @@ from signalprop_lab.training.cells import (
 from signalprop_lab.training.claims import Entry, Runs, refuse_other_settings
 from signalprop_lab.training.grid import Grid, Point, grid_of
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
-from signalprop_lab.training.verdicts import PARTS, claim_of, course_rows, foresight, overall, same_functions, verdicts
+from signalprop_lab.training.verdicts import (
+    PARTS,
+    Judged,
+    claim_of,
+    course_rows,
+    foresight,
+    overall,
+    same_functions,
+    verdicts,
+)
 
 SCHEMA = "signalprop/results/1"
 COURSE = """\
@@ -257,7 +267,7 @@ def page(store: Store) -> str:
     if sweep.claim:
         parts += ["## The claim", wrapped(sweep.claim)]
     description = [wrapped(sweep.description)] if sweep.description else []
-    parts += ["## What was run", *description, *_what_was_run(store, sweep)]
+    parts += ["## What was run", *description, *_beside_the_paper(store, sweep), *_what_was_run(store, sweep)]
     parts += ["## Result", results_table(store), wrapped(legend(store, sweep))]
     close = not_told_apart(store)
     if close:
@@ -266,8 +276,7 @@ def page(store: Store) -> str:
     if same:
         parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
     if found:
-        lines = [f"- {claim_of(check).rstrip('.')}: **{kind}** ({told})" for check, kind, told in found]
-        parts += ["## Verdict", f"**{overall([kind for _, kind, _ in found])}**", "\n".join(lines)]
+        parts += ["## Verdict", f"**{overall(found)}**", "\n".join(f"- {line}" for line in verdict_lines(found))]
     rows = course_rows(sweep, {item.name: item for item in summaries(store)})
     if rows:
         header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
@@ -276,6 +285,31 @@ def page(store: Store) -> str:
         which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
         parts += [f"## Every {sweep.tune.column.replace('_', ' ')}", f"{sweep.score}, {which}:", rates_table(store)]
     return "\n\n".join(parts) + "\n"
+
+
+def verdict_lines(found: Sequence[Judged]) -> list[str]:
+    """One per part of the claim: the part, the verdict with the budget, the numbers."""
+    return [f"{claim_of(one.check).rstrip('.')}: **{one.words}** ({one.told})" for one in found]
+
+
+def _beside_the_paper(store: Store, sweep: Sweep) -> list[str]:
+    """A table of what the paper ran beside what was run here; nothing where no paper's claim is judged."""
+    paper = sweep.paper
+    had = {} if paper is None else budgets(store, summaries(store))
+    if paper is None or not had:
+        return []
+    tuned = {key for axis in sweep.best_of for settings in sweep.axes[axis].values() for key in settings}
+    warm_ups = ", ".join(dict.fromkeys(one.warm_up for one in had.values()))
+    how = "the best, tuned with the rate" if "schedule.warmup" in tuned else "not tuned"
+    rates = sorted({row[sweep.tune.column] for row in store["rows"]}) if sweep.tune is not None else []
+    spent = dict.fromkeys(f"{find([one.per_parameter for one in had.values()]):.2g}" for find in (min, max))
+    rows = [
+        ["variant", paper.variant, ", ".join(dict.fromkeys(one.scheme for one in had.values()))],
+        ["warm-up", paper.warm_up, f"{warm_ups} ({how})"],
+        ["learning rates", paper.rates, ", ".join(f"{rate:g}" for rate in rates)],
+        [f"{paper.unit} per parameter", f"{paper.per_parameter:g}", " to ".join(spent)],
+    ]
+    return [markdown_table(["", "paper", "here"], rows)]
 
 
 def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
@@ -309,9 +343,10 @@ def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
 
 
 def _short(revision: str | None) -> str:
-    """A revision as it is shown; one whose files had been changed since says so."""
-    commit, _, dirty = (revision or "not known").partition("-")
-    return commit[:10] + (" with changes" if dirty else "")
+    """A revision as it is shown, which says so where files had been changed since, or where a run did not record it
+    and only the revision that stored the run is known."""
+    commit, _, more = (revision or "not known").partition("-")
+    return commit[:10] + {"": "", "stored": " at the latest"}.get(more, " with changes")
 
 
 def _settings(keys: Mapping[str, Any]) -> str:

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from signalprop_lab.training.budgets import budgets, in_words, near, share_of
 from signalprop_lab.training.cells import (
     PLATEAU,
     Store,
@@ -22,15 +23,42 @@ from signalprop_lab.training.cells import (
 )
 from signalprop_lab.training.sweep_definition import Check, Sweep
 
-CONFIRMED, CONTRADICTED, INVISIBLE = "confirmed", "contradicted", "not visible at this scale"
+CONFIRMED, CONTRADICTED, INVISIBLE = "confirmed", "contradicted", "not visible"
+FOR, AGAINST = "for the claim", "against the claim"  # what the two are called far from the paper's budget
 OPEN, NONE, CONTROL = "runs are missing", "no verdict", "control failed"
 PARTS = 5  # equal stretches of the steps over which training losses are averaged
 
 
+class Judged(NamedTuple):
+    """One part of a claim.
+
+    Attributes:
+        kind: `confirmed` and `contradicted` where there is no paper, or its budget is within a factor of 5; else
+            `for the claim` and `against the claim`; or one of the others.
+        told: the numbers behind it. shares: budgets of the cells over the paper's, where there is one. unit: of them.
+    """
+
+    check: Check
+    kind: str
+    told: str
+    shares: tuple[float, ...] = ()
+    unit: str = "tokens"
+
+    @property
+    def words(self) -> str:
+        """The kind, with the budget."""
+        return ", ".join(filter(None, (self.kind, in_words(self.shares, self.unit))))
+
+
 def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: float | None) -> tuple[str, str]:
     """What the results say to one part of the claim, and the numbers behind it."""
-    if any(name not in items or not items[name].complete for name in check.cells):
-        return OPEN, ", ".join(name for name in check.cells if name not in items or not items[name].complete)
+    missing = [n for n in (*check.cells, *(check.needs or ())) if n not in items or not items[n].complete]
+    if missing:
+        return OPEN, ", ".join(missing)
+    if check.needs is not None:
+        kind, told = _less(Check(less=check.needs), *(items[name] for name in check.needs), sweep, pooled)
+        if kind == CONTRADICTED:
+            return CONTROL, f"{check.needs[0]} does not end below {check.needs[1]} within this budget: {told}"
     if check.trains is None and any({*items[name].states} - {"trained"} for name in check.cells):
         # that a network does not train tells something only where those train that do so in the paper
         bad = [items[name] for name in sweep.controls if name in items and {*items[name].states} - {"trained"}]
@@ -66,6 +94,7 @@ def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: floa
     error = error_of_difference(one, other, pooled)
     if error is None:
         return NONE, f"the spread between seeds is not known; {told}"
+    error = math.hypot(error, sweep.shared_error)
     difference = statistics.fmean(paired(other, one))
     told += f"; difference {number(difference, '+')}, standard error {number(error)}"
     if check.effect is not None and 2 * error > check.effect:
@@ -99,29 +128,36 @@ def same_functions(items: Sequence[Summary]) -> list[str]:
     return [" and ".join(names) for names in found.values() if len(names) > 1]
 
 
-def verdicts(store: Store) -> list[tuple[Check, str, str]]:
-    """Of every part of the claim: the verdict, and the numbers behind it."""
+def verdicts(store: Store) -> list[Judged]:
+    """Of every part of the claim."""
     sweep = Sweep(**store["sweep"])
     items = summaries(store)
     by_name, pooled = {item.name: item for item in items}, pooled_variance(items)
-    return [(check, *verdict(check, by_name, sweep, pooled)) for check in sweep.verdict]
+    had = budgets(store, items) if sweep.paper is not None and sweep.verdict else {}
+    found = []
+    for check in sweep.verdict:
+        kind, told = verdict(check, by_name, sweep, pooled)
+        shares = [share for name in check.cells if (share := share_of(name, had, sweep)) is not None]
+        if shares and not near(shares):
+            kind = {CONFIRMED: FOR, CONTRADICTED: AGAINST}.get(kind, kind)
+        if cells := [f"{name}: {had[name].scheme}, warm-up {had[name].warm_up}" for name in check.cells if name in had]:
+            told += f" [{'; '.join(cells)}]"
+        found.append(Judged(check, kind, told, tuple(shares), sweep.paper.unit if sweep.paper else "tokens"))
+    return found
 
 
-def overall(found: Sequence[str]) -> str:
-    """The verdict on the whole claim."""
-    kinds = set(found)
-    if not kinds or kinds == {NONE}:
+def overall(found: Sequence[Judged]) -> str:
+    """The verdict on the whole claim, with the smallest budget."""
+    counts = Counter(one.kind for one in found)
+    if not counts or [*counts] == [NONE]:
         return NONE
-    if OPEN in kinds:
+    if OPEN in counts:
         return OPEN
-    if len(kinds) == 1:
-        return found[0]
-    counts = Counter(found)
-    return ", ".join(
-        f"{counts[kind]} of {len(found)} {kind}"
-        for kind in (CONFIRMED, INVISIBLE, CONTRADICTED, CONTROL, NONE)
-        if counts[kind]
-    )
+    order = (CONFIRMED, FOR, INVISIBLE, CONTRADICTED, AGAINST, CONTROL, NONE)
+    each = [f"{counts[kind]} of {len(found)} {kind}" for kind in order if counts[kind]]
+    text = next(iter(counts)) if len(counts) == 1 else ", ".join(each)
+    shares = [share for one in found for share in one.shares]
+    return ", ".join(filter(None, (text, in_words(shares, found[0].unit))))
 
 
 def claim_of(check: Check) -> str:

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from signalprop.errors import InputError
 from signalprop_lab.training.cells import pooled_variance, summaries
 from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.grid import Point, grid_of
-from signalprop_lab.training.sweep_definition import Sweep
+from signalprop_lab.training.recipe import parse
+from signalprop_lab.training.sweep_definition import Check, Sweep
 from signalprop_lab.training.tables import (
     as_csv,
     not_told_apart,
@@ -35,6 +37,7 @@ from signalprop_lab.training.verdicts import (
     INVISIBLE,
     NONE,
     OPEN,
+    Judged,
     course_rows,
     overall,
     verdicts,
@@ -71,7 +74,7 @@ ONE, TWO, THREE, FOUR = "plain / 2", "scaled / 2", "plain / 8", "scaled / 8"
 
 
 def kinds(losses, verdict, **fields) -> list[str]:
-    return [kind for _, kind, _ in verdicts(stored(losses, verdict=verdict, **fields))]
+    return [one.kind for one in verdicts(stored(losses, verdict=verdict, **fields))]
 
 
 @given(st.lists(st.lists(st.floats(0.1, 4.9), min_size=3, max_size=3), min_size=1, max_size=4))
@@ -122,6 +125,21 @@ def test_a_control_that_does_not_train_voids_what_others_show_by_not_training() 
     assert kinds(losses | {ONE: [3.0, 3.1]}, checks[:2], controls=[ONE]) == [CONFIRMED, CONFIRMED]
 
 
+def test_depth_has_to_help_somebody_where_a_part_needs_it() -> None:
+    losses = {ONE: [2.0, 2.1], TWO: [2.5, 2.6], THREE: [3.0, 3.2], FOUR: [2.7, 2.9]}
+    part = {"less": [FOUR, TWO]}
+    assert kinds(losses, [part, part | {"needs": [ONE, THREE]}]) == [CONTRADICTED, CONTRADICTED]
+    assert kinds(losses, [part | {"needs": [THREE, ONE]}]) == [CONTROL]
+
+
+def test_validation_examples_that_all_seeds_share_add_to_the_error() -> None:
+    losses, part = {ONE: [2.0, 2.1], TWO: [2.5, 2.58]}, {"less": [ONE, TWO]}
+    assert kinds(losses, [part]) == [CONFIRMED]
+    (one,) = verdicts(stored(losses, verdict=[part], shared_error=0.25))
+    assert one.kind == INVISIBLE
+    assert f"standard error {math.hypot(0.01, 0.25):.4f}" in one.told
+
+
 def test_a_lead_is_followed_over_the_steps() -> None:
     rng = np.random.default_rng(0)
     courses = {cell: rng.uniform(1, 3, (4, 5)) for cell in (ONE, TWO)}
@@ -151,9 +169,9 @@ def test_the_worse_one_at_the_edge_of_its_ladder_may_be_better_beyond(tuned) -> 
     grid, entries = tuned
     store = json.loads(json.dumps(store_of(grid, entries)))
     store["sweep"]["verdict"] = [{"less": [TWO, ONE]}, {"less": [ONE, THREE]}]
-    (_, better, _), (_, worse, told) = verdicts(store)
-    assert better == CONFIRMED  # it is the better one whose best value is the outermost
-    assert worse == NONE and "0.01, the best of plain / 8, is the outermost that was tried" in told
+    better, worse = verdicts(store)
+    assert better.kind == CONFIRMED  # it is the better one whose best value is the outermost
+    assert worse.kind == NONE and "0.01, the best of plain / 8, is the outermost that was tried" in worse.told
 
 
 @pytest.mark.parametrize(
@@ -200,7 +218,36 @@ def test_what_trains_and_what_does_not() -> None:
     ],
 )
 def test_the_whole_claim(found, told) -> None:
-    assert overall(found) == told
+    check = Check(trains=(ONE,))
+    assert overall([Judged(check, kind, "") for kind in found]) == told
+    if found and told != OPEN:
+        far = overall([Judged(check, kind, "", (0.02 / (i + 1),)) for i, kind in enumerate(found)])
+        expected = f"at 1/{50 * len(found)} of the paper's tokens per parameter"
+        assert far == (NONE if {*found} == {NONE} else f"{told}, {expected}")
+
+
+@given(st.floats(1e-4, 1e4))
+def test_far_from_the_papers_budget_a_claim_is_neither_confirmed_nor_contradicted(share) -> None:
+    assume(min(abs(math.log(share / edge)) for edge in (0.2, 1.0, 5.0)) > 1e-6)
+    store = stored({ONE: [2.0, 2.1], TWO: [3.0, 3.1]})
+    read = 12 * 4 * parse(BASE).data.seq_len
+    for row in store["rows"]:
+        row |= {"parameters": 100, "unit": "tokens"}
+    paper = {"variant": "v", "warm_up": "1 %", "rates": "3e-4", "per_parameter": read / 100 / share}
+    store["sweep"] |= {"verdict": [{"less": [ONE, TWO]}, {"less": [TWO, ONE]}, {"trains": [ONE]}], "paper": paper}
+    found = verdicts(store)
+    close = 0.2 < share < 5
+    assert [one.kind for one in found] == (
+        [CONFIRMED, CONTRADICTED, CONFIRMED] if close else ["for the claim", "against the claim", "for the claim"]
+    )
+    text = page(store)
+    for one in found:
+        assert one.shares == pytest.approx([share] * len(one.check.cells))
+        printed = re.search(r", at (1/)?([\d.,]+) (?:of|times) the paper's tokens per parameter$", one.words)
+        value = float(printed[2].replace(",", ""))
+        assert (1 / value if printed[1] else value) == pytest.approx(share, rel=0.06)
+        assert f"**{one.words}**" in text
+    assert f"{ONE}: xavier, warm-up " in found[0].told
 
 
 @pytest.fixture
