@@ -56,7 +56,8 @@ def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: fl
     if missing:
         return OPEN, ", ".join(missing)
     if check.needs is not None:
-        kind, told = _less(Check(less=check.needs), *(items[name] for name in check.needs), sweep, pooled)
+        alone = check.model_copy(update={"less": check.needs, "by": "spread", "effect": None})
+        kind, told = _less(alone, items[check.needs[0]], items[check.needs[1]], sweep, pooled)
         if kind == CONTRADICTED:
             return CONTROL, f"{check.needs[0]} does not end below {check.needs[1]} within this budget: {told}"
     if check.trains is None and any({*items[name].states} - {"trained"} for name in check.cells):

@@ -159,7 +159,7 @@ def test_a_recipe_changes_what_it_names_of_its_base(write: Write) -> None:
     )
     base, mine = load_recipe("gpt-48x512"), load_recipe(path)
     assert mine.model.architecture == {**(base.model.architecture or {}), "n_layers": 3}
-    assert (mine.model.scheme, mine.model.options, mine.optimizer.clip) == ("deepscalelm", {"k": 1.0}, None)
+    assert (mine.model.scheme, mine.model.options, mine.optimizer.clip) == ("deepscalelm-simple", {"k": 1.0}, None)
     assert (mine.data, mine.schedule, mine.budget) == (base.data, base.schedule, base.budget)
     assert mine.description == ""
 
