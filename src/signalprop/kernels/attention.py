@@ -246,7 +246,8 @@ class TokenAttention(Sums):
     def _turned_part(self) -> FloatArray:
         """Per row, what of its score variance is the keys' own, unturned."""
         own = self.qk * (self._asks_own + self.query_bias) * self._spread
-        return np.divide(own, self._row_score_variance, out=np.ones_like(own), where=own > 0)
+        whole = self._row_score_variance
+        return np.divide(own, whole, out=np.ones_like(own), where=whole > 0)
 
     @cached_property
     def _longer(self) -> Longer:

@@ -33,7 +33,7 @@ class Weights(NamedTuple):
         same: how far two keys count as one in a row with itself, (n, n).
         mean: E A_k, (n,). met: sum over pairs of keys, as far as they are the same, of E A_k E A_k'.
         value, slope: of two rows of independent scores, and of a row with itself, roots of what a key has of E A_k A'_k
-            and of the Jacobians, (2, n); with `same` the sum over pairs is 1.
+            and of the Jacobians, (2, n); with `same` the sum over pairs is 1. moves: the same of Var A_k.
         apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
         unlike: how far different keys lie apart, unturned. different: how many there are.
         variance: s of every row. spread: s_0 S_ii times that is s. r: correlation of different keys.
@@ -45,6 +45,7 @@ class Weights(NamedTuple):
     met: float
     value: FloatArray
     slope: FloatArray
+    moves: FloatArray
     apart: FloatArray
     unlike: float
     different: float
@@ -78,10 +79,10 @@ class UnmaskedAttention(TokenAttention):
             mean, out = float(values.mean()), empty(*self._asks.shape)
             out.fill(mean)
             return out, np.full(len(out), mean + dropped * float(np.diagonal(values).mean()) / n)
-        w, (one, itself) = self._weights, self._same_pairs
+        w, one = self._weights, self._same_pairs[0]
         low, apart = float(w.mean @ values @ w.mean), float((w.apart * values).sum())
         of_one = float((one * values).sum()) - apart * float(one.sum())
-        gap = float((itself * values).sum()) - apart
+        gap = float((self._moving * values).sum()) - apart
         more, near = self._pairs
         out = more * (of_one + near * (gap - of_one))
         slope, (left, kept, met) = self._slope + self._rest, self._left_of_crowds
@@ -113,7 +114,7 @@ class UnmaskedAttention(TokenAttention):
             close = float((pairs * more * near).sum())
             one, itself = self._same_pairs
             itself_too = float(own @ w.rows.second)
-            out += (float((pairs * more).sum()) - close) * one + (close + itself_too) * itself
+            out += (float((pairs * more).sum()) - close) * one + close * self._moving + itself_too * itself
             out += w.apart * (own.sum() - out.sum()) + pairs.sum() * np.outer(w.mean, w.mean)
             out[np.diag_indices(n)] += dropped * itself_too * w.value[1] ** 2
         if scores:
@@ -161,7 +162,7 @@ class UnmaskedAttention(TokenAttention):
         same = alike.same()
         different = n**2 / float(same.sum())
         distinct = n - different < _DISTINCT * n
-        finite = 1 - 1 / max(different, 2.0)
+        finite = max(1 - 1 / max(different, 1.0), 1e-12)
         spread, unlike = (self._mean_distance(kernel) / finite for kernel in (self._turned, self.kernel))
         variance = self.qk * (self._asks_own + self.query_bias) * spread
         typical = min(float(variance.mean()), LARGEST)
@@ -174,7 +175,7 @@ class UnmaskedAttention(TokenAttention):
         length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
         rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n, **flat)
         every = np.full(n, math.sqrt(1 / n))
-        mean, shapes = every**2, [every] * 3
+        mean, shapes = every**2, [every] * 4
         if groups is not None:
             unflattened = rows_of(np.full(1, typical), length[-1:], self._fluctuation, n, turns=flat.get("turns", 0.0))
             rows, mean, shapes = self._of_groups(rows, unflattened, groups, same)
@@ -182,7 +183,7 @@ class UnmaskedAttention(TokenAttention):
         mean = mean * self._distance**mean_favour
         mean /= mean.sum()
         tilt = self._distance ** (favour / 2)
-        before, second, jacobian = (_shape(same, tilt * root) for root in shapes)
+        before, second, jacobian, moves = (_shape(same, tilt * root) for root in shapes)
         rows = rows._replace(
             **{name: getattr(rows, name)[..., : n_rows - 1] for name in rows._fields if name != "favour"}
         )
@@ -194,6 +195,7 @@ class UnmaskedAttention(TokenAttention):
             _summed(same, mean),
             np.stack([_shape(same, mean), second]),
             np.stack([before, jacobian]),
+            moves,
             apart / max(float(apart.sum()), 1e-300),
             unlike,
             different,
@@ -207,7 +209,7 @@ class UnmaskedAttention(TokenAttention):
     ) -> tuple[Rows, FloatArray, list[FloatArray]]:
         """Rows of keys some of which are alike, from those of as many different keys, and from the one of the typical
         score variance as if lengths were Gaussian, as groups have it; E A_k; and shapes: `Weights.slope`, with that of
-        `Weights.value` in between."""
+        `Weights.value` in between, and `Weights.moves`."""
         roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian, groups.weighted)]
         scaled = [
             getattr(rows, name) * (_summed(same, root) / max(float(getattr(typical, name)[0]), 1e-300))
@@ -217,7 +219,8 @@ class UnmaskedAttention(TokenAttention):
         own, alike = groups.mean - groups.second, self._alike  # E A_k (1 - A_k), and with the group's weight
         with_group = own - (alike.size - 1) * groups.pair
         before = np.sqrt(alike.degree * with_group**2 + (1 - alike.degree) * own**2)
-        return rows, groups.mean, [before, *roots[:2]]
+        moves = np.sqrt(np.maximum(groups.second - groups.mean**2, 0.0))
+        return rows, groups.mean, [before, *roots[:2], moves]
 
     @cached_property
     def _distance(self) -> FloatArray:
@@ -231,7 +234,7 @@ class UnmaskedAttention(TokenAttention):
         """How far a key lies from the mean of groups that share nothing."""
         alike, n = self._alike, len(self._alike.size)
         like = 1 + alike.degree * (alike.size - 1)
-        return np.asarray(np.maximum(1 - 2 * like / n + like.sum() / n**2, 0.05))
+        return np.asarray(np.maximum(1 - 2 * like / n + like.sum() / n**2, 1e-9))
 
     def _mean_distance(self, kernel: FloatArray) -> float:
         """How far keys lie from their mean."""
@@ -247,6 +250,12 @@ class UnmaskedAttention(TokenAttention):
         """How overlaps of two rows of independent scores, and of a row with itself, stand on pairs of keys."""
         (one, itself), same = self._weights.value, self._weights.same
         return self._alike.rho * np.outer(one, one), same * np.outer(itself, itself)
+
+    @cached_property
+    def _moving(self) -> FloatArray:
+        """How what a row with itself has beyond mean weights stands on pairs of keys: a group that has nearly all weight
+        in every draw has nearly none of it."""
+        return self._weights.same * np.outer(self._weights.moves, self._weights.moves)
 
     @cached_property
     def _moved_pairs(self) -> tuple[FloatArray, FloatArray]:

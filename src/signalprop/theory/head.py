@@ -19,7 +19,7 @@ from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import squashed
 from signalprop.theory.log_sum import log_sum
-from signalprop.theory.logs import log, plain
+from signalprop.theory.logs import correlation, log, plain
 from signalprop.theory.softmax import softmax_moments
 from signalprop.theory.two_rows import log_overlap
 
@@ -282,4 +282,4 @@ def gradient_at_top(
         return AtTop(shared, 1.0, shared)
     kept_variance, kept_shared = moments(True)
     alone = norm_leaves(a, 1.0, top.along)
-    return AtTop(shared, alone * ratio(kept_variance, variance), ratio(kept_shared * norm_leaves(a, r), alone))
+    return AtTop(shared, alone * ratio(kept_variance, variance), correlation(kept_shared * norm_leaves(a, r), alone))

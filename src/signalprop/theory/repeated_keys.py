@@ -23,7 +23,8 @@ from signalprop.theory.softmax import STEP, laplace_on
 
 _AT = np.arange(4)
 _REST = [np.delete(_AT, i) for i in _AT]
-_LOWEST = -30.0  # of ln φ: what is divided by less has no weight
+_LOWEST = -16.0  # of ln φ: what is divided by less has no weight, and is rounding
+_FEW = 24  # different sizes up to which each is computed, without interpolation
 
 
 class Groups(NamedTuple):
@@ -61,14 +62,27 @@ def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: 
     """
     log_spread = math.log1p(spread)
     stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
-    at, weight = _shifts(np.log(sizes))
+    size, at, weight = _computed_at(sizes)
     keys = np.bincount(at.ravel(), weight.ravel()).astype(np.float64)
-    found = np.stack([_integrals(std, alike, keys) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
+    found = np.stack([_integrals(std, alike, keys, size) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
     weighted = found[-1:] * (stds**2 / max(variance, 1e-12))[:, None]
     columns = np.einsum("s,cs...->c...", HERMITE_W, np.concatenate([found, weighted]))
-    columns[1:] *= np.exp(STEP * np.arange(len(keys)))  # times g these change least with it
+    columns[1:] *= size  # times g these change least with it
     mean, *others = (weight * columns[:, at]).sum(2)
     return Groups(mean, *(column / sizes for column in others))
+
+
+def _computed_at(sizes: FloatArray) -> tuple[FloatArray, IntArray, FloatArray]:
+    """Sizes of groups at which integrals are computed; which of them every key takes, and their weights.
+
+    Few sizes are taken as they are: what a group that has nearly all weight leaves to others is a small difference,
+    which interpolation would bury.
+    """
+    different, which = np.unique(np.round(sizes, 6), return_inverse=True)
+    if len(different) <= _FEW:
+        return different, which[:, None], np.ones((len(sizes), 1))
+    at, weight = _shifts(np.log(sizes))
+    return np.exp(STEP * np.arange(at.max() + 1)), at, weight
 
 
 def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
@@ -80,11 +94,11 @@ def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
     return first[:, None] + _AT, weight
 
 
-def _integrals(std: float, alike: float, keys: FloatArray) -> FloatArray:
-    """`mean`, `second`, `pair` and `jacobian` at sizes e^0, e^STEP …, (4, sizes), where so many keys have each."""
+def _integrals(std: float, alike: float, keys: FloatArray, sizes: FloatArray) -> FloatArray:
+    """`mean`, `second`, `pair` and `jacobian` at these sizes, (4, sizes), where so many keys have each."""
     log_phi, *psi = laplace_on(std * math.sqrt(1 - alike), std)
     one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))  # of one key, over φ
-    size = np.exp(STEP * np.arange(len(keys)))[:, None]
+    size = sizes[:, None]
     groups, others, both = keys / size[:, 0], size - 1, one**2
     power = np.exp(size * log_phi)
     third = three + alike * others * two * one  # of A_k² (V A)_k; A_k² A V A; A V A
@@ -93,7 +107,7 @@ def _integrals(std: float, alike: float, keys: FloatArray) -> FloatArray:
     of_key = [power * x for x in (one, two, both, third, fourth, squares)]
     found = _over_common(np.stack([np.diff(power, prepend=1.0), *of_key]), math.sqrt(alike) * std)
     log_whole = np.log1p(-np.clip(-np.cumsum(found[0], axis=1), 0.0, 1.0 - 1e-16))  # ln Φ_g
-    one, two, both, third, fourth, squares = found[1:] * np.exp(-np.maximum(log_whole, _LOWEST))
+    one, two, both, third, fourth, squares = found[1:] * np.where(log_whole > _LOWEST, np.exp(-log_whole), 0.0)
     whole = STEP * np.exp(groups @ log_whole)
     jacobian = two - third + (fourth + two * (groups @ squares - squares)) / 6
     return np.asarray(np.stack([one, two, both, jacobian]) @ whole)
