@@ -253,8 +253,8 @@ class UnmaskedAttention(TokenAttention):
 
     @cached_property
     def _moving(self) -> FloatArray:
-        """How what a row with itself has beyond mean weights stands on pairs of keys: a group that has nearly all weight
-        in every draw has nearly none of it."""
+        """How what a row with itself has beyond mean weights stands on pairs of keys: of a group that always has nearly
+        all weight little of it."""
         return self._weights.same * np.outer(self._weights.moves, self._weights.moves)
 
     @cached_property
