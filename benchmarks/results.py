@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import what_we_know
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop_lab.training.grid import load_sweep, shipped_sweeps
@@ -112,70 +113,34 @@ def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 class Claim(NamedTuple):
-    """A part of a page's claim, its verdict, and by how much it holds with that difference's standard error, or ""."""
+    """A part of a page's claim and its verdict."""
 
     words: str
     verdict: str
-    by: str
 
 
 def claims(page: str) -> list[Claim]:
     """The parts of a page's claim."""
     told = page.partition("## Verdict")[2].partition("\n## ")[0]
-    lines = re.findall(r"^- (.*?): \*\*(.+?)\*\*(.*)", told, re.MULTILINE)
-    return [Claim(words, verdict, _by(rest)) for words, verdict, rest in lines]
+    lines = re.findall(r"^- (.*?): \*\*(.+?)\*\*", told, re.MULTILINE)
+    return [Claim(*line) for line in lines]
 
 
-def _by(details: str) -> str:
-    found = re.search(r"difference ([+-][\d.]+), standard error ([\d.]+)", details)
-    return f" ({float(found[1]):+.3g} ± {float(found[2]):.2g})" if found else ""
-
-
-BELOW = " ends below "
-
-
-def together(claims: Sequence[Claim]) -> list[str]:
-    """Claims in words with their differences; of those that say what ends below several others, one line."""
-    lines: dict[str, list[str]] = {}
-    for claim in claims:
-        first, below, others = claim.words.partition(BELOW)
-        lines.setdefault(first + below, []).append(others + claim.by)
-    return [first + ", ".join(rest) for first, rest in lines.items()]
-
-
-def steps_of_pages() -> dict[str, int]:
-    """How many steps the runs of every stored sweep took, at most, by its page."""
-    return {
-        file.with_suffix(".md").name: max(row["steps"] or 0 for row in results["rows"])
-        for file, results in stored_results().items()
-    }
-
-
-def known(pages: dict[str, str], first_steps: str) -> str:
-    """What we know now, from the verdicts that are stored."""
-    parts = ["## What we know now", CAUTION]
-    told, steps = {name: claims(text) for name, text in pages.items()}, steps_of_pages()
-    for verdict in ("confirmed", "contradicted"):
-        of_it = {name: together([claim for claim in found if claim.verdict == verdict]) for name, found in told.items()}
-        longest = sorted((name for name, found in of_it.items() if found), key=lambda n: steps.get(n, 0), reverse=True)
-        took = {name: f", {steps[name]:,} steps" if steps.get(name) else "" for name in longest}
-        lines = [f"- {'; '.join(of_it[n])} ([{n.removesuffix('.md')}]({n}){took[n]})" for n in longest]
-        parts.append("\n".join([f"**{verdict.capitalize()}**, the longest trainings first", "", *lines]))
-    every = Counter(claim.verdict for found in told.values() for claim in found)
-    left = [f"{n} {verdict}" for verdict, n in every.items() if verdict not in ("confirmed", "contradicted")]
-    parts.append(f"**Not decided**: {', '.join(left)}.")
+def foreseen(first_steps: str) -> list[str]:
+    """What was predicted before it was run, from the page on first steps."""
     adam = re.search(r"\| adam +\| unseen +\| (\d+) +\| (\d+%) ", first_steps)
     edge = re.search(r"It \*\*(fails|holds)\*\*: (.*?\.)(?= Far)", first_steps.replace("\n", " "))
+    rates = re.search(r"\*\*The claims\*\*: (.*)", first_steps)
+    found = []
     if adam and edge:
-        parts.append(
+        found.append(
             f"**Predicted before it was run** ({STEPS_LINK}): Adam's first step, claimed within 1.5 "
             f"in 90%, is in {adam[2]} of {adam[1]} unseen networks, SGD's and Muon's fail; "
             f"the early edge of the learning rate {edge[1]}: {edge[2]}"
         )
-    rates = re.search(r"\*\*The claims\*\*: (.*)", first_steps)
     if rates:
-        parts.append(f"**Rates carried over by the first step** ({STEPS_LINK}): {rates[1]}")
-    return "\n\n".join(parts)
+        found.append(f"**Rates carried over by the first step** ({STEPS_LINK}): {rates[1]}")
+    return found
 
 
 def plateau(results: dict[str, Any]) -> str:
@@ -227,24 +192,18 @@ def plateau_picture(results: dict[str, Any]) -> None:
     plt.close(figure)
 
 
-CAUTION = """\
-From the verdicts on the pages above; in parentheses the difference in favour of the claim, in nats, and its standard
-error between seeds (of vision transformers: in the share that is right; of the plateau: in steps). Studies of 200 to
-400 steps say who leaves the plateau at chance first, not who is better trained in the end."""
-
-
 def index(found: list[tuple[str, str, str]]) -> str:
     """The page that lists the others."""
     rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
     text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
     table = markdown_table(["what was trained", "verdict on the claim"], rows)
-    texts = {f"{name}.md": (FOLDER / f"{name}.md").read_text(encoding="utf-8") for name, _, _ in found}
     steps, depths = FOLDER.parent / "first-steps.md", FOLDER / "depth-postln.json"
-    now = known(texts, steps.read_text(encoding="utf-8") if steps.is_file() else "")
+    parts = ["What follows of all of it: [What we know now](../what-we-know.md).", counted(), table]
+    parts += foreseen(steps.read_text(encoding="utf-8") if steps.is_file() else "")
     if depths.is_file():
         plateau_picture(read_json(depths))
-        now += f"\n\n{plateau(read_json(depths))}"
-    return f"# Results of training\n\n{text}\n\n{counted()}\n\n{table}\n\n{now}\n"
+        parts.append(plateau(read_json(depths)))
+    return "\n\n".join(["# Results of training", text, *parts]) + "\n"
 
 
 def main() -> None:
@@ -256,6 +215,7 @@ def main() -> None:
     try:
         store(arguments.sweeps)
         found = pages()
+        write_text(what_we_know.PAGE, what_we_know.page(FOLDER))
         write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
     except InputError as error:
         sys.exit(f"results: {error}")

@@ -57,7 +57,7 @@ def test_options_reach_the_table() -> None:
         ("xavir", {}, "unknown scheme 'xavir'; did you mean xavier? known schemes: admin, "),
         (None, {}, "unknown scheme"),
         (["xavier"], {}, "unknown scheme"),
-        ("xavier", {"gian": 2.0}, "no option 'gian'; options: gain, qk_gain"),
+        ("xavier", {"gian": 2.0}, "no option 'gian'; options: gain, qk_gain, value_per_head"),
         ("huggingface", {"std": 0.1}, "options: none"),
         ("xavier", {"gain": "2"}, "gain of scheme 'xavier' is '2'; expected a number"),
         ("xavier", {"gain": True}, "expected a number"),

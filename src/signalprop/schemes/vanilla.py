@@ -125,10 +125,15 @@ class _Xavier(Scheme):
     distribution: ClassVar[Distribution]
     gain: Positive = 1.0
     qk_gain: Positive = 1.0
+    value_per_head: bool = False
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
-        gains = {role: self.gain * (self.qk_gain if role in ("query", "key") else 1.0) for role in ROLES}
-        table = fill(architecture, self, {role: gains[role] * xavier_std(architecture, role) for role in ROLES})
+        a = architecture
+        std = {role: self.gain * xavier_std(a, role) for role in ROLES}
+        std |= {role: self.qk_gain * std[role] for role in ("query", "key")}
+        if self.value_per_head:
+            std["value"] = self.gain * math.sqrt(2 / (a.d_model + a.d_head))
+        table = fill(a, self, std)
         return stream_ends(replace(table, distribution=dict.fromkeys(ROLES, self.distribution)))
 
 
@@ -140,6 +145,8 @@ class XavierNormal(_Xavier):
     Embeddings have sigma_e^2 = (1 - p) / tables, so that the model's input has variance 1, and the head's input is
     divided by sqrt(d), so that logits start small (both as in TGS; Glorot and Bengio speak of neither). `qk_gain`
     multiplies the standard deviation of queries and keys (2: the gradient explosion of TGS section 3.3).
+    `value_per_head` counts the fan-out of each head's own d x d_head value matrix: values of up to twice the variance,
+    which the constants of TGS's v1 appendices F and G.1.1 are of.
     """
 
     name: ClassVar[str] = "xavier"

@@ -24,6 +24,7 @@ from signalprop_lab.reproductions.result import Check, Curve, Settings
 # TGS section 2.4: median relative error and R² of its predictions against measurements.
 PAPER_MEDIAN, PAPER_R2 = 0.052, 0.998
 DEPTH, WIDTH = 192, 256  # of TGS figures 1 to 4: "a very deep 192-layer model"; the width is that of its table 4
+HEADS = 16  # of width 64 at width 1024, whose values v1 appendices F and G.1.1 draw one by one
 LENGTHS = (128, 256)  # tokens, by scale: TGS v1 states its text's statistics for 256
 
 

@@ -56,14 +56,18 @@ def near(shares: Iterable[float]) -> bool:
     return all(1 / NEAR <= share <= NEAR for share in shares)
 
 
-def in_words(shares: Iterable[float], unit: str) -> str:
-    """Such as `at 1/1,900 of the paper's tokens per parameter`, of the smallest; "" without any."""
+def ratio(shares: Iterable[float]) -> str:
+    """The smallest share, such as `1/1,900` or `1.5 times`; "" without any."""
     least = min(shares, default=None)
     if least is None:
         return ""
-    if least < 1:
-        return f"at 1/{_round(1 / least)} of the paper's {unit} per parameter"
-    return f"at {_round(least)} times the paper's {unit} per parameter"
+    return f"1/{_round(1 / least)}" if least < 1 else f"{_round(least)} times"
+
+
+def in_words(shares: Iterable[float], unit: str) -> str:
+    """Such as `at 1/1,900 of the paper's tokens per parameter`; "" without any."""
+    text = ratio(shares)
+    return f"at {text}{' of' if text.startswith('1/') else ''} the paper's {unit} per parameter" if text else ""
 
 
 def _round(value: float) -> str:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from signalprop_lab.training.budgets import budgets, in_words, near, share_of
+from signalprop_lab.training.budgets import budgets, in_words, near, ratio, share_of
 from signalprop_lab.training.cells import (
     PLATEAU,
     Store,
@@ -43,6 +43,11 @@ class Judged(NamedTuple):
     told: str
     shares: tuple[float, ...] = ()
     unit: str = "tokens"
+
+    @property
+    def budget(self) -> str:
+        """Such as `1/1,900`: the smallest share."""
+        return ratio(self.shares)
 
     @property
     def words(self) -> str:
