@@ -13,7 +13,7 @@ from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kinds_where
+from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction_notes import is_shaped, left_out_of
 from signalprop.results.profile import EXPERT_LOAD, Profile
@@ -81,9 +81,13 @@ def predict(
         from signalprop.kernels.grid import grid_for
         from signalprop.kernels.tokens import predict_token_kernels
 
-        grid = grid_for(parametrization, statistics) if fidelity == "auto" else None
-        loads = _watched_loads(parametrization)
-        profile = predict_token_kernels(parametrization, statistics, backward=backward, grid=grid, watch=loads)
+        read, seen = parametrization, statistics
+        if fidelity == "auto":
+            read, seen, note = _shortened(parametrization, statistics, note)
+        grid = grid_for(read, seen) if fidelity == "auto" else None
+        loads = _watched_loads(read)
+        profile = predict_token_kernels(read, seen, backward=backward, grid=grid, watch=loads)
+        profile = replace(profile, architecture=parametrization.architecture)
     else:
         require("torch", "models")
         from signalprop.measurement.simulation import simulate
@@ -93,6 +97,7 @@ def predict(
         profile = _with_expert_loads(parametrization, profile, loads)
     a = parametrization.architecture
     one = a.streams is None and not adds_first_values(a) and parametrization.skip.ndim == 1
+    one = one and not drawn_rows(parametrization).any()
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
     notes = (note, alike, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
@@ -110,6 +115,22 @@ def _of_model(model: nn.Module) -> tuple[Parametrization, str]:
     return table, equal_layers(attached)
 
 
+_LONGEST_DRAWN = 256  # tokens that drawn sublayers are followed over, unless more are asked for
+
+
+def _shortened(p: Parametrization, inputs: InputStatistics, note: str) -> tuple[Parametrization, InputStatistics, str]:
+    """The first tokens alone, where sublayers without a closed form would have to be drawn over many."""
+    a = p.architecture
+    if a.seq_len <= _LONGEST_DRAWN or all(kind.closed for kind in kinds_in(p)):
+        return p, inputs, note
+    ids = {name: getattr(inputs, name) for name in ("tokens", "targets", "segments")}
+    first = {name: found[:, :_LONGEST_DRAWN] for name, found in ids.items() if found is not None}
+    target = None if a.target_len is None else min(a.target_len, _LONGEST_DRAWN)
+    few = replace(p, architecture=a.replace(seq_len=_LONGEST_DRAWN, target_len=target))
+    said = f"over the first {_LONGEST_DRAWN} of {a.seq_len:,} tokens, which stand for all; fidelity kernel takes all"
+    return few, replace(inputs, **first), f"{note}; {said}"
+
+
 _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one core
 
 
@@ -125,8 +146,10 @@ def expected_seconds(p: Parametrization, inputs: InputStatistics, fidelity: Fide
     from signalprop.kernels.covered import check_fits_of
     from signalprop.kernels.grid import grid_for
 
-    if fidelity == "auto" and grid_for(p, inputs) is not None:
-        return 0.0
+    if fidelity == "auto":
+        p, inputs, _ = _shortened(p, inputs, "")
+        if grid_for(p, inputs) is not None:
+            return 0.0
     check_fits_of(p)
     return _PER_PAIR * p.n_sublayers * max(p.architecture.seq_len, p.architecture.target_len or 0) ** 2
 
@@ -195,9 +218,9 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if is_shaped(parametrization) and single and not a.causal:
         return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
-    for kind in kinds_where(lambda kind: kind.longest is not None and a.seq_len > kind.longest):
-        if a.causal and single and kind.of(parametrization).any():
-            return "moments", f"fidelity moments: beyond {kind.longest} tokens; {kind.beyond}"
+    drawn = [kind.words for kind in kinds_in(parametrization) if not kind.closed]
+    if drawn and single:
+        return "kernel", f"fidelity kernel: {' and '.join(drawn)} have no closed form, so networks are drawn"
     if a.causal and single:
         return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
     if a.kind == "encoder" and a.head == "classes" and single and (a.class_token or pairs <= _LONG):

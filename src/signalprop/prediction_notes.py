@@ -12,17 +12,14 @@ import numpy as np
 
 from signalprop.network.activations import activation
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_named, rows_where
+from signalprop.network.kinds import kind_named, kinds_in, rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import DRAWN, Profile
-from signalprop.sublayers.attention.heads import score_variances
 from signalprop.sublayers.attention.roles import Settings as AttentionSettings
-from signalprop.sublayers.attention.roles import has_window
-from signalprop.sublayers.global_attention.roles import Settings as GlobalSettings
+from signalprop.sublayers.attention.roles import has_window, score_variances
 from signalprop.sublayers.global_attention.roles import as_usual
-from signalprop.sublayers.mamba2.roles import Settings as ScanSettings
 
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 LARGE_SCORES = 8.0
@@ -30,10 +27,9 @@ SCORES = (
     "scores have variance {}: attention is nearly one-hot, and predicted gradients were up to 15 % too low at 12 "
     "layers and score variance 39; for more, or deeper, use fidelity simulate"
 )
-DRAWN_SCORES = (
-    "scores are so large that attention is nearly one-hot: its heads are drawn, and the prediction is the mean of {} "
-    "such networks for every sequence; token correlations were right to .002, gradients 5 (12 layers) to 8 % (32) too "
-    "high on average (fresh Gemma 4 of width 256)"
+DRAWN_NETWORKS = (
+    "networks are drawn where there is {}, and the prediction is the mean of {}; its standard errors are in the series "
+    "(last variance {:.1%}, token correlation {:.2g}, first gradient {:.1%})"
 )
 DROPPED_SCORES = (
     "scores have variance {:.3g}, attention has dropout, and norms stand on branches: what dropout leaves of few keys "
@@ -113,18 +109,8 @@ QUERY_SIZES = (
     "sizes differ: token correlations were 12 % off (fresh OLMo 2); fidelity kernel takes each by its own"
 )
 SMALL_OUTPUTS = (
-    "gradients through gated DeltaNets have a heavy tail (the norm of a head divides by outputs near zero): over 12 "
-    "layers predictions were within 10 % by token kernels and 17 % by averages with heads of 64 and 128 values, and "
-    "5.5 times the mean of 12 networks with heads of 16; with 6 layers of width 96, heads of 64 and weights of 0.1 "
-    "first gradients were 1.3 to 1.7 times the prediction"
-)
-SCAN_WITHOUT_NORM = (
-    "no norm follows the scan of Mamba-2: single networks differ much; where inputs are large their branches had 0.4 "
-    "to 2.8 times the predicted variance (fresh Falcon-H1 of width 64 with large factors)"
-)
-KEYS_AS_VALUES = (
-    "keys are values: what scores share with values, of order score variance / d_head, is left out; it is followed "
-    "where heads are drawn (docs/theory/attention.md)"
+    "gradients through gated DeltaNets have a heavy tail (the norm of a head divides by outputs near zero), which few "
+    "drawn networks meet too rarely or too often where heads are small"
 )
 
 
@@ -134,7 +120,7 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
         *_of_scores(p, profile),
         *_of_tokens(p, inputs, profile),
         *_of_one_table(p, profile),
-        *_of_kinds(p, profile),
+        *_of_kinds(p),
     )
 
 
@@ -142,7 +128,7 @@ def _of_scores(p: Parametrization, profile: Profile) -> Iterator[str]:
     largest, single = scores_of(p).max(initial=0.0), p.skip.ndim == 1  # a sweep has one set of notes
     on_branches = not NORM_ON_BRANCH.isdisjoint(p.architecture.placements)
     if single and DRAWN in profile.statistics:
-        yield DRAWN_SCORES.format(profile.statistics[DRAWN])
+        yield _of_draws(p, profile)
     elif single and largest >= LARGE_SCORES and p.architecture.attention_dropout and on_branches:
         yield DROPPED_SCORES.format(largest)
     elif single and largest > LARGE_SCORES:
@@ -157,6 +143,15 @@ def _of_scores(p: Parametrization, profile: Profile) -> Iterator[str]:
     cap = AttentionSettings.of(p.architecture).score_cap
     if cap is not None and largest > _CAPPED * cap**2:
         yield CAP.format(largest, cap)
+
+
+def _of_draws(p: Parametrization, profile: Profile) -> str:
+    """How many networks, and how far their mean may be from that of all."""
+    words = [kind.words + " of large scores" * kind.closed for kind in kinds_in(p) if kind.drawn(p).any()]
+    last, first = profile.forward["stream_out"], (profile.gradient or profile.forward)["stream_in"]
+    errors = (last.variance_se, last.token_correlation_se, first.variance_se)
+    several = (0.0 if x is None else float(x[k]) for x, k in zip(errors, (-1, -1, 0), strict=True))
+    return DRAWN_NETWORKS.format(" and ".join(words), profile.statistics[DRAWN], *several)
 
 
 def _of_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Iterator[str]:
@@ -220,14 +215,9 @@ def _favoured(p: Parametrization, profile: Profile) -> tuple[float, float]:
     return own, own * math.sqrt(float(top.aligned))
 
 
-def _of_kinds(p: Parametrization, profile: Profile) -> Iterator[str]:
+def _of_kinds(p: Parametrization) -> Iterator[str]:
     if kind_named("gated_delta_net").of(p).any():
         yield SMALL_OUTPUTS
-    if kind_named("mamba2").of(p).any() and not ScanSettings.of(p.architecture).normed:
-        yield SCAN_WITHOUT_NORM
-    shared = kind_named("global_attention").of(p).any() and GlobalSettings.of(p.architecture).shared
-    if shared and DRAWN not in profile.statistics:
-        yield KEYS_AS_VALUES
 
 
 def _spread(p: Parametrization, profile: Profile) -> float:

@@ -190,7 +190,7 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
         tokens = a.target_len or a.seq_len
         known = known or a.positions == "rotary" or _is_known(inputs.of_decoder, tokens)
     covered = a.kind != "encoder" and usual and normed and not known and max(tokens, a.seq_len) > _SHORT
-    followed = covered and all(_is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
+    followed = covered and all(kind.closed and _is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
     return grid_of(tokens) if followed else None
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
 from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
 from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
-from signalprop.network.kinds import kind_of, rows_where
+from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -32,11 +33,13 @@ class BranchKernel(Protocol):
     `on_grid(parametrization, stack, shapes, grid)` beside `of`.
 
     Attributes:
+        network: the number of the network that is drawn, where it is.
         by_entries: whether both ways take nothing but correlations of the kernel, and variances as one more argument.
         keeps: whether `forward` leaves what `backward` can use again.
     """
 
     keeps: bool = False
+    network: int = 0
     by_entries: bool = False
 
     def silent(self, i: int) -> bool:
@@ -68,6 +71,7 @@ class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Attributes:
+        draws: whether some are drawn (`sublayers/drawn.py`).
         shapes: how each sublayer's attention is shaped. branches: of every sublayer; different: each once. silent:
             sublayers that give nothing. across: those that read the encoder's output, `memory`, which whoever runs a
             decoder sets before.
@@ -85,13 +89,14 @@ class Stack:
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
         self.n = p.n_sublayers
-        made: dict[tuple[int, int], BranchKernel] = {}
-        keys = list(zip(p.stack.tolist(), p.kind.tolist(), strict=True))
+        drawn = drawn_rows(p) if grid is None else np.zeros(self.n, np.bool_)
+        self.draws = bool(drawn.any())
+        made: dict[tuple[int, int, bool], BranchKernel] = {}
+        keys = list(zip(p.stack.tolist(), p.kind.tolist(), drawn.tolist(), strict=True))
         for i, key in enumerate(keys):
             if key not in made:
-                kind, where = kind_of(p, i).part("kernel"), (p, key[0], self.shapes)
                 on = alike if STACKS[key[0]] == "encoder" else grid
-                made[key] = kind.of(*where) if on is None else kind.on_grid(*where, on)
+                made[key] = _drawn(p, key[0]) if key[2] else _closed(p, i, self.shapes, on)
         self.branches: list[Any] = [made[key] for key in keys]
         self.different: list[Any] = list(made.values())
         self.across = rows_where(p, lambda kind: kind.reads_memory).tolist()
@@ -120,11 +125,6 @@ class Stack:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
         for branch in self.different:
             branch.keeps = keeps
-
-    @property
-    def networks(self) -> int | None:
-        """Over how many networks of drawn heads a prediction is the mean; None where nothing is drawn."""
-        return max((getattr(branch, "networks", 0) for branch in self.different), default=0) or None
 
     def draw(self, network: int) -> None:
         """From here on the network of that number."""
@@ -237,6 +237,20 @@ class Stack:
         self.own[i] = own
         root = inverse_roots(own) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
         return State(self._with_bias(i, on_both_sides(total.kernel, root)))
+
+
+def _closed(p: Parametrization, i: int, shapes: Sequence[Shapes], grid: Grid | None) -> BranchKernel:
+    """The kind of sublayer i in its stack, in closed form."""
+    part, where = kind_of(p, i).part("kernel"), (p, int(p.stack[i]), shapes)
+    made: BranchKernel = part.of(*where) if grid is None else part.on_grid(*where, grid)
+    return made
+
+
+def _drawn(p: Parametrization, stack: int) -> BranchKernel:
+    """Sublayers of one stack that are drawn, by PyTorch."""
+    require("torch", "models")
+    made: BranchKernel = import_module("signalprop.sublayers.drawn").DrawnSublayers(p, stack)
+    return made
 
 
 class Back:

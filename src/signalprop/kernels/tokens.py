@@ -23,6 +23,7 @@ from signalprop.kernels.columns import Columns
 from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, through_final_norm, top_kernel
 from signalprop.kernels.grid import Alike, Grid
+from signalprop.kernels.networks import mean_of_networks
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
@@ -32,7 +33,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
-from signalprop.results.profile import DRAWN, Profile
+from signalprop.results.profile import Profile
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -85,19 +86,20 @@ def predict_token_kernels(
     parts, note = sequences(a, inputs)
     if grid is not None:
         note = _on_grid(grid)
-    passed: list[tuple[Columns, Columns | None]] = []
-    networks = stack.networks
-    for part, keep in parts:
-        top = partial(top_kernel, p, part, grid=grid) if backward else None
-        start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
-        for _ in range(networks or 1):
-            stack.draw(len(passed))
+    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
+
+    def of_network(number: int) -> Profile:
+        passed: list[tuple[Columns, Columns | None]] = []
+        stack.draw(number)
+        for part, keep in parts:
+            top = partial(top_kernel, p, part, grid=grid) if backward else None
+            start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
             counted = keep if grid is None else grid
             see = _unseen if watch is None else watch(stack, (counted,))
             passed.append(passes(stack, State(start).rescaled(), top, counted, see))
-    counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts for _ in range(networks or 1)]
-    profile = profile_of(p, passed, counts, note)
-    return profile if networks is None else replace(profile, statistics={**profile.statistics, DRAWN: networks})
+        return profile_of(p, passed, counts, note)
+
+    return mean_of_networks(of_network) if stack.draws else of_network(0)
 
 
 def _of_encoder_decoder(
@@ -109,18 +111,23 @@ def _of_encoder_decoder(
     parts, note = sequences_of_both(a, inputs)
     if grid is not None:
         note = _on_grid(grid)
-    passed, counts = [], []
-    for (read, keep), (written, kept) in parts:
-        rows = (None, None) if grid is None else (2, 2 * len(grid.n))
-        starts = input_kernel(p, read, rows[0]), input_kernel(p, written, rows[1], decoder=True)
-        top = partial(top_kernel, p, written, grid=grid) if backward else None
-        states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
-        counted = (keep, kept) if grid is None else (alike, grid)
-        see = _unseen if watch is None else watch(stack, counted)
-        passed.append(passes_of_both(stack, states, top, counted, see))
-        lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
-        counts.append(np.array(lengths)[p.stack])
-    return profile_of(p, passed, np.stack(counts), note)
+
+    def of_network(number: int) -> Profile:
+        passed, counts = [], []
+        stack.draw(number)
+        for (read, keep), (written, kept) in parts:
+            rows = (None, None) if grid is None else (2, 2 * len(grid.n))
+            starts = input_kernel(p, read, rows[0]), input_kernel(p, written, rows[1], decoder=True)
+            top = partial(top_kernel, p, written, grid=grid) if backward else None
+            states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
+            counted = (keep, kept) if grid is None else (alike, grid)
+            see = _unseen if watch is None else watch(stack, counted)
+            passed.append(passes_of_both(stack, states, top, counted, see))
+            lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
+            counts.append(np.array(lengths)[p.stack])
+        return profile_of(p, passed, np.stack(counts), note)
+
+    return mean_of_networks(of_network) if stack.draws else of_network(0)
 
 
 def _on_grid(grid: Grid) -> str:

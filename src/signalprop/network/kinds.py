@@ -1,7 +1,8 @@
 """Kinds of sublayers as values. Every folder of `signalprop/sublayers` is one; being there registers it.
 
 A kind says here what it is: its weights, its names in print, what it reads. What it does to a signal stands in the
-other files of its folder, which are imported when they are first used: `moments`, `kernel`, `cost`, `module`.
+other files of its folder, which are imported when they are first used: `module`, `cost`; and, where there is a closed
+form of it, `moments` and `kernel`. Without one token kernels are drawn by its module (`sublayers/drawn.py`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
@@ -22,6 +24,7 @@ from signalprop.files.validation import Value
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+    from signalprop.network.parametrization import Parametrization
 
 KindColumn = NDArray[np.int8]
 
@@ -106,8 +109,8 @@ class Kind:
         activates: the architecture's activation is in it.
         settings: what an architecture says of its sublayers of this kind beyond its own fields; in
             `Architecture.settings` under the kind's name.
-        longest: tokens up to which token kernels go through it without being asked for; None: any number. beyond: what
-            averages are worth where there are more, for a note.
+        hard: in which sublayers of a table the closed form does not hold, so that these are drawn, (sublayers,).
+        narrower: an architecture whose sublayers of this kind have fewer heads and what a head has, for draws.
     """
 
     name: str
@@ -119,8 +122,8 @@ class Kind:
     reads_memory: bool = False
     activates: bool = False
     settings: type[KindSettings] | None = None
-    longest: int | None = None
-    beyond: str = ""
+    hard: Callable[[Parametrization], NDArray[np.bool_]] | None = None
+    narrower: Callable[[Architecture], Architecture] | None = None
     folder: str = ""
 
     @property
@@ -155,16 +158,42 @@ class Kind:
         """Whether some of its weights hold several equal maps."""
         return any(role.copies is not None for role in self.roles)
 
+    @property
+    def closed(self) -> bool:
+        """Whether what it does to a signal is known in closed form, not only by draws."""
+        return bool(self.roles) and _has_kernel(self.folder or self.name)
+
+    def drawn(self, p: Parametrization) -> NDArray[np.bool_]:
+        """Which sublayers of a table are of this kind and drawn on token kernels, (sublayers,)."""
+        own = self.of(p)
+        if self.closed:
+            own = own & self.hard(p) if self.hard else np.zeros_like(own)
+        return own
+
     def part(self, name: str) -> Any:
-        """A file of its folder as a module: `moments`, `kernel`, `cost` or `module`."""
+        """A file of its folder as a module: `module`, `cost`, `kernel` or `moments`.
+
+        Raises:
+            InputError: `moments` of a kind that is drawn, or any of a branch of which nothing is known.
+        """
         if not self.roles:
             raise InputError(
                 "give mapping=, which says what every weight is: this network has branches of which only the output is "
                 "known, so they can be measured, but not predicted, built or counted"
             )
+        if name == "moments" and not self.closed:
+            raise InputError(
+                f"averages through {self.words} have no closed form: it is drawn, on token kernels of one "
+                "parametrization at a time; take fidelity kernel (or auto), or simulate"
+            )
         folder = self.folder or self.name
         module = import_module(f"signalprop.sublayers.{folder}.{name}")
         return module if folder == self.name else _variant(module, self.name)
+
+
+@cache
+def _has_kernel(folder: str) -> bool:
+    return find_spec(f"signalprop.sublayers.{folder}.kernel") is not None
 
 
 @cache
@@ -212,6 +241,11 @@ def kinds_in(rows: HasKinds) -> list[Kind]:
 def kinds_where(test: Callable[[Kind], bool]) -> list[Kind]:
     """The registered kinds that pass a test."""
     return [kind for kind in _BY_NAME.values() if test(kind)]
+
+
+def drawn_rows(p: Parametrization) -> NDArray[np.bool_]:
+    """Which sublayers of a table are drawn on token kernels, (sublayers,)."""
+    return np.asarray(np.any([kind.drawn(p) for kind in kinds_in(p)], 0))
 
 
 def rows_where(rows: HasKinds, test: Callable[[Kind], bool]) -> NDArray[np.bool_]:

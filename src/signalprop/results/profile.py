@@ -27,7 +27,7 @@ from signalprop.results.series import HUGE, Series
 SCHEMA = "signalprop/profile/1"
 SEVERAL = "signalprop/profiles/1"  # a list of them, as `predict` with several schemes or depths writes
 EXPERT_LOAD = "expert_load_variation"  # in a Profile's statistics
-DRAWN = "drawn_networks"  # likewise: over how many networks of drawn heads a prediction is the mean
+DRAWN = "drawn_networks"  # likewise: over how many drawn networks a prediction is the mean
 POINTS = ("stream_in", "branch", "stream_out")
 Source = Literal["theory", "measured", "simulated"]
 

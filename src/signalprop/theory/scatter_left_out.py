@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from signalprop.network.kinds import kinds_in
+from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
@@ -26,12 +26,13 @@ def not_derived(p: Parametrization) -> str:
         (p.skip.ndim > 1, "sweeps"),
         (p.architecture.streams is not None, "several residual streams"),
         (p.architecture.kind == "encoder-decoder", "encoder-decoders"),
+        (bool(drawn_rows(p).any()), "sublayers that are drawn"),
         (bool(kinds - {"attention", "feed_forward"}), "other kinds of sublayers than attention and feed-forward"),
         (is_shaped(p), "shaped attention"),
         (bool(np.any(p.parallel)), "parallel branches"),
         (bool((p.norm_bias[placed(p, NORM_AFTER)] != 0).any()), "biases of norms after the sum"),
         (on_branch, "norms on a branch's output"),
         (bool((p.value_skip != 0).any()), "value skips"),
-        (first_attention(p, branches_of(p)) is not None, "values of a first attention"),
     )
-    return next((words for found, words in reasons if found), "")
+    found = next((words for found, words in reasons if found), "")
+    return found or ("values of a first attention" if first_attention(p, branches_of(p)) is not None else "")

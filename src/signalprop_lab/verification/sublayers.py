@@ -1,4 +1,4 @@
-"""What `signalprop verify` simulates of whole sublayers: every kind's PyTorch branch, against its moments."""
+"""What `signalprop verify` simulates of whole sublayers: every closed kind's PyTorch branch, against its moments."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 Predict = Callable[[Parametrization, InputStatistics], Profile]
 _SEQUENCES = 48  # that pass one draw of weights, so that its directions average out
-_LAYERS = {"mamba2": 16}  # whose heads pair rates with steps in an order of their own, over which formulas average
-# Standard deviation, in %, of a bias over formulas that differ in the heads they draw: docs/verification.md.
-_DRAWN = {"mamba2": 1.0, "gated_delta_net": 0.5}
 # What an architecture says of kinds that have settings: one of these by chance.
 _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "experts": [
@@ -39,13 +36,6 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
          "shared_width": 128},
     ],
     "latent_attention": [{"rank": 512}, {"rank": 64}, {"rank": 128, "query_rank": 96}],
-    # an epsilon, and rates, that leave no rare gradients of any size: docs/theory/components.md
-    "gated_delta_net": [
-        {"n_heads": 4, "n_groups": 2, "d_value": 64, "d_key": 64, "eps": 1e-2, "rates": [2.0, 6.0]}
-    ],
-    "shared_kv_attention": [{"query_rank": 96, "window": 5}, {"query_rank": 96, "sink": None}, {}],
-    "heavily_compressed_attention": [{"window": 5, "rate": 4}, {"rate": 3, "sink": None}, {"window": 2, "rate": 5}],
-    "compressed_sparse_attention": [{"window": 5}, {"rate": 2, "sink": None}, {"window": 2, "rate": 3, "sink": 1.0}],
 }  # fmt: skip
 
 
@@ -70,7 +60,7 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     across = kind.reads_memory
     fields: dict[str, Any] = {
         "kind": "encoder-decoder" if across else "encoder",
-        "n_layers": _LAYERS.get(kind.name, 1),
+        "n_layers": 1,
         "branches": (("attention",), (kind.name,)) if across else (kind.name,),
         "d_model": case["width"],
         "d_ff": case["width"],
@@ -90,15 +80,14 @@ def _table(case: Case, kind: Kind, placement: Placement = "none", **columns: flo
     a = Architecture(**fields)
     p = blank(a, "verify")
     std = {role.name: role.fan(a)[0] ** -0.5 for role in kind.roles}
-    asks = [name for name in ("query", "latent_query", "global_query") if name in std]
+    asks = [name for name in ("query", "latent_query") if name in std]
     std |= {name: std[name] * math.sqrt(case["s0"]) for name in asks}
     if asks:
         p = p.with_columns(score_scale=a.d_head**-0.5)
     elif kind.attends:  # queries of one size
         p = p.with_columns(score_scale=math.sqrt(case["s0"] / a.d_head))
     weights = {f"weight__{role}": value for role, value in std.items()}
-    asked = ("query", "key", "global_query", "global_key")
-    can_have = [role.name for role in kind.roles if role.biased is not never and role.name not in asked]
+    can_have = [role.name for role in kind.roles if role.biased is not never and role.name not in ("query", "key")]
     biases = {f"bias__{role}": case["bias"] for role in can_have}
     return p.with_columns(**weights, **biases, **columns), int(across)
 
@@ -201,8 +190,7 @@ def _of_kind(name: str, **columns: float) -> Component:
     kind = kind_named(name)
     quantities = (LAYOUT if kind.reads_memory else ALL)[1:]
     given: dict[str, Any] = {"kind": kind, **columns}
-    made = Component(quantities, _draw_branch, partial(_sample_branch, **given), partial(_predict_branch, **given))
-    return made._replace(exact=_DRAWN.get(name, made.exact))
+    return Component(quantities, _draw_branch, partial(_sample_branch, **given), partial(_predict_branch, **given))
 
 
 def _whole(
@@ -221,7 +209,7 @@ def _whole(
 
 _PLACEMENTS: tuple[Placement, ...] = ("pre", "post", "sandwich")
 SUBLAYERS: dict[str, Component] = {
-    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).roles},
+    **{f"{kind_named(name).words} sublayer": _of_kind(name) for name in KINDS if kind_named(name).closed},
     "attention mixed with values": _of_kind("attention", value_skip=0.6, attention_gain=0.7),
     **{f"{placement}-norm step": _whole(placement) for placement in _PLACEMENTS},
     "attention step, token kernels": _whole("none", "attention", predict_token_kernels, 0.3, 0.1),

@@ -15,7 +15,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
-from signalprop.sublayers.attention.roles import FirstValues
+from signalprop.sublayers.attention.roles import FirstValues, score_variances
 from signalprop.theory.attention_rows import Mask
 from signalprop.theory.elements import (
     Branch,
@@ -46,14 +46,6 @@ class Row(NamedTuple):
     attention_gain: Array
     query: Array  # d_model sigma_q^2
     key: Array  # d_model sigma_k^2
-
-
-def score_variances(p: Parametrization) -> FloatArray:
-    """Variance of the scores of every sublayer on an input of second moment 1, (..., sublayers)."""
-    a, scale = p.architecture, p.score_scale**2
-    if a.qk_norm:  # unit vectors times gains, which are part of score_scale
-        return a.d_head * scale
-    return a.d_model**2 * p.weights["query"] ** 2 * p.weights["key"] ** 2 * a.d_head * scale
 
 
 def table_of(p: Parametrization) -> FloatArray:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.drawn_heads import HARD, LONGEST, DrawnHeads, Shape
 from signalprop.kernels.duals import activated
 from signalprop.kernels.grid import AlikeAttention, Grid, GridAttention
 from signalprop.kernels.rows import rotation
@@ -25,7 +24,7 @@ from signalprop.sublayers.attention.moments import seeing, sights_of
 from signalprop.sublayers.attention.roles import FirstValues, Sight, has_gate
 from signalprop.theory.attention_variants import capped
 
-Averaging = TokenAttention | DrawnHeads | ShapedAttention
+Averaging = TokenAttention | ShapedAttention
 _EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
 
 
@@ -34,17 +33,13 @@ class AttentionKernel(BranchKernel):
 
     Attributes:
         shapes: of every sublayer of the table. grid: on which kernels stand; None: every position has its row.
-        shared: keys are the values. network: which one is drawn, where scores are hard (`drawn_heads`).
     """
-
-    shared = False
-    network = 0
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
         self.made, self.a, self.shapes, self.grid = seeing(p, stack, Sight()), p.architecture, shapes, grid
         self.sights = sights_of(p, stack)
         self.has_gate = has_gate(p.architecture)
-        self.kept: dict[int, TokenAttention | DrawnHeads] = {}  # they serve the way back too
+        self.kept: dict[int, TokenAttention] = {}  # they serve the way back too
         self.first_read: FloatArray = np.zeros(0)  # the kernel that the first of them reads
         self.sent: FloatArray = np.zeros(0)  # what sublayer i sends back to it
 
@@ -57,11 +52,6 @@ class AttentionKernel(BranchKernel):
     def first(self) -> int | None:
         """The row of that one."""
         return self.made.first
-
-    @property
-    def networks(self) -> int:
-        """How many have to be drawn; 0: heads are not."""
-        return max((shape.networks for i in range(len(self.sights.layer)) if (shape := self._drawn(i))), default=0)
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
         row = self.made.at(i)
@@ -145,7 +135,7 @@ class AttentionKernel(BranchKernel):
         gate = self.made.gate(i)
         return activated("sigmoid", kernel * float(gate.weight) + float(gate.bias))
 
-    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention | DrawnHeads, float]:
+    def _by_scores(self, i: int, kernel: FloatArray) -> tuple[TokenAttention, float]:
         """A sublayer's attention, and the factor on its forward kernel.
 
         QK-norm takes the size of every token out of the scores, not out of the values.
@@ -177,11 +167,6 @@ class AttentionKernel(BranchKernel):
         if base:
             causal = self.made.causal or window > 0
             rho, omega = rotation(self.made.n_keys, a.d_head, base, a.rotary_fraction, causal)
-        shape = None if "values" in fields else self._drawn(i)
-        if shape is not None:
-            drawn = DrawnHeads(kernel, fields["qk"], shape, bool(self.made.causal), (self.network, i))
-            before = self.kept.get(i)
-            return (before if isinstance(before, DrawnHeads) and before.same(drawn) else drawn), size
         if window:
             return windowed(kernel, window, rho, omega, causal=self.made.causal, **fields), size
         turn = self.grid.rotated(a.d_head, base, a.rotary_fraction) if self.grid and base else None
@@ -206,17 +191,6 @@ class AttentionKernel(BranchKernel):
             fields |= {"turn": turn, "omega": omega[self.grid.positions]}
         on_grid = GridAttention if self.made.causal else AlikeAttention
         return on_grid(kernel=off, own=own, grid=self.grid, **fields)
-
-    def _drawn(self, i: int) -> Shape | None:
-        """The heads of sublayer i, where they are drawn."""
-        row, a, (window, base) = self.made.at(i), self.a, self.sights.at(i)
-        given = self.made.given
-        plain = given.sink is None and given.score_cap is None and given.gate == "none" and self.values is None
-        plain &= bool(row.value_skip == 0 and row.attention_gain == 1 and row.query_bias == 0 and row.qk >= HARD)
-        if not plain or a.qk_norm is not True or a.attention_dropout or self.grid or self.made.n_keys > LONGEST:
-            return None
-        norm = given.value_norm
-        return Shape(a.n_heads, a.n_kv_heads, a.d_head, window, base, a.rotary_fraction, norm, self.shared)
 
     def _norms(self, row: Row, kernel: FloatArray) -> FloatArray:
         """What QK-norm divides every token's kernel by, epsilon and all: the geometric mean of queries and keys."""

@@ -154,6 +154,26 @@ def has_gate(a: Architecture) -> bool:
     return Settings.of(a).gate != "none"
 
 
+def score_variances(p: Parametrization) -> NDArray[np.float64]:
+    """Variance of the scores of every sublayer on an input of second moment 1, (..., sublayers)."""
+    a, scale = p.architecture, p.score_scale**2
+    if a.qk_norm:  # unit vectors times gains, which are part of score_scale
+        return a.d_head * scale
+    return a.d_model**2 * p.weights["query"] ** 2 * p.weights["key"] ** 2 * a.d_head * scale
+
+
+HARD = 16.0  # score variance from which a row of weights is nearly one key, and which one two rows choose is drawn
+_LONGEST = 256  # tokens up to which it is
+
+
+def _hard(p: Parametrization) -> NDArray[np.bool_]:
+    """Where QK-norm makes scores so large: docs/theory/attention.md, "Hard attention"."""
+    a = p.architecture
+    plain = a.qk_norm is True and p.shaping.kind == "none" and a.positions not in ("alibi", "relative")
+    short = max(a.seq_len, a.target_len or 0) <= _LONGEST and not a.attention_dropout and not adds_first_values(a)
+    return np.asarray((score_variances(p) >= HARD) & (p.attention_gain != 0) & (plain and short))
+
+
 ROLES = (
     Role("query", _heads, biased=_biased, reads=True),
     Role("key", _shared_heads, biased=_biased, reads=True),
@@ -168,4 +188,5 @@ KIND = Kind(
     short="attention",
     attends=True,
     settings=Settings,
+    hard=_hard,
 )

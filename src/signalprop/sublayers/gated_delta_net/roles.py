@@ -52,6 +52,5 @@ KIND = Kind(
     words="gated DeltaNet",
     short="delta",
     settings=Settings,
-    longest=128,
-    beyond="of gated DeltaNets they are means over the first 64",
+    narrower=Settings.narrower,
 )

@@ -22,7 +22,6 @@ class LatentKernel(AttentionKernel):
     """The latent attention of one stack: scores of one size, of which a share rotates."""
 
     made: LatentAttention
-    networks = 0
 
     def __init__(self, p: Parametrization, stack: int, shapes: Sequence[Shapes], grid: Grid | None = None) -> None:
         self.made, self.a, self.shapes, self.grid = moments_of(p, stack), p.architecture, shapes, grid
