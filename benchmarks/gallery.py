@@ -47,6 +47,23 @@ and one fails. *Partly*: anything else.
 ## Not run here
 
 {others}
+
+## What no row shows
+
+- TGS section 2.4, "1 to 768 layers, widths 128 to 6,096, within 10 %": [accuracy](accuracy.md) has widths to 4,096,
+  and of 768 layers the first gradient only.
+- TGS v1 M.2, gradients normal (R² 0.999) and image embeddings (0.95): quantiles of a backward pass beside normal
+  ones, a sweep over shapes.
+- TGS section 4.6, 192 layers of width 256 beside 24 of 1024 at equal wall-clock time, and tgs-wall: a GPU.
+- TGS v1 figure 15 as printed (the correlation after a layer): not offered, since the first branch then has variance
+  0.60 ([errata](theory/errata.md)).
+- SPA lemmas 2 to 4 are steps of proofs; theorems 1 to 3, which they prove, are tested. COD theorems 1 and 2 and the
+  constants of lemma 2 are vacuous bounds ([depth](theory/depth.md#theorems-1-and-2)), without functions here.
+- COD section 2, five models and BERT, more layers to spare in larger ones, and Fig 2's half on Post-LN: cod-fig2
+  takes one checkpoint at a time, and has been shown on one of 135M parameters. It needs trained checkpoints, a
+  Post-LN one among them.
+- Recipes at the papers' scale follow the printed hyperparameters but for what their comments say: C4 for Pile-CC, no
+  next-sentence task, BERT's own weight decay.
 """
 
 

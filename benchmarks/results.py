@@ -42,6 +42,7 @@ JUDGED_BY = (
     "verdict",
     "controls",
     "spread",
+    "shared_error",
 )  # no run depends on them
 
 
@@ -54,6 +55,16 @@ def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
     if then.model_copy(update={field: getattr(now, field) for field in JUDGED_BY}) != now:
         return {**results, "sweep": then.model_copy(update={"paper": now.paper}).to_json()}
     return {**results, "sweep": now.to_json()}
+
+
+def _changed(results: dict[str, Any]) -> list[str]:
+    """A line where the sweep of the package is another one now than that of the stored runs."""
+    name = f"sweep-{results['sweep']['name']}"
+    if name not in shipped_sweeps() or Sweep(**results["sweep"]) == load_sweep(name).sweep:
+        return []
+    return [
+        f"The sweep has been changed since these runs; `signalprop sweep {name}` runs today's, which is not stored."
+    ]
 
 
 def stored_results() -> dict[Path, dict[str, Any]]:
@@ -81,7 +92,7 @@ def write_results_page(results: Path, target: Path) -> str:
         raise InputError(f"{results} holds no results of a sweep")
     note = f"Written by `python -m benchmarks.results` from `{results.name}`: do not edit."
     title, rest = page(store).split("\n\n", 1)
-    write_text(target, f"{title}\n\n{note}\n\n{rest}")
+    write_text(target, "\n\n".join([title, note, *_changed(store), rest]))
     return overall(verdicts(store))
 
 

@@ -47,7 +47,9 @@ def test_every_scheme_says_what_it_is(name: str) -> None:
 
 def test_options_reach_the_table() -> None:
     made = scheme("xavier", gain=2, qk_gain=3.0)
-    assert made.options() == {"gain": 2, "qk_gain": 3.0} and made == scheme("xavier", qk_gain=3.0, gain=2)
+    assert made.options() == {"gain": 2, "qk_gain": 3.0, "value_per_head": False} and made == scheme(
+        "xavier", qk_gain=3.0, gain=2
+    )
     assert dict(made(SMALL).options) == made.options()
 
 

@@ -58,11 +58,15 @@ class DeepScaleLM(_DeepScale):
     r <- lambda^2 r + beta^2 (1 - p), then r <- lambda^2 r + beta^2 (1 - p) Q(r)/Q(1). Cross-attention uses the
     correlation of the encoder's output. The output is divided by sqrt(d) before the head.
     N is the number of layers of the stack; k = 2, alpha = 1 in the paper.
+
+    For tokens that are alike (r_n from about .1), read in both directions: values and outputs grow like r_n^(-1/2), and
+    the first position of a causal decoder, which averages nothing, gets a branch of variance 1/r_n. The trainings of
+    the paper's section 4 have the simpler variant.
     """
 
     name: ClassVar[str] = "deepscalelm"
     paper: ClassVar[str] = "Kedia et al. 2024, ICML (Transformers Get Stable), section 3.5; v1 appendix N, fig. 15"
-    summary: ClassVar[str] = "skip^2 = 1 - k/N^alpha, branch^2 = k/N^alpha; every branch has variance 1"
+    summary: ClassVar[str] = "skip^2 = 1 - k/N^alpha, branch^2 = k/N^alpha; branches of variance 1; for alike tokens"
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         beta2 = self.branch_variances(architecture)
@@ -75,13 +79,14 @@ class DeepScaleLM(_DeepScale):
 class DeepScaleLMSimple(_DeepScale):
     """DeepScaleLM with values and outputs initialised like the feed-forward: sigma_v^2 = sigma_o^2 = sqrt((1-p)/2)/d.
 
-    The attention branch then has variance r/2 instead of 1; no input statistics are needed. In pre-norm the stream ends
+    The attention branch then has variance r/2 instead of 1; no input statistics are needed. The paper's section 4 has
+    this variant throughout. In pre-norm the stream ends
     within 1/2 + 1/(2 e^4) <= sigma^2 <= 3/4 + 1/(4 e^4) for k = 2 and many layers (v1 section G.5).
     """
 
     name: ClassVar[str] = "deepscalelm-simple"
     paper: ClassVar[str] = "Kedia et al. 2024, ICML (Transformers Get Stable), section 3.5; v1 appendix N, fig. 14"
-    summary: ClassVar[str] = "as deepscalelm, values and outputs initialised like the feed-forward"
+    summary: ClassVar[str] = "as deepscalelm, values and outputs like the feed-forward; for decoders and plain text"
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         return _table(architecture, self, self.branch_variances(architecture), (1 - architecture.dropout) / 2)

@@ -27,7 +27,7 @@ class Row:
         checkpoint: it needs a trained model, `--checkpoint`.
         trained_by: the command that trains it; None: that has not been done yet. page: with the result; default: the
             sweep's page in docs/results.
-        missing: what it takes, beside training.
+        missing: what it takes, beside training; of a trained row: what of the paper's was not run, and what it takes.
     """
 
     id: str
@@ -67,7 +67,8 @@ class Row:
     def why_not(self) -> str:
         """Why `run` does not compute it, and where its result is, if there is one."""
         if self.trained_by is not None:
-            return f"trained by {self.trained_by}; result in {self.result_page}"
+            left = f"; not run: {self.missing}" if self.missing else ""
+            return f"trained by {self.trained_by}; result in {self.result_page}{left}"
         return self.missing or "it needs training, which has not been done yet"
 
     def to_json(self) -> dict[str, Any]:
