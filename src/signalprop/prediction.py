@@ -15,8 +15,9 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.prediction_notes import is_shaped, left_out_of
+from signalprop.prediction_notes import is_shaped, left_out_of, scores_of
 from signalprop.results.profile import EXPERT_LOAD, Profile
+from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.schemes.base import parametrized
 from signalprop.sublayers.attention.roles import adds_first_values, has_window
 
@@ -100,6 +101,9 @@ def predict(
     one = one and not drawn_rows(parametrization).any()
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
+    if parametrization.skip.ndim == 1:
+        largest = float(scores_of(parametrization).max(initial=0.0))
+        profile = replace(profile, statistics={**profile.statistics, SCORE_VARIANCE: largest})
     notes = (note, alike, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
 

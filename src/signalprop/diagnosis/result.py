@@ -16,13 +16,13 @@ from pydantic import ConfigDict, Field, model_validator
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
+from signalprop.results.findings import Finding, Findings, Severity
 from signalprop.results.views import diagnosis_words
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Number = float | None
 Numbers = tuple[Number, ...]
 ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
-Severity = Literal["fault", "warning", "note"]
 
 
 def number(value: float) -> Number:
@@ -217,6 +217,14 @@ class Diagnosis(Value, Document):
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def findings(self) -> Findings:
+        """Its verdicts, as values that predictions and monitors give too."""
+        return Findings(
+            Finding(name=v.kind, severity=v.severity, text=v.text, layers=v.layers, cause=v.cause, remedy=v.advice)
+            for v in self.verdicts
+        )
+
     def __repr__(self) -> str:
         found = ", ".join(f"{v.severity} {v.kind}" for v in self.verdicts) or "nothing found"
         loss = "" if self.loss is None or self.loss.value is None else f", loss {self.loss.value:.4g}"
@@ -248,7 +256,7 @@ class Diagnosis(Value, Document):
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; `from_json` gives the same Diagnosis back."""
         data: dict[str, Any] = finite(self.model_dump(mode="json", by_alias=True))
-        return data
+        return data | {"findings": self.findings.to_json()}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:

@@ -11,6 +11,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
+from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.results.text import network_in_words, percent
@@ -72,6 +73,13 @@ class Comparison(Shown):
         """The predicted and the measured `Profile.gradient_ratio`."""
         return self.predicted.gradient_ratio, self.measured.gradient_ratio
 
+    @property
+    def findings(self) -> Findings:
+        """Those of the measured profile, then those of the prediction that it does not have."""
+        found = self.measured.findings
+        names = {item.name for item in found}
+        return found + [item for item in self.predicted.findings if item.name not in names]
+
     def to_dataframe(self) -> DataFrame:
         """A pandas DataFrame as of `Profile.to_dataframe`, with columns `predicted_...` and `measured_...`.
 
@@ -85,6 +93,7 @@ class Comparison(Shown):
         """A JSON-ready dictionary: the agreement table and both profiles."""
         return {
             "schema": SCHEMA,
+            "findings": self.findings.to_json(),
             "agreement": [vars(item) for item in self.agreements],
             "predicted": self.predicted.to_json(),
             "measured": self.measured.to_json(),

@@ -17,7 +17,9 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.between_streams import STREAM_COVARIANCE, check_covariance, covariance_of
+from signalprop.results.findings import Findings
 from signalprop.results.text import network_in_words, number
+from signalprop.results.verdicts import findings_of
 from signalprop.results.views import Shown, data_frame
 
 if TYPE_CHECKING:
@@ -82,6 +84,11 @@ class Profile(Document, Shown):
             InputError: a sweep.
         """
         return None if self.gradient is None else self.gradient["stream_in"].at(0)["variance"]
+
+    @property
+    def findings(self) -> Findings:
+        """What the table of rules says of it, as values; empty for a healthy signal, and of sweeps."""
+        return Findings() if self.forward["stream_out"].variance.ndim > 1 else findings_of(self)
 
     def to_dataframe(self) -> DataFrame:
         """A pandas DataFrame: one row per sublayer; stack, layer, kind, and a column for every quantity.
@@ -160,7 +167,7 @@ class Profile(Document, Shown):
             if gradient:
                 row["gradient"] = {point: gradient[point][i] for point in POINTS}
             sublayers.append(row)
-        return {"schema": SCHEMA, **self._header(), "sublayers": sublayers}
+        return {"schema": SCHEMA, **self._header(), "findings": self.findings.to_json(), "sublayers": sublayers}
 
     def _header(self) -> dict[str, Any]:
         """Everything but the series, JSON-ready."""
@@ -177,6 +184,7 @@ class Profile(Document, Shown):
         """
         found = fields_of(data, SCHEMA, "a profile")
         rows = found.pop("sublayers", None)
+        found.pop("findings", None)  # they follow from the rest
         header = _Header(**found)
         table = layout(header.architecture)
         if not isinstance(rows, list) or len(rows) != len(table.kind):

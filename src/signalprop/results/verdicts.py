@@ -1,0 +1,272 @@
+"""The table of rules by which a signal is judged at the start: what is counted, its bound, what that rests on, remedies.
+
+Predictions, measurements, comparisons and monitors are judged by it; rules for trained models are in
+`diagnosis/verdict.py`. Bounds are held against networks that are known to train, and starts that are known to fail:
+`python -m benchmarks.known_good` prints both tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from signalprop.network.layout import layout
+from signalprop.results.findings import Finding, Findings
+from signalprop.results.text import number
+
+if TYPE_CHECKING:
+    from signalprop.results.profile import Profile
+
+PAGE = "docs/will-it-train.md#"
+SCORE_VARIANCE = "score_variance"  # in a Profile's statistics: the largest of its attentions
+NARROW = 3.0  # a bound passed by less than this factor is passed narrowly
+FIRST_STEPS = 200  # of training: tokens share most before they differ
+FP16_MAX, LARGEST_IN_STDS = 65504.0, 6.0  # of 10^9 normal numbers the largest is expected at 6 standard deviations
+# Of schemes whose branches begin at nothing, and learn to be more.
+_BEGIN_AT_NOTHING = frozenset({"rezero", "skipinit", "fixup", "layerscale", "value-skipinit"})
+_CONSERVE = frozenset({"deepscalelm", "deepscalelm-simple"})
+
+
+class Halves(NamedTuple):
+    """Of one stack, ln of the gradient's ratio over its lower and upper half, and of the stream's growth.
+
+    Without a gradient its ratios are NaN.
+    """
+
+    lower: float
+    upper: float
+    lower_growth: float
+    upper_growth: float
+
+    @property
+    def excess(self) -> float:
+        """ln of what the lower half does to the gradient beside what the growth of the stream does."""
+        return self.lower - max(self.lower_growth, 0.0)
+
+
+def halves(profile: Profile) -> list[Halves]:
+    """Of every stack, the encoder's first. The gradient is relative to that at the stack's last stream."""
+    rows, out = layout(profile.architecture), []
+    for stack in dict.fromkeys(rows.stack.tolist()):
+        at = np.flatnonzero(rows.stack == stack)
+        stream, n = profile.forward["stream_in"].log_variance[at], len(at)
+        top = float(profile.forward["stream_out"].log_variance[at[-1]])
+        logs = np.full(n, np.nan)
+        if profile.gradient is not None:
+            logs = profile.gradient["stream_in"].log_variance[at]
+            logs = logs - profile.gradient["stream_out"].log_variance[at[-1]]
+        middle = n // 2
+        out.append(
+            Halves(
+                float(logs[0] - logs[middle]), float(logs[middle]),
+                float(stream[middle] - stream[0]), top - float(stream[middle]),
+            )
+        )  # fmt: skip
+    return out
+
+
+class Passed(NamedTuple):
+    """A bound that is passed: the value, the bound, ln of the factor by which, where, and the sentence."""
+
+    value: float
+    bound: float
+    beyond: float
+    text: str
+    layers: tuple[int, ...] = ()
+
+
+class Rule(NamedTuple):
+    """One row of the table. remedies: what to try, each with whether a network has it already."""
+
+    name: str
+    quantity: str
+    evidence: str
+    passed: Callable[[Profile, int | None], Iterator[Passed]]
+    remedies: tuple[tuple[str, Callable[[Profile], bool]], ...]
+    page: str = "what-would-cure-it"
+
+
+def _shown(log: float) -> str:
+    """A number from its logarithm, as far as numbers go."""
+    return number(math.exp(min(log, 700)))
+
+
+_VANISHES, _FALLS, _RISES = math.log(100), math.log(10), math.log(10)
+
+
+def _vanishing(profile: Profile, step: int | None) -> Iterator[Passed]:
+    if profile.gradient is None:
+        return
+    rows = layout(profile.architecture).stack
+    logs, ends = profile.gradient["stream_in"].log_variance, profile.gradient["stream_out"].log_variance
+    for stack, parts in zip(dict.fromkeys(rows.tolist()), halves(profile), strict=True):
+        at = np.flatnonzero(rows == stack)
+        total = float(logs[at[0]] - ends[at[-1]])
+        if total < -_VANISHES:
+            text = f"its variance at the first sublayer is {_shown(total)} of that at the last (below 1/100)"
+            yield Passed(math.exp(max(total, -700)), 0.01, -total - _VANISHES, text)
+        elif parts.upper < -_FALLS:
+            text = f"its variance in the middle is {_shown(parts.upper)} of that at the top (below 1/10)"
+            yield Passed(math.exp(max(parts.upper, -700)), 0.1, -parts.upper - _FALLS, text)
+
+
+def _most_excess(width: int) -> float:
+    """ln of what the lower half may do to the gradient: weights of 0.02 in wide networks, whose scores are large."""
+    return math.log(300) + 3 * math.log(max(width / 4096, 1))
+
+
+def _exploding(profile: Profile, step: int | None) -> Iterator[Passed]:
+    if profile.gradient is None:
+        return
+    bound = _most_excess(profile.architecture.d_model)
+    shown = _shown(float(profile.gradient["stream_in"].log_variance[0]))
+    begins = f"its variance at the first sublayer is {shown} times that at the last"
+    for parts in halves(profile):
+        if parts.upper > _RISES:
+            more = f"{_shown(parts.upper)} over the upper half of the layers, in known models 7 at most"
+            yield Passed(math.exp(min(parts.upper, 700)), 10.0, parts.upper - _RISES, f"{begins} ({more})")
+        elif parts.excess > bound:
+            more = f"{_shown(parts.excess)} beside the stream's growth, above {_shown(bound)}"
+            yield Passed(
+                math.exp(min(parts.excess, 700)), math.exp(bound), parts.excess - bound, f"{begins} ({more})"
+            )
+
+
+def _growth(profile: Profile, step: int | None) -> Iterator[Passed]:
+    for parts in halves(profile):
+        if parts.upper_growth > _RISES:
+            text = f"its variance grows {_shown(parts.upper_growth)}-fold over the upper half (equal branches: 2-fold)"
+            yield Passed(math.exp(min(parts.upper_growth, 700)), 10.0, parts.upper_growth - _RISES, text)
+
+
+def _most_alike(profile: Profile, step: int | None) -> float:
+    """In training tokens share more, what a model has learnt of frequencies first; across two streams too."""
+    crossed = profile.architecture.kind == "encoder-decoder"
+    return 0.99 if crossed else 0.98 if step is not None else 0.95
+
+
+def _collapse(profile: Profile, step: int | None) -> Iterator[Passed]:
+    bound, r = _most_alike(profile, step), profile.forward["stream_out"].token_correlation
+    above = np.flatnonzero(r > bound)
+    if not above.size or (step is not None and step < FIRST_STEPS):
+        return
+    most = float(r[above].max())
+    where = (
+        f"from sublayer {int(above[0])} on tokens correlate above {bound:g} ({most:.4f} at most)"
+        if above[-1] == profile.n_sublayers - 1
+        else f"{above.size} of {profile.n_sublayers} sublayers are above {bound:g}"
+    )
+    beyond = math.log((1 - bound) / (1 - most)) if most < 1 else math.inf
+    yield Passed(most, bound, beyond, where, _layers(profile, above))
+
+
+def _layers(profile: Profile, sublayers: np.ndarray) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(layout(profile.architecture).layer[sublayers].tolist()))
+
+
+_IDLE = 1e-4
+
+
+def _idle(profile: Profile, step: int | None) -> Iterator[Passed]:
+    total = profile.sensitivity()["mean"]
+    if 0 < total < _IDLE and profile.scheme not in _BEGIN_AT_NOTHING:
+        text = f"all branches together add {number(total)} of the stream's variance, and what they get back is as small"
+        yield Passed(total, _IDLE, math.log(_IDLE / total), text)
+
+
+def _epsilon(profile: Profile, step: int | None) -> Iterator[Passed]:
+    a = profile.architecture
+    if a.norm_eps == 0 or a.squash or not {"pre", "sandwich"} & set(a.placements):
+        return
+    over = profile.forward["stream_in"].log_variance - math.log(a.norm_eps)
+    low = np.flatnonzero(over < 0)
+    if low.size:
+        smallest = float(over.min())
+        text = f"the stream's variance is {_shown(smallest)} of the epsilon ({a.norm_eps:g}) of norms that read it, so "
+        text += "that they do not bring it to 1"
+        yield Passed(math.exp(smallest), 1.0, -smallest, text, _layers(profile, low))
+
+
+_HOT = 64.0
+
+
+def _one_hot(profile: Profile, step: int | None) -> Iterator[Passed]:
+    variance = profile.statistics.get(SCORE_VARIANCE)
+    if isinstance(variance, (int, float)) and variance > _HOT:
+        text = f"scores have variance {number(variance)}: every token attends to one other, chosen by chance"
+        yield Passed(variance, _HOT, math.log(variance / _HOT), text)
+
+
+def _overflow(profile: Profile, step: int | None) -> Iterator[Passed]:
+    limit = 2 * math.log(FP16_MAX / LARGEST_IN_STDS)
+    for name, point in (("stream", "stream_out"), ("branch", "branch")):
+        logs = profile.forward[point].log_variance
+        over = np.flatnonzero(logs > limit)
+        if over.size:
+            text = f"at sublayer {int(over[0])} {LARGEST_IN_STDS:g} standard deviations of the {name} pass {FP16_MAX:g}"
+            most = float(logs[over].max())
+            yield Passed(
+                math.exp(min(most, 700)), math.exp(limit), most - limit, text, _layers(profile, over)
+            )
+
+
+def _has(*schemes: str) -> Callable[[Profile], bool]:
+    return lambda profile: profile.scheme in schemes
+
+
+def _placed(*placements: str) -> Callable[[Profile], bool]:
+    return lambda profile: set(profile.architecture.placements) <= set(placements)
+
+
+_QK_NORM = ("QK-norm", lambda profile: bool(profile.architecture.qk_norm))
+_SMALLER = ("smaller weights of queries and keys", lambda profile: False)
+_NORM_BEFORE = ("a norm before every branch", _placed("pre", "sandwich"))
+_DEEPSCALELM = ("deepscalelm", _has(*_CONSERVE))
+_LARGER = ("larger weights (xavier, deepscalelm)", _has("xavier", "xavier-uniform", *_CONSERVE))
+
+RULES: tuple[Rule, ...] = (
+    Rule("vanishing gradient", "gradient variance, below over above", "BART 1/49 over all, BERT large 1/3 in the upper "
+         "half; post-norm of 48 layers, which does not train (TGS table 4), 1/60", _vanishing,
+         (("pre-norm", _placed("pre", "sandwich")), _DEEPSCALELM, ("deepnorm", _has("deepnorm")))),
+    Rule("exploding gradient", "gradient variance, below over above", "Llama 3 405B at 0.02: 7 in the upper half, 6,600 "
+         "beside the stream's growth in the lower", _exploding, (_NORM_BEFORE, _QK_NORM, _SMALLER, _DEEPSCALELM)),
+    Rule("stream growth", "stream variance, top over middle", "equal branches on a skip of 1 give 2 at any depth, "
+         "Cerebras-GPT 111M 2.2", _growth,
+         (_NORM_BEFORE, _DEEPSCALELM, ("gpt2", _has("gpt2")), ("lns", _has("lns")))),
+    Rule("rank collapse", "token correlation", "Qwen3 30B-A3B 0.946, across two streams Whisper small 0.985", _collapse,
+         (_DEEPSCALELM, ("larger skips", lambda profile: False))),
+    Rule("idle layers", "branch over stream variance, added up", "DeepNorm of 70 to 1000 layers 0.001", _idle,
+         (_LARGER, ("branch multipliers of 1", _has("xavier", "fixed", "gpt2", "huggingface")))),
+    Rule("norm epsilon", "stream variance over epsilon", "DeepSeek LLM at 0.006: 4", _epsilon,
+         (("larger embeddings", lambda profile: False), ("a smaller epsilon", lambda profile: False))),
+    Rule("one-hot attention", "variance of attention scores", "GPT-3 175B 24, Llama 3 405B at 0.02 43; entropy collapse "
+         "(Zhai et al. 2023) from some hundred", _one_hot, (_QK_NORM, _SMALLER)),
+    Rule("fp16 overflow", "variance", "largest number of the format", _overflow,
+         (("bf16 or fp32", lambda profile: False),), "the-four-numbers"),
+)  # fmt: skip
+
+
+def findings_of(profile: Profile, step: int | None = None) -> Findings:
+    """What the rules say of a profile; empty for a healthy signal.
+
+    Args:
+        step: of training, where it is not a network at its start.
+    """
+    found = []
+    for rule in RULES:
+        for passed in list(rule.passed(profile, step))[:1]:
+            margin = "narrow, within a factor of 3 of the bound" if passed.beyond < math.log(NARROW) else "clear"
+            remedies = [name for name, has in rule.remedies if not has(profile)]
+            found.append(
+                Finding(
+                    name=rule.name, text=passed.text, layers=passed.layers, quantity=rule.quantity,
+                    value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
+                    evidence=rule.evidence, remedy=f"try {' or '.join(remedies[:3])}" if remedies else "",
+                    confidence=f"{margin}, of one network" if profile.n_seeds == 1 else margin,
+                    page=PAGE + rule.page,
+                )
+            )  # fmt: skip
+    return Findings(found)
