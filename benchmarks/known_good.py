@@ -1,7 +1,7 @@
-"""`python -m benchmarks.known_good`: verdicts on networks that are known to train, and on starts that are known to fail.
+"""`python -m benchmarks.known_good`: verdicts on networks known to train, and on starts known to fail.
 
-Predicted with Zipf's law at 128 tokens at most. Prints both tables; `--all` with the third of the rows that is kept apart
-when bounds are set, `--write` also writes `src/signalprop/report/known_good.json` and the table in
+Predicted with Zipf's law at 128 tokens at most. Prints both tables; `--all` with the third of the rows that is kept
+apart when bounds are set, `--write` also writes `src/signalprop/report/known_good.json` and the table in
 `docs/will-it-train.md`. Two minutes.
 """
 

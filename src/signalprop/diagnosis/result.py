@@ -265,7 +265,9 @@ class Diagnosis(Value, Document):
         Raises:
             InputError: another schema version, a missing or unknown field, or a value out of range.
         """
-        return cls(**{key: tuples(value) for key, value in fields_of(data, SCHEMA, "a diagnosis").items()})
+        found = fields_of(data, SCHEMA, "a diagnosis")
+        found.pop("findings", None)  # they follow from the verdicts
+        return cls(**{key: tuples(value) for key, value in found.items()})
 
     @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:

@@ -22,7 +22,6 @@ from signalprop.results.text import (
     depth_in_words,
     network_in_words,
     number,
-    percent,
     text_table,
     tokens_in_words,
 )

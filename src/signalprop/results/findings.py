@@ -11,7 +11,7 @@ Severity = Literal["fault", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("fault", "warning", "note")  # the most severe first
 
 
-class Unhealthy(Exception):  # noqa: N818 - what it says of a network is no error of a program
+class Unhealthy(Exception):
     """Raised by `Findings.raise_if`; `findings` are those that it is about."""
 
     def __init__(self, findings: Findings) -> None:
