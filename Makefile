@@ -39,9 +39,10 @@ docs: $(VENV)/dev.stamp
 docs-links: $(VENV)/dev.stamp
 	$(BIN)/python -m sphinx --builder linkcheck --quiet -d out/doctrees docs out/links
 
-# 20,000 random command lines and 60 damaged files of every kind: an hour of one core. What is not one clear line is printed.
+# 20,000 random command lines, 5,000 random calls and 60 damaged files of every kind: over an hour of one core. What is not one clear line is printed.
 fuzz: $(VENV)/dev.stamp
 	PYTHONPATH=src:tests $(BIN)/python tests/fuzzing/campaign.py
+	PYTHONPATH=src:tests $(BIN)/python tests/fuzzing/calls.py
 	EXAMPLES=60 $(BIN)/python -m pytest -m 'slow or not slow' tests/fuzzing -k damaged
 
 bench: $(VENV)/dev.stamp

@@ -45,6 +45,17 @@ def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
     return InputError(f"unknown {what} {name!r:.80}{hint} known {what}s: {', '.join(names)}")
 
 
+def check_index(what: str, index: int, n: int) -> int:
+    """The index of one of n things, counted from 0; negative ones count from the end, as in Python.
+
+    Raises:
+        InputError: there is no such thing.
+    """
+    if not -n <= index < n:
+        raise InputError(f"there is no {what} {index}; expected 0 to {n - 1}" if n else f"there is no {what}")
+    return index % n
+
+
 def first_line(error: BaseException) -> str:
     """What an error says on its first line, and on the next ones where that ends with a colon; else its name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -11,7 +11,7 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
-from signalprop.network.architecture import Architecture
+from signalprop.network.architecture import Architecture, Config
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
@@ -32,7 +32,7 @@ Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 @typed
 def predict(
-    subject: str | Architecture | Parametrization | nn.Module,
+    subject: str | Architecture | Config | Parametrization | nn.Module,
     inputs: InputStatistics | None = None,
     *,
     scheme: str | None = None,
@@ -42,8 +42,9 @@ def predict(
     """Predict the signal at every probe point.
 
     Args:
-        subject: a preset's name, an Architecture, or a Parametrization, which has all numbers of the network; or a
-            PyTorch model, whose weights are taken as random, with the sizes that they have.
+        subject: a preset's name, an Architecture or a configuration of Hugging Face (`LlamaConfig(...)`), or a
+            Parametrization, which has all numbers of the network; or a PyTorch model, whose weights are taken as
+            random, with the sizes that they have.
         inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
@@ -60,7 +61,7 @@ def predict(
             architecture; or a model that `read_parametrization` cannot read.
     """
     note, loads, alike = "", None, ""
-    if not isinstance(subject, (str, Architecture, Parametrization)):
+    if not isinstance(subject, (str, Architecture, Config, Parametrization)):
         subject, alike = _of_model(subject)
     parametrization = parametrized(subject, scheme)
     statistics = inputs or default_statistics(parametrization.architecture)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from signalprop.data.batches import Batch, default_batch, shortened
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, require, unknown
 from signalprop.files.validation import typed
-from signalprop.network.architecture import Architecture
+from signalprop.network.architecture import Architecture, Config, architecture_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import Fidelity, predict
@@ -35,7 +36,7 @@ Progress = Callable[[int, int], None]
 
 @typed
 def study(
-    subject: str | Architecture | Parametrization | nn.Module,
+    subject: str | Architecture | Config | Parametrization | nn.Module,
     scheme: str | None = None,
     *,
     batches: Batch | Sequence[Batch] | None = None,
@@ -55,8 +56,8 @@ def study(
     mode that it is in, on several batches, and predicted from the sizes of its weights.
 
     Args:
-        subject: a preset's name, an Architecture (both are initialised by `scheme`), a Parametrization, or a model that
-            `measure` can read.
+        subject: a preset's name, an Architecture or a configuration of Hugging Face (which are initialised by
+            `scheme`), a Parametrization, or a model that `measure` can read.
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop compare`.
         batches: what is read: a Batch, or `seeds` of them for a live model; default: the embedded text, of which a
             preset or a model reads at most 128 tokens per sequence.
@@ -79,8 +80,8 @@ def study(
         raise InputError("a study measures networks already; choose fidelity auto, moments or kernel")
     require("torch", "models")
     draw: Callable[[int], Profile]
-    if isinstance(subject, str):
-        subject = Architecture.preset(subject)
+    if isinstance(subject, (str, Config)):
+        subject = architecture_of(subject)
         subject = shortened(subject) if batches is None else subject
     if isinstance(subject, (Architecture, Parametrization)):
         table = parametrized(subject, scheme)
@@ -100,15 +101,15 @@ def study(
 
 @typed
 def compare(
-    predicted: str | Architecture | Parametrization | nn.Module | Profile,
+    predicted: str | Architecture | Config | Parametrization | nn.Module | Profile,
     measured: Profile | None = None,
     **options: Any,
 ) -> Comparison:
     """Agreement of a prediction with a measurement; `compare("gpt2")` makes both.
 
     Args:
-        predicted: a Profile; or whatever `study` predicts and measures: a preset, an Architecture, a Parametrization, a
-            model.
+        predicted: a Profile; or whatever `study` predicts and measures: a preset, an Architecture or configuration, a
+            Parametrization, a model.
         measured: the other Profile, of the same sublayers, where `predicted` is one.
         options: of `study` (scheme, batches, seeds, ...).
 
@@ -118,6 +119,9 @@ def compare(
     if not isinstance(predicted, Profile):
         if measured is not None:
             raise InputError("compare was given a network and a Profile; predict the network first, or leave it out")
+        known = [name for name, item in signature(study).parameters.items() if item.kind is item.KEYWORD_ONLY]
+        if other := next((name for name in options if name not in ("scheme", *known)), None):
+            raise unknown("option", other, ["scheme", *known])
         return study(predicted, **options)
     if measured is None or options:
         raise InputError("compare takes two profiles without options; to measure a network, give its preset or model")

@@ -145,8 +145,8 @@ def _is_a(value: Any, hint: Any) -> bool:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
     if origin is np.ndarray:  # what NumPy makes of one number is none
         return isinstance(value, (np.ndarray, np.generic))
-    if getattr(origin, "_is_protocol", False) or origin is Callable:
-        return callable(value)
+    if getattr(origin, "_is_protocol", False) or origin is Callable:  # one that is no function says what it looks at
+        return isinstance(value, origin) if getattr(origin, "_is_runtime_protocol", False) else callable(value)
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 
 

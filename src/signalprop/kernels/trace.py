@@ -86,7 +86,14 @@ class Trace:
 
     @typed
     def cosines(self, depth: int) -> FloatArray:
-        """The normalised kernel at a depth that was kept, (T, T)."""
+        """The normalised kernel at a `depth` that was kept, (T, T).
+
+        Raises:
+            InputError: the kernel at that depth was not kept.
+        """
+        if depth not in self.kernels:
+            kept = ", ".join(map(str, self.kernels)) or "none"
+            raise InputError(f"the kernel at depth {depth} was not kept; those that were: {kept} (at= names others)")
         return normalised(self.kernels[depth])
 
     def to_json(self) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
 from pydantic import Field, SerializeAsAny, model_validator
 
+from signalprop.errors import InputError, check_index
 from signalprop.files.validation import Value, typed
 from signalprop.network.changes import changed_fields, is_width
 from signalprop.network.consistency import check_consistent, is_one_layer, settings_of, streams_of
@@ -289,8 +290,13 @@ class Architecture(Value):
 
     @typed
     def convolution(self, index: int) -> tuple[int, int, int]:
-        """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs."""
+        """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs.
+
+        Raises:
+            InputError: there is no such convolution.
+        """
         width = self.conv_channels or self.d_model
+        index = check_index("convolution", index, len(self.conv_kernels))
         last = index == len(self.conv_kernels) - 1
         outputs = (self.d_model if last else width) * (2 if self.conv_activation == "glu" else 1)
         return (width if index else self.frame_dim), outputs, self.conv_kernels[index]
@@ -338,3 +344,31 @@ class Architecture(Value):
             InputError: a bad or unknown field.
         """
         return type(self)(**changed_fields(self, changes))
+
+
+@runtime_checkable
+class Config(Protocol):
+    """A configuration of Hugging Face's transformers, which is not needed to read one."""
+
+    model_type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All its values."""
+
+
+def architecture_of(subject: object) -> Architecture:
+    """The architecture that a preset's name or a configuration of Hugging Face means; an Architecture is itself.
+
+    Raises:
+        InputError: an unknown preset or family, or something else.
+    """
+    if isinstance(subject, Architecture):
+        return subject
+    if isinstance(subject, str):
+        return Architecture.preset(subject)
+    if isinstance(subject, Config):
+        return Architecture.from_hf(subject)
+    raise InputError(
+        f"expected an Architecture, a preset's name or a configuration of Hugging Face; got the "
+        f"{type(subject).__name__} {subject!r:.60}"
+    )

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from signalprop.errors import check_index
 from signalprop.files.validation import Value
 
 LARGEST = 1e30  # of a single number in a Parametrization; squares and products of several stay finite
@@ -49,8 +50,13 @@ class Embedding(Value):
         return self.decoder_position if decoder and self.decoder_position is not None else self.position
 
     def convolution_bias(self, index: int) -> float:
-        """Standard deviation of the biases of a convolution."""
-        return self.convolution_biases[index] if self.convolution_biases else 0.0
+        """Standard deviation of the biases of convolution `index`, from 0; 0 where none has any.
+
+        Raises:
+            InputError: there is no such convolution.
+        """
+        biases = self.convolution_biases
+        return biases[check_index("convolution", index, len(biases))] if biases else 0.0
 
 
 class Head(Value):

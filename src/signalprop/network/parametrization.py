@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, check_index
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
@@ -168,8 +168,12 @@ class Parametrization(Document):
 
     @typed
     def kind_name(self, index: int) -> str:
-        """Kind of sublayer `index`, from 0, by name."""
-        return KINDS[int(self.kind[index])]
+        """Kind of sublayer `index`, from 0, by name.
+
+        Raises:
+            InputError: there is no such sublayer.
+        """
+        return KINDS[int(self.kind[check_index("sublayer", index, self.n_sublayers)])]
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per sublayer, as in the JSON form. Not for sweeps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from signalprop.errors import unknown
@@ -110,13 +111,21 @@ PRESETS: dict[str, Preset] = {
 
 def preset_instead(name: object) -> str:
     """What to add to the refusal of a preset's name where a model is expected; '' of any other name."""
-    if str(name) not in PRESETS:
+    if _plain(name) not in _PLAIN:
         return ""
     return f"; {name} is a preset, a network without weights, which signalprop predict, measure and compare take"
 
 
 def preset(name: str) -> Preset:
-    """The preset of that name."""
-    if name not in tuple(PRESETS):  # a tuple, so that an unhashable name is merely unknown
+    """The preset of that name, however it is written: GPT2 and GPT-2 are gpt2."""
+    found = _PLAIN.get(_plain(name))
+    if found is None:
         raise unknown("preset", name, PRESETS)
-    return PRESETS[name]
+    return PRESETS[found]
+
+
+def _plain(name: object) -> str:
+    return re.sub(r"[-_ ]", "", str(name)).lower()
+
+
+_PLAIN = {_plain(name): name for name in PRESETS}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, check_index
 from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 
@@ -116,7 +116,12 @@ class Series:
 
     @typed
     def at(self, index: int) -> dict[str, float]:
-        """The moments at sublayer `index`, from 0, as a dictionary, as in the JSON form. Not for sweeps."""
+        """The moments at sublayer `index`, from 0, as a dictionary, as in the JSON form. Not for sweeps.
+
+        Raises:
+            InputError: there is no such sublayer.
+        """
+        check_index("sublayer", index, self.variance.shape[-1])
         return self._map(lambda column: column[..., [index]]).rows()[0]
 
     def rows(self) -> list[dict[str, float]]:
@@ -167,8 +172,16 @@ class Series:
 
     @typed
     def select(self, rows: NDArray[np.bool_] | int | slice) -> Series:
-        """The same series at some sublayers (`rows`: a mask, a number or a slice) only."""
-        return self._map(lambda column: column[..., rows])
+        """The same series at some sublayers (`rows`: a mask, a number or a slice) only.
+
+        Raises:
+            InputError: there is no such sublayer, or the mask is of another length.
+        """
+        n = self.variance.shape[-1]
+        if isinstance(rows, np.ndarray) and (rows.dtype != bool or rows.shape != (n,)):
+            raise InputError(f"rows is a {rows.dtype} array of shape {rows.shape}; expected a mask of {n} sublayers")
+        chosen = check_index("sublayer", rows, n) if isinstance(rows, int) else rows
+        return self._map(lambda column: column[..., chosen])
 
     def _map(self, change: Callable[[FloatArray], FloatArray]) -> Series:
         columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}

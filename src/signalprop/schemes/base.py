@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from functools import wraps
+from types import NoneType
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,12 +17,12 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError, unknown
 from signalprop.families import find
 from signalprop.files.validation import typed
-from signalprop.network.architecture import Architecture
+from signalprop.network.architecture import Architecture, Config, architecture_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kinds_in
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import Parametrization, blank, fan, layout
+from signalprop.network.parametrization import ROLES, Parametrization, blank, fan, layout
 from signalprop.schemes.options import check_options
 
 __all__ = [
@@ -35,6 +37,19 @@ __all__ = [
 
 SCHEMES: dict[str, type[Scheme]] = {}
 S = TypeVar("S", bound="type[Scheme]")
+Rule: TypeAlias = "Callable[[Scheme, Architecture, InputStatistics | None], Parametrization]"
+
+
+def _of_network(rule: Rule) -> Rule:
+    """A scheme's rule, with what it is given checked."""
+
+    @wraps(rule)
+    def call(made_by: Any, architecture: Any, inputs: Any = None) -> Parametrization:
+        if not isinstance(inputs, (InputStatistics, NoneType)):
+            raise InputError(f"a scheme takes InputStatistics as inputs; it was given the {type(inputs).__name__}")
+        return rule(made_by, architecture_of(architecture), inputs)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -48,12 +63,20 @@ class Scheme(ABC):
     paper: ClassVar[str]
     summary: ClassVar[str]
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls):
+            cls.__call__ = _of_network(vars(cls)["__call__"])  # type: ignore[method-assign,assignment]
+
     def __post_init__(self) -> None:
         check_options(self)
 
     @abstractmethod
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
-        """The table of numbers that this scheme gives to an architecture (`inputs`: default: Zipf's law)."""
+        """The table of numbers that this scheme gives to an architecture (`inputs`: default: Zipf's law).
+
+        A preset's name and a configuration of Hugging Face stand for their architectures.
+        """
 
     def options(self) -> dict[str, Any]:
         """The options by name."""
@@ -126,7 +149,12 @@ def xavier_std(architecture: Architecture, role: str) -> float:
 
     Where a model puts another factor on its scores than 1/sqrt(d_head), queries make up for it: T5, which has none,
     would otherwise start with scores of variance d_head.
+
+    Raises:
+        InputError: there is no such role.
     """
+    if role not in ROLES:
+        raise unknown("role", role, ROLES)
     fan_in, fan_out = fan(architecture, role)
     std = math.sqrt(2 / (fan_in + fan_out))
     return std / (architecture.score_scale * math.sqrt(architecture.d_head)) if role == "query" else std
@@ -148,17 +176,18 @@ def default_scheme(architecture: Architecture) -> str:
 
 
 def parametrized(
-    subject: str | Architecture | Parametrization, scheme_name: str | None = None, **options: Any
+    subject: str | Architecture | Config | Parametrization, scheme_name: str | None = None, **options: Any
 ) -> Parametrization:
     """The parametrization of a preset, or of an architecture, by a scheme (default: `default_scheme`).
 
     Args:
-        subject: a preset's name, an Architecture, or a Parametrization, which stays as it is. options: of the scheme.
+        subject: a preset's name, an Architecture or a configuration of Hugging Face, or a Parametrization, which stays
+            as it is. options: of the scheme.
     """
     if isinstance(subject, Parametrization):
         if scheme_name is not None:
             raise InputError("a Parametrization already has its numbers; leave the scheme out, or give an Architecture")
         return subject
-    a = Architecture.preset(subject) if isinstance(subject, str) else subject
+    a = architecture_of(subject)
     made_by = scheme(default_scheme(a) if scheme_name is None else scheme_name, **options)
     return made_by(a, default_statistics(a))
