@@ -196,7 +196,7 @@ def applied(model: nn.Module, inputs: dict[str, Any], scheme: str, norms: dict[s
     """
     by_hand = scaled_norms(copy.deepcopy(model), norms) if scheme == "lns" and norms else None
     before = output_of(model, inputs)
-    sp.apply(model, scheme, initialize=False, data=inputs)
+    sp.apply(model, scheme, initialize=False, change_function=True, data=inputs)
     with_scheme = output_of(model, inputs)
     sp.fold(model)
     size = float(with_scheme.abs().max())
@@ -226,7 +226,7 @@ def silenced(model: nn.Module, inputs: dict[str, Any], paths: Collection[str]) -
     table = sp.scheme("skipinit", norm=True)(mapping.architecture)
     head = table.head.model_copy(update={"scale": mapping.head.scale})
     embedding = table.embedding.model_copy(update={"scale": mapping.embedding.scale})
-    sp.apply(model, replace(table, head=head, embedding=embedding), initialize=False, data=inputs)
+    sp.apply(model, replace(table, head=head, embedding=embedding), initialize=False, change_function=True, data=inputs)
     seen = boundaries(model, inputs, begins)
     return {"identity": max(apart(one.leaving, one.entering) for one in seen if one.path in paths)}
 
@@ -250,7 +250,7 @@ def predicted(model: nn.Module, inputs: dict[str, Any]) -> Record:
 
 def initialised(model: nn.Module, inputs: dict[str, Any]) -> Record:
     """Xavier's initialisation in the model: the largest relative difference of a weight's rms from what was asked."""
-    table = sp.apply(model, "xavier", data=inputs, seed=0)
+    table = sp.apply(model, "xavier", redraw=True, data=inputs, seed=0)
     drawn = sp.read_parametrization(model, require_roles(attach(model, None, inputs)).mapping)
     off = [
         float(np.max(np.abs(drawn.weights[role] - asked)[asked > 0] / asked[asked > 0]))

@@ -169,7 +169,7 @@ class TestGainOfDeepNorm:
     def test_multiplied_for_divided(self) -> None:
         """The released code that multiplies by (8N)^(1/4) where DeepNet divides by it."""
         model = tiny("llama", N)
-        table = sp.apply(model, "deepnorm")
+        table = sp.apply(model, "deepnorm", redraw=True)
         assert findings(diagnosed(model), "fault", "warning") == []
         for layer in range(N):
             scaled(model, table.architecture.n_layers**0.5 * 8**0.5, ("value", "output", "gate", "up", "down"), layer)
@@ -191,7 +191,7 @@ class TestLayerNormScaling:
     @pytest.mark.parametrize("folded", [False, True])
     def test_in_effect(self, family: str, folded: bool) -> None:
         model = model_of(family)
-        sp.apply(model, "lns", initialize=False)
+        sp.apply(model, "lns", initialize=False, change_function=True)
         if folded:
             sp.fold(model)
         assert findings(diagnosed(model, expected="lns"), "fault", "warning") == []

@@ -131,7 +131,7 @@ def made(place: Path, llama: Any, bpe: Any, tokenizer: Any) -> Callable[[str], P
         tokenizer.save_pretrained(folder)
         if kind == "applied":
             model = read_model(folder)
-            sp.apply(model, "lns", initialize=False)  # type: ignore[arg-type]
+            sp.apply(model, "lns", initialize=False, change_function=True)  # type: ignore[arg-type]
             sp.save(model, folder)
         return folder
 

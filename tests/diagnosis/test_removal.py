@@ -118,7 +118,7 @@ class TestLayerNormScaling:
     @pytest.mark.parametrize("folded", [False, True])
     def test_survivors_keep_their_own_factor(self, folded: bool) -> None:
         model = tiny("llama", N)
-        sp.apply(model, "lns", initialize=False)
+        sp.apply(model, "lns", initialize=False, change_function=True)
         plain = tiny("llama", N)
         with torch.no_grad():
             for k, layer in enumerate(plain.model.layers):

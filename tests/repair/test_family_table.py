@@ -66,7 +66,7 @@ def made(name: str, scheme: str, patch: pytest.MonkeyPatch, *, match_eps: bool) 
     inputs = default_statistics(mapping.architecture)
     if inputs.kind != "tokens":
         inputs = replace(inputs, token_correlation=ALIKE)
-    table = sp.apply(model, scheme, initialize=False, match_eps=match_eps, inputs=inputs)
+    table = sp.apply(model, scheme, initialize=False, change_function=True, match_eps=match_eps, inputs=inputs)
     if mapping.architecture.positions == "sinusoidal":  # theirs as they are, whatever their root mean square
         unit = 2**-0.5 / (table.embedding.position * table.embedding.scale)
         patch.setattr(ends, "sinusoidal_table", lambda length, d_model: unit * fixed(length, d_model))

@@ -86,7 +86,7 @@ def test_norms_with_gains_of_two_sorts_are_not_folded(batch: dict[str, Tensor]) 
     parts: Any = model
     parts.layers[1].norm = Shifted(WIDTH)
     nn.init.normal_(parts.layers[1].norm.weight)
-    sp.apply(model, "lns", initialize=False, data=batch)
+    sp.apply(model, "lns", initialize=False, change_function=True, data=batch)
     scaled = model(**batch)
     with pytest.raises(sp.InputError, match=r"some of the model's norms have the gain weight, and some 1 \+ weight"):
         sp.fold(model)

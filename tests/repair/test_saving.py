@@ -101,7 +101,7 @@ class TestRoundTrips:
 
         model = GPT2LMHeadModel.from_pretrained(saved)
         assert model.config.signalprop["scheme"] == "layerscale"  # a trace, for whoever looks
-        sp.apply(model, "stable-resnet", initialize=False)
+        sp.apply(model, "stable-resnet", initialize=False, change_function=True)
         sp.fold(model).save_pretrained(tmp_path / "folded")
         assert "signalprop" not in (tmp_path / "folded" / "config.json").read_text()
 

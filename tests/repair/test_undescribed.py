@@ -312,10 +312,10 @@ def test_norms_may_call_gain_and_bias_as_they_like(names: tuple[str, ...]) -> No
     np.testing.assert_allclose(table.norm_bias, expected.norm_bias)
     with torch.no_grad():
         before = nano(IDS, IDS)[0]
-        sp.apply(nano, "stable-resnet", initialize=False)
+        sp.apply(nano, "stable-resnet", initialize=False, change_function=True)
         sp.fold(nano)
-        sp.apply(nano, "deepscalelm", seed=0)
-        sp.apply(usual, "deepscalelm", seed=0)
+        sp.apply(nano, "deepscalelm", seed=0, redraw=True)
+        sp.apply(usual, "deepscalelm", seed=0, redraw=True)
         assert sp.check(nano, "deepscalelm").ok
         drawn = usual(IDS, IDS)[0]
         torch.testing.assert_close(nano(IDS, IDS)[0], drawn, rtol=1e-4, atol=1e-5)

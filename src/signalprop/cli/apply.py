@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 
 from signalprop.cli import checkpoints, output, sources
 from signalprop.cli import options as opt
+from signalprop.errors import InputError
 
 SCHEMA = "signalprop/apply/1"
 
@@ -22,7 +24,13 @@ def apply(
     out: Out,
     option: opt.SchemeOption = None,
     keep_weights: Annotated[
-        bool, typer.Option("--keep-weights", help="Keep the directory's weights instead of drawing new ones.")
+        bool, typer.Option("--keep-weights", help="Keep the directory's weights, also where they are fresh.")
+    ] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Draw new weights though the directory's have learnt something.")
+    ] = False,
+    change_function: Annotated[
+        bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
     ] = False,
     mode: Annotated[
         str, typer.Option("--mode", help="gauge: multipliers in modules; absorbed: in weights and learning rates.")
@@ -40,8 +48,9 @@ def apply(
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
 
-    The directory needs no more than a config.json; with --keep-weights also weights. Python's signalprop.load(DIR)
-    reads the result, plain transformers only a folded one.
+    The directory needs no more than a config.json. Weights in which something has been learnt are kept, and a scheme
+    that would change what they compute is refused, unless --redraw or --change-function says otherwise. Python's
+    signalprop.load(DIR) reads the result, plain transformers only a folded one.
 
     \b
     Example:
@@ -56,14 +65,21 @@ def apply(
     from signalprop import repair as surgery
     from signalprop.repair.record import the_record
 
-    hint = "leave --keep-weights out to draw new ones"
-    model = load_model(directory, random_init=not keep_weights, seed=seed, hint=hint).to(place)
+    if redraw and keep_weights:
+        raise InputError("--redraw draws new weights and --keep-weights keeps those there are; choose one of the two")
+    unread = redraw or not (keep_weights or checkpoints.has_weights(directory))
+    hint = f"{'leave --keep-weights out' if keep_weights else '--redraw is there'} to draw new ones"
+    model = load_model(directory, random_init=unread, seed=seed, hint=hint).to(place)
     dtype = checkpoints.stored_type(model)
-    surgery.apply(
-        model, wanted, initialize=not keep_weights, mode=mode, match_eps=match_eps, seed=seed,  # type: ignore[arg-type]
-        mapping=mapping_of_file(model, mapping),
-    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
+        surgery.apply(
+            model, wanted, initialize=not keep_weights, redraw=unread, change_function=change_function,
+            mode=mode, match_eps=match_eps, seed=seed,  # type: ignore[arg-type]
+            mapping=mapping_of_file(model, mapping),
+        )  # fmt: skip
     record = the_record(model)
+    keep_weights = record.kept
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
     error = None
     with checkpoints.written_whole(out) as folder:
@@ -80,6 +96,7 @@ def apply(
         "mode": mode,
         "weights": "kept" if keep_weights else "drawn",
         "seed": None if keep_weights else seed,
+        "function_changed": record.function_changed,
         "folded": fold,
         "multiplied": spliced,
         "added": record.added,
@@ -91,6 +108,8 @@ def apply(
 
 def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     drawn = f"drawn with seed {result['seed']}" if result["weights"] == "drawn" else "kept"
+    if result["function_changed"]:
+        drawn += f"; what they compute has changed: {result['function_changed']}"
     lines = [
         ("scheme", f"{result['scheme']}, mode {result['mode']}"),
         ("model", f"{result['class_name']}, weights {drawn}"),

@@ -37,6 +37,13 @@ def check_out(out: Path) -> None:
     check_parent(out)
 
 
+def has_weights(source: Path) -> bool:
+    """Whether a checkpoint holds weights, in whatever kind of file."""
+    kinds = ("*.safetensors", "*.safetensors.index.json", "*.gguf", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5")
+    place = source if source.is_dir() else source.parent
+    return any(next(place.glob(kind), None) is not None for kind in kinds)
+
+
 def copy_companions(source: Path, target: Path) -> None:
     """Copy the tokenizer and the like from a checkpoint (or a file in it) to another that has none."""
     place = source if source.is_dir() else source.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
+from signalprop.repair.freshness import Outputs, learnt
 from signalprop.repair.initialisation import draw_table, draw_weights, ties
 from signalprop.repair.module_swaps import Splice, carry_over, splice
 from signalprop.repair.plan import Plan, make_plan, own_multipliers
@@ -48,6 +50,8 @@ def apply(
     data: Batch | Dictionary[str, Any] | None = None,
     inputs: InputStatistics | None = None,
     initialize: bool = True,
+    redraw: bool = False,
+    change_function: bool = False,
     mode: Mode = "gauge",
     match_eps: bool = False,
     seed: int | None = None,
@@ -55,6 +59,9 @@ def apply(
     **options: Any,
 ) -> Parametrization:
     """Make a model compute, and start at, what a scheme asks for. In place; its forward code stays as it is.
+
+    What a model has learnt stays. Fresh weights (`signalprop.repair.freshness` says how they are told) are drawn anew;
+    others are kept, which a UserWarning says, and a scheme that would change what they compute is refused.
 
     Skip and branch multipliers become numbers on the last map of each branch (docs/theory/gauge.md): exact up to the
     epsilon of norms, neutral to every optimizer, no new state-dict keys except trainable multipliers and added norms.
@@ -66,8 +73,10 @@ def apply(
         scheme: name, scheme, or the very numbers. options: of a scheme given by name.
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
             statistics of the input. inputs: those statistics (default: Zipf's law, or of the batch).
-        initialize: draw the weights anew. False keeps them and only installs multipliers: those of a
+        initialize: draw the weights anew, if they are fresh. False keeps them and only installs multipliers: those of a
             scheme times the model's own (Granite's). A Parametrization says all numbers, the model's own too.
+        redraw: draw them anew though something has been learnt in them.
+        change_function: install the multipliers though the weights that are kept then compute something else.
         mode: `gauge`; or `absorbed`, which multiplies everything into the initial weights and leaves the modules alone:
             train with the groups of `signalprop.parameter_groups`, whose learning rates make up for it (exact for AdamW
             and SGD until gradients are clipped by their global norm).
@@ -79,11 +88,12 @@ def apply(
         The Parametrization that the model now has.
 
     Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    have a copy meanwhile (in memory, or in a temporary file where they take more than half of what is free).
+    have a copy in memory meanwhile (a warning says so where there is no room for one).
 
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
-            parametrization of another shape, or something that the model's forward code cannot be made to compute.
+            parametrization of another shape, something that the model's forward code cannot be made to compute, or a
+            scheme that changes the function of weights in which something has been learnt (by how much it says).
     """
     model = unwrapped(model)
     if record_of(model) is not None:
@@ -100,7 +110,13 @@ def apply(
         raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
     if mode == "absorbed" and match_eps:
         raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
-    attached = attach(model, mapping, data if isinstance(data, dict) else None)
+    if redraw and not initialize:
+        raise InputError("redraw draws new weights and initialize=False (--keep-weights) keeps those there are; choose")
+    arguments = data if isinstance(data, dict) else None
+    attached = attach(model, mapping, arguments)
+    without_numbers = on_meta(model)
+    trained = "" if redraw or without_numbers else learnt(attached)
+    wanted, initialize = initialize, initialize and not trained
     other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
     if initialize or mode == "absorbed" or other:
         attached = require_roles(attached)
@@ -121,9 +137,8 @@ def apply(
             " sp.build(sp.scheme(NAME)(architecture))"
         )
     _refuse_multipliers(attached)
-    without_numbers = on_meta(model)
     if not without_numbers:
-        confirm(attached, data if isinstance(data, dict) else None)
+        confirm(attached, arguments)
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
     if isinstance(data, Batch) and inputs is None:
         inputs = data.statistics(architecture)
@@ -133,7 +148,8 @@ def apply(
     if not (initialize or isinstance(chosen, Parametrization)):
         table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)
-    with all_or_nothing(model):
+    before = Outputs(attached, arguments) if trained else None
+    with all_or_nothing(model, everything(model) if before and mode == "absorbed" else ()):
         record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
         record.pending = without_numbers and initialize
         record.kept = not initialize
@@ -142,6 +158,20 @@ def apply(
                 draw_weights(model, record, seed)
         elif mode == "absorbed" and not without_numbers:
             multiply_weights(model, record)
+        if before:
+            record.function_changed = before.changed_in_words()
+            if record.function_changed and not change_function:
+                raise InputError(
+                    f"something has been learnt in the weights ({trained}), and scheme {table.scheme!r} changes what "
+                    f"they compute: {record.function_changed}; give change_function=True (--change-function) to keep "
+                    "them all the same, or redraw=True (--redraw) to draw new ones"
+                )
+    if wanted and trained:
+        warnings.warn(
+            f"the weights are kept, for something has been learnt in them: {trained}; redraw=True draws new ones",
+            UserWarning,
+            stacklevel=3,
+        )
     return table
 
 

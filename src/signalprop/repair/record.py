@@ -35,6 +35,7 @@ class Record:
         ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
         pending: the weights have not been drawn yet (the model was on the meta device).
         kept: the weights are those that the model had before; the scheme has drawn none.
+        function_changed: how far logits on a small batch moved, in words, where something had been learnt; '' not.
     """
 
     parametrization: Parametrization
@@ -50,6 +51,7 @@ class Record:
     ties: tuple[tuple[str, ...], ...] = ()
     pending: bool = False
     kept: bool = False
+    function_changed: str = ""
 
 
 def is_pretrained(model: type[nn.Module]) -> bool:

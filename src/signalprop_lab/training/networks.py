@@ -155,7 +155,7 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
     mapping = mapping_for(base, None)
     if model.scheme is not None and model.architecture is None:
         data, fresh = sample_batch(prepared, _STATISTICS_OF), model.pretrained is None
-        apply(base, model.scheme, data=data, initialize=fresh, seed=recipe.seed, **model.options)
+        apply(base, model.scheme, data=data, initialize=fresh, redraw=fresh, seed=recipe.seed, **model.options)
         mapping = mapping_for(base, None)
     record = record_of(base)
     if isinstance(base, Transformer):

@@ -1,0 +1,324 @@
+"""Whether a model's weights are fresh, draws of an initialiser, and how much a scheme changes what others compute.
+
+Any initialiser will do: the model's own, a registered scheme's, one in the model's own constructor. What they have in
+common is that they leave constants (gains, biases, zeros) and tables of independent draws, and training leaves neither:
+it moves gains and biases by other amounts, and adds to matrices what is alike along rows and columns. So no scale is
+asked for, only:
+
+* a vector that is not constant has to be what the model's own initialiser draws, or a registered scheme;
+* a matrix has to have the mean 0, tails no heavier than normal ones, rows (and columns) of one size and without means
+  of their own, and no direction that stands out of the rest (the largest singular value of independent draws:
+  Johnstone 2001, Annals of Statistics 29, theorem 1.1; universal in the draws' distribution). Else it has to be what
+  the model's own initialiser gives.
+
+Each test is passed by draws but for one time in 10^9 (quantiles of normal and Tracy-Widom tails, and Wilson and
+Hilferty's of chi-squared). Rates measured on models stand in docs/applying.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.attached import Attached, Held
+from signalprop.attachment.live_model import evaluating
+from signalprop.errors import InputError, first_line
+from signalprop.hooks import logits_of
+from signalprop.models.weights import tensor_seed
+from signalprop.network.parametrization import Parametrization
+from signalprop.repair.goodness_of_fit import fault, sample
+from signalprop.repair.tiny_pass import arguments_for
+from signalprop.repair.weight_assignment import walk
+from signalprop.schemes import SCHEMES
+from signalprop.schemes import scheme as scheme_of
+
+_DEVIATIONS = 6.0  # of a normal number: 1e-9 on one side
+_TRACY_WIDOM = 10.0  # the quantile of 1 - 1e-10, of the law for real matrices
+_LARGEST = 1 << 20  # entries of a matrix that are looked at
+_STEPS = 20  # of the power iteration, which may stop short of the largest singular value but never beyond it
+_KOLMOGOROV = 3.3  # sup |F - F'| sqrt(n / 2) of two samples of n, exceeded by one in 10^9
+
+
+def learnt(attached: Attached) -> str:
+    """The first parameter that no initialiser has left as it is, and why; '' where all are fresh.
+
+    Parameters of a single number tell nothing, nor do those on the meta device and those that hold no floating-point
+    numbers. Of maps that are fused every role is looked at by itself.
+
+    Args:
+        attached: a vanilla model; nothing of it changes.
+    """
+    own: list[dict[str, Tensor]] = []
+    tables: list[Parametrization] = []
+    parts = _fused(attached)
+    named = sorted(attached.model.named_parameters(), key=lambda item: item[1].numel())
+    for name, parameter in named:
+        if parameter.is_meta or not parameter.is_floating_point():
+            continue
+        for chosen in parts.get(id(parameter), [lambda tensor: tensor]):
+            values = _matrix(chosen(_whole(parameter)))
+            why = _unlike_draws(values)
+            if not why:
+                continue
+            own = own or [_own_values(attached.model, method) for method in ("_init_weights", "reset_parameters")]
+            drawn = [other for each in own if bool((other := _matrix(chosen(each[name]))).isfinite().all())]
+            if any(_like(values, other) for other in drawn) or (not drawn and _centred(values)):
+                continue
+            tables = tables or [table for scheme in SCHEMES if (table := _table(scheme, attached)) is not None]
+            if not any(_by_scheme(attached, table, parameter, values) for table in tables):
+                return f"{name} ({why})"
+    return ""
+
+
+class Outputs:
+    """Logits of a model on a small batch, to be compared with those after a scheme has been installed.
+
+    Args:
+        arguments: keyword arguments of its forward; default: a few random tokens.
+    """
+
+    def __init__(self, attached: Attached, arguments: dict[str, Any] | None) -> None:
+        self.model = attached.outer
+        self.arguments = arguments_for(attached, arguments)
+        self.before = self._logits()
+
+    def _logits(self) -> Tensor | str:
+        """Logits, or why there are none."""
+        try:
+            with evaluating(self.model), torch.no_grad():
+                return logits_of(self.model(**copy.copy(self.arguments))).double()
+        except Exception as error:  # whatever a model raises that a tiny batch is not enough for
+            return first_line(error)
+
+    def changed_in_words(self) -> str:
+        """How far the logits have moved; '' for no more than rounding, and the epsilon of norms, explain."""
+        before, after = self.before, self._logits()
+        if isinstance(before, str) or isinstance(after, str):
+            reason = before if isinstance(before, str) else after
+            return f"by how much is not known, since the model does not run on a small batch ({reason})"
+        largest, moved = float(before.abs().max()), float((after - before).abs().max())
+        rounding = 1e-4 if next(self.model.parameters()).dtype in (torch.float32, torch.float64) else 0.03
+        if moved <= rounding * largest:
+            return ""
+        return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A tensor without its history; gathered where it is sharded."""
+    found: Tensor = tensor.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
+def _fused(attached: Attached) -> dict[int, list[Any]]:
+    """By the parameter's id: what takes the numbers of each role out of one that several share, or padding out."""
+    found: dict[int, list[Any]] = {}
+
+    def take(held: Held, tensor: Any, axis: int) -> None:
+        if held.rows is None or not isinstance(tensor, Tensor):
+            return
+        rows = held.rows
+
+        def chosen(whole: Tensor) -> Tensor:
+            keep = torch.zeros(whole.shape[axis], dtype=torch.bool, device=whole.device)
+            keep[rows if isinstance(rows, slice) else [*rows]] = True
+            return whole.movedim(axis, 0)[keep]
+
+        found.setdefault(id(tensor), []).append(chosen)
+
+    for row in attached.rows:
+        for held in row.weights.values():
+            if not held.problem:
+                take(held, held.weight, held.transposed + held.copies)
+                take(held, held.bias, int(held.copies))
+    for table in attached.model.modules():
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            rows = [i for i in range(table.num_embeddings) if i != table.padding_idx]
+            found.setdefault(id(table.weight), [lambda whole, rows=rows: whole[rows]])
+    return found
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    """A parameter as a vector or a matrix, of a large one a corner."""
+    sizes = [size for size in tensor.shape if size > 1]
+    if len(sizes) < 2:
+        return tensor.reshape(-1)[:_LARGEST].float()
+    matrix = tensor.reshape(-1, sizes[-1]) if len(sizes) == 2 or sizes[-1] > 16 else tensor.reshape(sizes[0], -1)
+    columns = min(matrix.shape[1], max(1024, _LARGEST // matrix.shape[0]))
+    return matrix[: max(1, _LARGEST // columns), :columns].float()
+
+
+def _unlike_draws(x: Tensor) -> str:
+    """Why numbers cannot be constants or independent draws of one distribution of mean 0; '' where they can."""
+    n = x.numel()
+    if n < 2 or bool((x == x.flatten()[0]).all()):
+        return ""
+    if not bool(x.isfinite().all()):
+        return "not all of it is finite"
+    if x.ndim == 1:
+        return "its entries differ"
+    mean = float(x.double().mean())
+    square = x.double().square()
+    variance = float(square.mean())
+    kurtosis = float(square.square().mean()) / variance**2
+    if abs(mean) > _DEVIATIONS * math.sqrt(variance / n):
+        return f"its mean is {mean:.2g}, with a standard deviation of {math.sqrt(variance):.2g}"
+    # the cube root of a sample's kurtosis has lighter tails than the kurtosis itself
+    if (kurtosis / 3) ** (1 / 3) > 1 + _DEVIATIONS * math.sqrt(24 / n) / 3 ** (4 / 3):
+        return f"its numbers have heavier tails than draws (kurtosis {kurtosis:.3g})"
+    for axis, words in ((1, "rows"), (0, "columns")):
+        along, lines = x.shape[axis], x.shape[1 - axis]
+        if lines < 2 or along < 2:
+            continue
+        sizes = square.mean(axis)
+        spread = float((sizes - variance).square().sum()) * along / (max(kurtosis - 1, 0.5) * variance**2)
+        # sums of squares scatter by more than normal numbers would, the more so the fewer there are
+        if _deviations(spread, lines - 1, 1 + 6 * kurtosis / along) > _DEVIATIONS:
+            return f"its {words} differ in size"
+        means = float(x.double().mean(axis).square().sum()) * along / variance
+        if _deviations(means, lines, 1.0) > _DEVIATIONS:
+            return f"its {words} have means that differ"
+    if min(x.shape) >= 4:
+        largest = _largest_singular_value(x) / math.sqrt(variance)
+        a, b = math.sqrt(x.shape[0] - 0.5), math.sqrt(x.shape[1] - 0.5)
+        edge = math.sqrt((a + b) ** 2 + _TRACY_WIDOM * (a + b) * (1 / a + 1 / b) ** (1 / 3))
+        if largest > edge:
+            return f"one direction in it stands out ({largest / edge:.2f} times what draws have)"
+    return ""
+
+
+def _deviations(chi: float, freedom: float, wider: float) -> float:
+    """How far a sum of squares lies above its mean, as deviations of a normal number (Wilson and Hilferty 1931).
+
+    Args:
+        wider: its variance over that of chi-squared with as many degrees of freedom.
+    """
+    freedom /= wider
+    root = math.pow(chi / wider / freedom, 1 / 3)
+    return (root - 1 + 2 / (9 * freedom)) / math.sqrt(2 / (9 * freedom))
+
+
+def _largest_singular_value(x: Tensor) -> float:
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(x.shape[1], generator=generator).to(x.device)
+    size = 0.0
+    for _ in range(_STEPS):
+        image = x @ (vector / vector.norm())
+        size = float(image.norm())
+        vector = x.mT @ image
+    return size
+
+
+def _table(scheme: str, attached: Attached) -> Parametrization | None:
+    """The numbers of a scheme for this model; None where it has none."""
+    try:
+        return scheme_of(scheme)(attached.mapping.architecture)
+    except InputError:
+        return None
+
+
+def _by_scheme(attached: Attached, table: Parametrization, parameter: Tensor, values: Tensor) -> bool:
+    """Whether a vector can be a scheme's draws: biases of PyTorch's scale, tokens of the embedding's."""
+    if values.ndim > 1:
+        return False
+    return any(
+        part.tensor is parameter
+        and part.std > 0
+        and not fault(sample(values), part.std, part.distribution, _DEVIATIONS)
+        for part in walk(attached, table)
+    )
+
+
+# --- the model's own initialiser --------------------------------------------------------------------------------------
+
+
+def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
+    """What an initialiser draws, by the parameter's name; NaN where it leaves a parameter alone.
+
+    Args:
+        method: `_init_weights`, the model's own as transformers calls it, or `reset_parameters`, PyTorch's of modules.
+    """
+    own: Any = getattr(model, method, None) if method == "_init_weights" else None
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(tensor_seed(0, "model", "fresh"))
+    try:
+        with _stand_ins(model) as values:
+            for module in reversed(list(model.modules())):  # children first
+                reset = getattr(module, "reset_parameters", None) if method == "reset_parameters" else None
+                try:
+                    if callable(own):
+                        own(module)
+                    if callable(reset):
+                        reset()
+                except Exception:  # a method of another's, of another signature, or of what is not finite
+                    continue
+            return values
+    finally:
+        torch.set_rng_state(before)
+
+
+@contextmanager
+def _stand_ins(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """NaN in the place of every parameter, and clones of buffers; the model's own afterwards."""
+    made: dict[int, nn.Parameter] = {}
+    held = [(part, dict(part._parameters), dict(part._buffers)) for part in model.modules()]
+    values: dict[str, Tensor] = {}
+    try:
+        for part, parameters, buffers in held:
+            for name, q in parameters.items():
+                if q is None:
+                    continue
+                if id(q) not in made:
+                    floating = q.dtype if q.is_floating_point() else torch.float32
+                    empty = torch.full(q.shape, math.nan, dtype=floating)
+                    made[id(q)] = nn.Parameter(empty, requires_grad=False)
+                part._parameters[name] = made[id(q)]
+            for name, buffer in buffers.items():
+                part._buffers[name] = None if buffer is None else buffer.detach().clone()
+        values |= {name: q.detach() for name, q in model.named_parameters()}
+        with torch.no_grad():
+            yield values
+    finally:
+        for part, parameters, buffers in held:
+            part._parameters.update(parameters)
+            part._buffers.update(buffers)
+
+
+def _like(values: Tensor, own: Tensor) -> bool:
+    """Whether numbers can be what an initialiser left, of which `own` are other draws."""
+    own = own.to(values.device)
+    if bool((own == own.flatten()[0]).all()):
+        return False
+    if values.numel() < 8 or torch.allclose(
+        values, own, rtol=1e-2, atol=0
+    ):  # too few to tell, or computed (in half precision too)
+        return True
+    if values.ndim > 1 and not _unlike_draws(own):
+        return False  # the initialiser's own are independent draws
+    one, other = values.double().flatten().sort().values, own.double().flatten().sort().values
+    n, variance = len(one), float(other.var())
+    if abs(float(one.mean() - other.mean())) > _DEVIATIONS * math.sqrt(2 * max(variance, float(one.var())) / n):
+        return False
+    kurtosis = float((other - other.mean()).pow(4).mean()) / variance**2
+    doubt = (1 + 20 / n) * math.sqrt(2 * max(kurtosis - 1, 0.5) / n)  # few numbers tell little of their own scatter
+    if abs(math.log(float(one.var()) / variance)) > _DEVIATIONS * doubt:
+        return False
+    both = torch.cat([one, other])
+    gap = torch.searchsorted(one, both, right=True) - torch.searchsorted(other, both, right=True)
+    return float(gap.abs().max()) / n <= _KOLMOGOROV * math.sqrt(2 / n)
+
+
+def _centred(x: Tensor) -> bool:
+    """Whether a vector that no initialiser fills can hold draws of mean 0, with tails no heavier than normal ones."""
+    if x.ndim > 1:
+        return False
+    n, mean = len(x), float(x.double().mean())
+    variance = float((x.double() - mean).square().mean())
+    kurtosis = float((x.double() - mean).pow(4).mean()) / variance**2
+    small = abs(mean) <= _DEVIATIONS * math.sqrt(variance / n)
+    return small and 1.5 - _DEVIATIONS / math.sqrt(n) <= kurtosis <= 3 + _DEVIATIONS * math.sqrt(24 / n)

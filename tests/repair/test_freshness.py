@@ -1,0 +1,187 @@
+"""Nothing that has been learnt is destroyed: which weights count as fresh, and what `apply` does to others."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import signalprop as sp
+from applied import IDS, MODELS, arguments_of, batch_of, loss_of, vanilla
+from commandline import Command, result_of
+from signalprop.attachment.attached import attach
+from signalprop.errors import InputError
+from signalprop.repair.freshness import learnt
+from signalprop.repair.record import vanilla_mapping
+from signalprop.schemes import SCHEMES
+
+
+def trained(name: str, steps: int = 1, rate: float = 1e-3, optimizer: Any = torch.optim.AdamW) -> nn.Module:
+    """A tiny model after a few steps on one batch."""
+    model = vanilla(name)
+    arguments, steps_of = arguments_of(model, batch_of(model)), optimizer(model.parameters(), lr=rate)
+    for _ in range(steps):
+        loss_of(model(**arguments).logits).backward()
+        steps_of.step()
+        steps_of.zero_grad()
+    return model
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fresh_models_are_fresh_and_one_step_is_seen(name: str) -> None:
+    model = vanilla(name)
+    before, seed = state(model), torch.get_rng_state()
+    assert learnt(attach(model)) == ""
+    assert same(state(model), before) and torch.equal(torch.get_rng_state(), seed)
+    assert learnt(attach(model.to(torch.bfloat16))) == ""
+    assert learnt(attach(trained(name)))
+    assert learnt(attach(trained(name, rate=1e-2, optimizer=torch.optim.SGD)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "t5"])
+def test_what_any_scheme_has_drawn_is_fresh(name: str) -> None:
+    seen = 0
+    for scheme in SCHEMES:
+        model = vanilla(name)
+        try:
+            sp.apply(model, scheme, seed=1)
+            sp.fold(model)
+        except InputError:  # a scheme for other families, or one that no weights can hold
+            continue
+        assert learnt(attach(model)) == "", scheme
+        seen += 1
+    assert seen >= 8
+
+
+@given(
+    st.sampled_from(["normal", "uniform", "cut", "orthogonal"]),
+    st.tuples(st.integers(2, 80), st.integers(2, 80)),
+    st.integers(0, 2**31),
+    st.floats(1e-4, 10),
+)
+def test_draws_of_any_size_are_fresh_and_a_direction_in_them_is_not(
+    kind: str, shape: tuple[int, int], seed: int, std: float
+) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(shape[1], shape[0]))
+    weight: Any = model[0].weight
+    draw: Any = {
+        "normal": nn.init.normal_,
+        "uniform": nn.init.uniform_,
+        "cut": nn.init.trunc_normal_,
+        "orthogonal": nn.init.orthogonal_,
+    }[kind]
+    with torch.no_grad():
+        draw(weight).sub_(0.5 if kind == "uniform" else 0.0).mul_(std)
+        fixed = _unattached(model)
+        assert learnt(fixed) == ""
+        if min(shape) >= 16:
+            size = 4 * float(torch.linalg.matrix_norm(weight, 2)) / math.sqrt(weight.numel())
+            weight.add_(size * torch.randn(shape[0]).sign()[:, None] * torch.randn(shape[1]).sign())
+            assert learnt(fixed)
+
+
+def _unattached(model: nn.Module) -> Any:
+    """A model of which nothing is known."""
+
+    class Unknown:
+        rows = ()
+
+    found: Any = Unknown()
+    found.model, found.mapping = model, vanilla_mapping(vanilla("gpt2"))
+    return found
+
+
+def test_zeros_that_have_learnt_are_seen_where_there_is_nothing_but_matrices() -> None:
+    """A design without gains and biases whose output maps start at 0."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(48, 48, bias=False), nn.Tanh(), nn.Linear(48, 48, bias=False))
+    nn.init.zeros_(model[2].weight)
+    assert learnt(_unattached(model)) == ""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = torch.randn(2, 16, 48)
+    for _ in range(3):
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    assert learnt(_unattached(model)).startswith("2.weight")
+
+
+def test_learnt_weights_are_kept_where_the_scheme_leaves_their_function() -> None:
+    model = trained("gpt2", 5)
+    before, logits = state(model), model.eval()(input_ids=IDS).logits
+    with pytest.warns(UserWarning, match=r"the weights are kept, for something has been learnt in them: transformer\."):
+        sp.apply(model, "gpt2")
+    assert same(state(model), before) and torch.equal(model(input_ids=IDS).logits, logits)
+    assert sp.check(model).ok
+
+
+def test_a_scheme_that_would_change_them_says_by_how_much_and_asks() -> None:
+    model = trained("gpt2", 5).eval()
+    data = {"input_ids": IDS}
+    before, logits = state(model), model(**data).logits
+    for keep in (False, True):
+        with pytest.raises(InputError, match="changes what they compute: logits by up to") as refused:
+            sp.apply(model, "lns", data=data, initialize=keep)
+        assert "change_function=True" in str(refused.value) and "redraw=True" in str(refused.value)
+        assert same(state(model), before) and type(model).__name__ == "GPT2LMHeadModel"
+        assert torch.equal(model(**data).logits, logits)
+    sp.apply(model, "lns", data=data, initialize=False, change_function=True)
+    moved = float((model(**data).logits - logits).detach().abs().max())
+    said = re.search(r"logits by up to (\S+),", str(refused.value))
+    assert said is not None and float(said[1]) == pytest.approx(moved, rel=1e-2)
+    assert same(state(model), before) and moved > 0.01
+
+
+def test_redraw_draws_what_a_fresh_model_gets() -> None:
+    model, fresh = trained("gpt2", 5), vanilla("gpt2")
+    sp.apply(model, "lns", seed=4, redraw=True)
+    sp.apply(fresh, "lns", seed=4)
+    assert same(state(model), state(fresh))
+    with pytest.raises(InputError, match="redraw draws new weights and initialize=False"):
+        sp.apply(vanilla("gpt2"), "lns", redraw=True, initialize=False)
+
+
+def test_a_folded_scheme_goes_on_being_fresh_until_it_trains() -> None:
+    model = vanilla("gpt2")
+    sp.apply(model, "stable-resnet", seed=0)
+    sp.fold(model)
+    sp.apply(copy.deepcopy(model), "lns", seed=1)  # drawn anew, without a warning
+    with torch.no_grad():
+        dict(model.named_parameters())["transformer.ln_f.weight"][0] += 1e-3
+    assert learnt(attach(model)).startswith("transformer.ln_f.weight")
+
+
+def test_on_the_command_line(command: Command, tmp_path: Path) -> None:
+    source, out = tmp_path / "trained", tmp_path / "out"
+    trained("gpt2", 5).save_pretrained(source)  # type: ignore[operator]
+    status, text, err = command("apply", source, "--scheme", "lns", "--out", out)
+    assert (status, text) == (2, "") and not out.exists() and len(err.splitlines()) == 1
+    assert "logits by up to" in err and "--change-function" in err and "--redraw" in err
+    kept = result_of(command, "apply", str(source), "--scheme", "gpt2", "--out", str(tmp_path / "a"))
+    assert kept["weights"] == "kept" and kept["function_changed"] == ""
+    changed = result_of(
+        command, "apply", str(source), "--scheme", "lns", "--change-function", "--out", str(tmp_path / "b")
+    )
+    assert changed["weights"] == "kept" and changed["function_changed"].startswith("logits by up to")
+    drawn = result_of(command, "apply", str(source), "--scheme", "lns", "--redraw", "--out", str(tmp_path / "c"))
+    assert drawn["weights"] == "drawn" and drawn["function_changed"] == ""
+    weights = {name: sp.load(tmp_path / name).state_dict()["transformer.wte.weight"] for name in "abc"}
+    mine = trained("gpt2", 5).state_dict()["transformer.wte.weight"]
+    assert torch.equal(weights["a"], mine) and torch.equal(weights["b"], mine) and not torch.equal(weights["c"], mine)
+    assert command("apply", source, "--scheme", "lns", "--redraw", "--keep-weights", "--out", out).status == 2
