@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,9 +12,7 @@ from torch import Tensor, nn
 
 from signalprop.files.limits import memory_free
 
-# Old weights are kept in memory where they take at most this share of what is free, else in a temporary file.
-_SHARE = 0.5
-_ALIGNED = 64  # bytes, of which every tensor's place in that file is a multiple
+_SHARE = 0.5  # of the memory that is free: the most that a copy of old weights takes
 
 
 @contextmanager
@@ -24,8 +20,8 @@ def all_or_nothing(model: nn.Module, overwritten: Iterable[Tensor] = ()) -> Iter
     """Put the model back as it was, whatever ends the block but its end.
 
     Classes, attributes, hooks and names of modules, marks on parameters, and configurations are put back; numbers only
-    of the tensors that are `overwritten`, of which there is a copy meanwhile: in memory, or in a temporary file where
-    that would take more than half of what is free. Numbers on the meta device need none.
+    of the tensors that are `overwritten`, of which there is a copy in memory meanwhile (a warning says so where that
+    would take more than half of what is free, and there is none). Numbers on the meta device need none.
     """
     saved = Saved(model, overwritten)
     try:
@@ -100,34 +96,14 @@ def local(tensor: Tensor) -> Tensor:
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of tensors, outside of accelerators."""
-    sizes = [-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors]
-    needed = sum(sizes)
+    needed = sum(tensor.nbytes for tensor in tensors)
     free = memory_free()
     if free is None or needed <= _SHARE * free:
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    try:
-        return _in_a_file(tensors, sizes)
-    except OSError as error:
-        warnings.warn(
-            f"there is no room for a copy of the weights that are overwritten ({needed / 1e9:.1f} GB; "
-            f"{error.strerror or error}): an interruption would leave some of them new and some old",
-            UserWarning,
-            stacklevel=5,
-        )
-        return tensors
-
-
-def _in_a_file(tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
-    """Copies, of these `sizes` in bytes, in a file without a name, which is gone when they are."""
-    descriptor, path = tempfile.mkstemp(prefix="signalprop-")
-    try:
-        os.posix_fallocate(descriptor, 0, sum(sizes))  # a write into a mapped file without room ends the process
-        whole = torch.from_file(path, shared=True, size=sum(sizes), dtype=torch.uint8)
-    finally:
-        os.close(descriptor)
-        os.unlink(path)
-    copies = []
-    for tensor, part in zip(tensors, torch.split(whole, sizes), strict=True):
-        copy = part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        copies.append(copy.copy_(tensor))
-    return copies
+    warnings.warn(
+        f"there is no room for a copy of the weights that are overwritten ({needed / 1e9:.1f} GB): an interruption "
+        "would leave some of them new and some old",
+        UserWarning,
+        stacklevel=5,
+    )
+    return tensors
