@@ -98,7 +98,7 @@ def predict(
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, profile, loads)
     a = parametrization.architecture
-    one = a.streams is None and not adds_first_values(a) and parametrization.skip.ndim == 1
+    one = a.streams is None and parametrization.skip.ndim == 1
     one = one and not drawn_rows(parametrization).any()
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
         profile = _with_nearness(parametrization, statistics, profile)
@@ -221,6 +221,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     single, pairs = parametrization.skip.ndim == 1, parametrization.n_sublayers * a.seq_len**2
     if is_shaped(parametrization) and a.kind == "encoder-decoder":
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
+    if adds_first_values(a):
+        return "simulate", "fidelity simulate: no closed form here adds the values of a first attention"
     if is_shaped(parametrization) and single and not a.causal:
         return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
     drawn = [kind.words for kind in kinds_in(parametrization) if not kind.closed]

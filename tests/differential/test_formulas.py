@@ -19,9 +19,9 @@ from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens
 from signalprop.schemes import scheme
-from signalprop.sublayers.feed_forward import moments as feed_forward
+from signalprop.sublayers.feed_forward import signal as feed_forward
 from signalprop.theory import logs
-from signalprop.theory.branches import returned
+from signalprop.theory.branches import OneNode, returned
 from signalprop.theory.embedding import activated
 from signalprop.theory.head import coincidences
 from signalprop.theory.network import predict_moments
@@ -76,7 +76,7 @@ def test_gated_feed_forwards(name: str) -> None:
     p = scheme("fixed", std=0.3)(a).with_columns(
         weight__up=[0.0, 0.2], bias__gate=[0.0, 0.4], bias__up=[0.0, 0.1], bias__down=[0.0, 0.6]
     )
-    made = feed_forward.of(p, 0)
+    made = OneNode(feed_forward.of(p, 0), 0.2)
     second, r = 1.7, 0.35
     act = activation(name)
     gate, gate_shared = 16 * 0.09 * second + 0.16, 16 * 0.09 * second * r + 0.16

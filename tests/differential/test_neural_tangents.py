@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.trace import trace
 from signalprop.network.activations import numbers_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
+from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("through_neural_tangents.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from signalprop.kernels.buffers import empty, reused
+from signalprop.theory.buffers import empty, reused
 
 
 def test_a_matrix_in_use_is_never_handed_out_again() -> None:

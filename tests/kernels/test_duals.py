@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from signalprop.errors import InputError
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.schemes import scheme
+from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
+from signalprop.theory.elements import Signal
 
 DKS = dks("gelu", 36)
 SHARED_KINK = (
@@ -119,28 +120,8 @@ def stack_of(gated: bool, act: str = "gelu") -> Stack:
     p = scheme("xavier")(a).with_columns(bias__up=0.3, **({"bias__gate": 0.5} if gated else {}))
     stack = Stack(p)
     block: Any = stack.branches[1]
-    block.made = replace(block.made, d_model=10**12)  # no overlaps by chance: kernels are what tokens share
+    block.kind = replace(block.kind, d_model=10**12)  # no overlaps by chance: kernels are what tokens share
     return stack
-
-
-@pytest.mark.parametrize("bias", [0.0, 0.3])
-@pytest.mark.parametrize(("gated", "act"), [(False, "relu"), (False, "tanh"), (True, "silu")])
-def test_a_norm_within_the_step_is_the_one_before_it(gated: bool, act: str, bias: float) -> None:
-    """Of entries of a normed kernel, or of the stream's and the variances that the norm leaves: 7 blocks."""
-    n, rng = 300, np.random.default_rng(2)
-    a = Architecture(
-        kind="encoder", n_layers=1, d_model=32, n_heads=2, d_ff=64, vocab_size=9, seq_len=n, gated=gated, activation=act
-    )
-    p = scheme("xavier")(a)
-    block: Any = Stack(p.with_columns(**{f"bias__{role}": bias for role in ("up", "gate")})).branches[1]
-    x = rng.normal(size=(n, 16)) * np.geomspace(0.2, 3, n)[:, None]
-    kernel, gradient = x @ x.T / 16, np.cov(rng.normal(size=(n, 4)))
-    own = np.diagonal(kernel) / (np.diagonal(kernel) + 0.1)
-    root = np.sqrt(own / np.diagonal(kernel))
-    normed = kernel * np.outer(root, root)
-    np.testing.assert_allclose(block.forward(1, kernel, own), block.forward(1, normed), rtol=1e-9, atol=1e-12)
-    found = block.backward(1, kernel, gradient, own)
-    np.testing.assert_allclose(found, block.backward(1, normed, gradient), rtol=1e-6, atol=1e-12)
 
 
 def test_overlaps_by_chance_of_a_gated_block() -> None:
@@ -151,8 +132,8 @@ def test_overlaps_by_chance_of_a_gated_block() -> None:
         activation="silu", norm="rmsnorm",
     )  # fmt: skip
     p = scheme("xavier")(a).with_columns(weight__gate=(gate / d) ** 0.5, weight__up=(up / d) ** 0.5)
-    block = Stack(p).branches[1]
-    row = block.made.at(1)
+    block: Any = Stack(p).branches[1]
+    row = block.kind.at(1)
     means = []
     for _ in range(20):
         x, y = rng.normal(size=(2, draws, d))
@@ -165,15 +146,15 @@ def test_overlaps_by_chance_of_a_gated_block() -> None:
     found = block.forward(1, np.array([[1.0, correlation], [correlation, 1.0]]))[0, 1] / row.down
     error = float(np.std(means) / math.sqrt(len(means)))
     assert abs(np.mean(means) - found) < 5 * error + 0.02 * found
-    average = block.made.forward(1, (1.0, correlation))
-    assert average.covariance == pytest.approx(found * row.down, rel=1e-6)
+    average = block.kind.forward(1, Signal(1.0, correlation))
+    assert average.shared == pytest.approx(found * row.down, rel=1e-6)
 
 
 @pytest.mark.parametrize(("gated", "act"), [(False, "relu"), (False, "gelu"), (True, "silu")])
 def test_feed_forwards_of_positions_of_all_sizes_by_sampling(gated: bool, act: str) -> None:
     """Forward kernel and backward factor: means over pre-activations drawn from their kernel, five standard errors."""
     stack, draws, n = stack_of(gated, act), 200_000, 6
-    rng, rows, i = np.random.default_rng(5), stack.branches[1].made.at(1), 1
+    rng, rows, i = np.random.default_rng(5), stack.branches[1].kind.at(1), 1
     x = rng.normal(size=(n, 16)) * np.geomspace(0.2, 3, n)[:, None]
     kernel = x @ x.T / 16
 

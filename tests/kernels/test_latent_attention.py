@@ -9,6 +9,7 @@ import torch
 import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.results.cost import count_parameters, train_flops
+from signalprop.theory.elements import Signal, through_inner_norm
 
 LATENT = {"rank": 48, "query_rank": 64, "d_rotary": 16, "d_value": 32}
 
@@ -43,20 +44,20 @@ def test_scores_do_not_see_the_size_of_what_they_norm() -> None:
         n_layers=1, d_model=64, n_heads=2, d_head=32, branches=("latent_attention", "feed_forward"), positions="none",
         settings={"latent_attention": {**LATENT, "d_rotary": 1}}, norm_eps=0.0,
     )  # fmt: skip
-    from signalprop.sublayers.latent_attention.moments import of
+    from signalprop.sublayers.latent_attention.signal import of
 
     made = of(sp.scheme("xavier")(a), 0)
     small, large = (made.of_scores(0, size)[0] for size in (1.0, 9.0))
     shared = made.of_scores(0, 1.0)[1]
     assert large / small == pytest.approx(1 - shared + 9 * shared)
-    one, nine = (made.forward(0, (size, 0.2)).variance for size in (1.0, 9.0))
+    one, nine = (made.forward(0, Signal(size, 0.2 * size)).own for size in (1.0, 9.0))
     assert nine == pytest.approx(one, rel=0.05)
 
 
 @pytest.mark.parametrize("r", [0.0, 0.6, 1.0])
 def test_what_the_norm_on_latents_does_to_gradients_agrees_with_sampling(r: float) -> None:
     """Of two tokens of correlation r: sum over the latent's features of what comes back to both; first order."""
-    from signalprop.sublayers.latent_attention.moments import of
+    from signalprop.sublayers.latent_attention.signal import of
 
     d, rank, draws, generator = 96, 48, 3000, np.random.default_rng(0)
     x = np.zeros((2, d))
@@ -72,6 +73,6 @@ def test_what_the_norm_on_latents_does_to_gradients_agrees_with_sampling(r: floa
         n_layers=1, d_model=d, n_heads=2, d_head=48, branches=("latent_attention", "feed_forward"),
         settings={"latent_attention": {**LATENT, "rank": rank}},
     )  # fmt: skip
-    factor = float(of(sp.scheme("xavier")(a), 0).sent_back(np.float64(r)))
+    factor = float(through_inner_norm(r, *of(sp.scheme("xavier")(a), 0).widths))
     error = np.std(found) / draws**0.5
     assert abs(np.mean(found) - factor) < 4 * error + 4 / rank**2

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import signalprop as sp
-from signalprop.sublayers.attention import kernel as attention
+from signalprop.kernels.stack import Stack
 
 SIZES = np.geomspace(2.0, 0.05, 16)
 ALIKE = 0.4  # correlation of tokens
@@ -51,7 +51,7 @@ def test_every_token_is_divided_by_its_own_size() -> None:
     pairs = ALIKE + (1 - ALIKE) * np.eye(len(SIZES))
     kernel, gradient = pairs * np.outer(root, root), np.eye(len(SIZES)) + 0.2
     (branch, error), (back, error_back) = drawn(p, kernel, gradient)
-    made = attention.of(p, 1, [(), ()])
+    made = Stack(p).branches[0]
     scale = np.sqrt(np.outer(branch.diagonal(), branch.diagonal()))
     assert (np.abs(made.forward(0, kernel) - branch) < 0.03 * scale + 4 * error).all()
     found, expected = made.backward(0, kernel, gradient).diagonal(), back.diagonal()

@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
-from signalprop.kernels import duals
 from signalprop.kernels.attention import TokenAttention
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import Moments
-from signalprop.sublayers.attention.kernel import AttentionKernel
-from signalprop.sublayers.attention.moments import SelfAttention
-from signalprop.sublayers.cross_attention.moments import CrossAttention
-from signalprop.sublayers.feed_forward.kernel import FeedForwardKernel
-from signalprop.sublayers.feed_forward.moments import FeedForwardMoments
-from signalprop.theory import attention, elements, embedding, head, passes, reading, softmax
-from signalprop.theory.elements import Branch, BranchBackward, Sent
+from signalprop.sublayers.attention.signal import SelfAttention
+from signalprop.sublayers.cross_attention.signal import CrossAttention
+from signalprop.sublayers.feed_forward.signal import FeedForward
+from signalprop.theory import attention, duals_of_nodes, elements, embedding, head, passes, reading, softmax
+from signalprop.theory.elements import Sent, Signal
 from signalprop.theory.softmax import SoftmaxMoments
 from signalprop_lab.verification.verify import (
     COMPONENTS,
@@ -87,13 +84,13 @@ def test_every_component_agrees_with_its_formula(name: str) -> None:
 def larger(found: Any) -> Any:
     """1.01 times what a component answers: the variance (or mean square) of its result."""
     if isinstance(found, Sent):
-        return Sent(*(None if maps is None else BranchBackward(*(1.01 * column for column in maps)) for maps in found))
+        return Sent(*(None if g is None else larger(g) for g in found))
     if isinstance(found, Moments):
         return replace(found, variance=1.01 * found.variance)
     if isinstance(found, SoftmaxMoments):
         return SoftmaxMoments(*(1.01 * part for part in found))
     values = [tuple(1.01 * part for part in x) if isinstance(x, tuple) else 1.01 * x for x in found[:2]]
-    return type(found)(*values) if isinstance(found, Branch) else (*values, *found[2:])
+    return Signal(*values) if isinstance(found, Signal) else (*values, *found[2:])
 
 
 def larger_log(found: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -124,15 +121,15 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (embedding, "activated", larger, "relu"),
     (softmax, "softmax_moments", larger, "softmax"),
     (attention, "forward", larger, "attention sublayer"),
-    (attention, "backward_ends", larger, "attention sublayer"),
+    (attention, "backward", larger, "attention sublayer"),
     (attention, "forward", larger, "cross-attention sublayer"),
     (attention, "backward_apart", larger, "cross-attention sublayer"),
     (SelfAttention, "forward", larger, "attention sublayer"),
     (SelfAttention, "backward", larger, "attention sublayer"),
     (CrossAttention, "forward", larger, "cross-attention sublayer"),
     (CrossAttention, "backward", larger, "cross-attention sublayer"),
-    (FeedForwardMoments, "forward", larger, "feed-forward sublayer"),
-    (FeedForwardMoments, "backward", larger, "feed-forward sublayer"),
+    (FeedForward, "forward", larger, "feed-forward sublayer"),
+    (FeedForward, "backward", larger, "feed-forward sublayer"),
     (passes.Ahead, "plus", larger_log, "pre-norm step"),
     (passes.Ahead, "norm_sum", larger_log, "post-norm step"),
     (passes.Back, "whole", larger_log, "pre-norm step"),
@@ -142,11 +139,11 @@ MUTATIONS: list[tuple[Any, str, Callable[[Any], Any], str]] = [
     (head.TopGradient, "covariance", scaled, "gradient at the top"),
     (TokenAttention, "forward", scaled, "attention step, token kernels"),
     (TokenAttention, "backward", scaled, "attention step, token kernels"),
-    (AttentionKernel, "forward", scaled, "attention step, token kernels"),
-    (AttentionKernel, "backward", scaled, "attention step, token kernels"),
-    (duals, "entry_by_entry", scaled, "feed-forward step, token kernels"),
-    (FeedForwardKernel, "forward", scaled, "feed-forward step, token kernels"),
-    (FeedForwardKernel, "backward", scaled, "feed-forward step, token kernels"),
+    (SelfAttention, "forward", larger, "attention step, token kernels"),
+    (SelfAttention, "backward", larger, "attention step, token kernels"),
+    (duals_of_nodes, "entry_by_entry", scaled, "feed-forward step, token kernels"),
+    (FeedForward, "forward", larger, "feed-forward step, token kernels"),
+    (FeedForward, "backward", larger, "feed-forward step, token kernels"),
 ]
 
 

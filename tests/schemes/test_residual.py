@@ -18,7 +18,7 @@ from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.schemes import scheme
 from signalprop.schemes.residual import fan_in_std
-from signalprop.sublayers.attention import moments as attention
+from signalprop.sublayers.attention import signal as attention
 from strategies import architectures
 
 GROUPED = Architecture(

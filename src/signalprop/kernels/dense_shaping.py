@@ -14,9 +14,12 @@ from threading import Lock
 import numpy as np
 
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import ESPA, AttentionShape, check_uniform, exponential_kernel, lags
+from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, check_uniform, exponential_kernel, lags
 from signalprop.network.duals import dual
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import STACKS
 from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 
 # Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
 _ROUNDING = 1e-10
@@ -234,3 +237,34 @@ class Calibrated(AttentionShape):
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
         return self.shape.apply_transposed(self._rows(len(x))[:, None] * x)
+
+
+def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
+    """The matrix that a sublayer's attention is shaped to, before any calibration; None where it is not shaped.
+
+    What U-SPA does about repeated tokens and feed-forwards is in its numbers: Shaping's repeats and corrected say only
+    how they were chosen.
+
+    Raises:
+        InputError: numbers that need negative attention weights, or what a family cannot do.
+    """
+    if p.shaping.kind == "none" or not kind_of(p, i).attends_itself:
+        return None
+    causal = STACKS[p.stack[i]] == "decoder"
+    before, after, gain = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
+    if p.shaping.kind == "u-spa":
+        if gain:
+            raise InputError(f"U-SPA: shape_gain of sublayer {i} is {gain!r}; only E-SPA has one, expected 0")
+        return USPA(before, after) if causal else BidirectionalUSPA(before, after)
+    repeats = 0.0 if p.shaping.calibrated else p.shaping.repeats
+    if not causal:
+        if gain or repeats or p.shaping.corrected:
+            raise InputError(
+                "E-SPA without a mask: shape_gain, repeats and corrected are for causal attention only; leave them out"
+            )
+        return BidirectionalESPA(before, after)
+    if p.shaping.corrected and before > 0:
+        if gain or repeats:
+            raise InputError("E-SPA: shape_gain and repeats do not go with corrected; calibrate the rows instead")
+        return CorrectedESPA(before, after, p.architecture.activation)
+    return ESPA(before, after, gain or None, repeats)

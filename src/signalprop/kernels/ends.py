@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
+from signalprop.kernels.state import State, exp_of, on_both_sides
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray, collision_probability, evenly_spaced
 from signalprop.network.moments import Array, FloatArray
@@ -17,6 +17,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.theory.elements import squashed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, norm_leaves, top_gradient
+from signalprop.theory.logs import inverse_roots
 
 _LONG = 512  # tokens beyond which fewer sequences are followed
 _SEQUENCES, _LONG_SEQUENCES = 4, 2

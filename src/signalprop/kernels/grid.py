@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.rows import held
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kinds_in
+from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
@@ -179,8 +178,8 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
     """The grid on which a prediction is right to 0.5 %; None where every position has to be followed.
 
     That is where sequences are short, real ids or patches enter position by position, attention is shaped, a branch
-    has no norm, or a kind of sublayer has no `on_grid`. Of an encoder-decoder it is the decoder's; the encoder's tokens
-    are `Alike`.
+    has no norm, or a kind of sublayer is drawn or has a window. Of an encoder-decoder it is the decoder's; the
+    encoder's tokens are `Alike`.
     """
     a = p.architecture
     usual = p.shaping.kind == "none" and a.positions != "alibi" and not (p.value_skip != 0).any()
@@ -190,7 +189,7 @@ def grid_for(p: Parametrization, inputs: InputStatistics) -> Grid | None:
         tokens = a.target_len or a.seq_len
         known = known or a.positions == "rotary" or _is_known(inputs.of_decoder, tokens)
     covered = a.kind != "encoder" and usual and normed and not known and max(tokens, a.seq_len) > _SHORT
-    followed = covered and all(kind.closed and _is_smooth(kind.part("kernel"), p) for kind in kinds_in(p))
+    followed = covered and all(kind.closed and _is_smooth(kind, p) for kind in kinds_in(p))
     return grid_of(tokens) if followed else None
 
 
@@ -201,9 +200,9 @@ def _is_known(inputs: InputStatistics, tokens: int) -> bool:
     return inputs.tokens is not None and inputs.tokens.shape[1] == tokens
 
 
-def _is_smooth(kernel: Any, p: Parametrization) -> bool:
-    """Whether a kind of sublayer can be followed on a grid: it has `on_grid`, and no window ends between positions."""
-    return hasattr(kernel, "on_grid") and (not hasattr(kernel, "has_window") or not kernel.has_window(p))
+def _is_smooth(kind: Kind, p: Parametrization) -> bool:
+    """Whether a kind of sublayer can be followed on a grid: no window ends between positions."""
+    return not getattr(kind.part("roles"), "has_window", lambda _: False)(p.architecture)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from signalprop.kernels.buffers import empty
 from signalprop.network.moments import FloatArray
 from signalprop.theory import one_length as sphere
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
+from signalprop.theory.buffers import empty
 from signalprop.theory.softmax import (
     Spline,
     flattening,

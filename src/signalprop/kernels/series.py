@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from signalprop.kernels.state import inverse_roots, normalised
+from signalprop.kernels.state import normalised
 from signalprop.network.moments import FloatArray
+from signalprop.theory.logs import inverse_roots
 
 RANGE = 600.0  # of ln of a raw number: beyond, doubles end
 _ROWS = 64  # of a kernel that are read at a time: they stay in the cache

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.stack import Back, Read, Stack
-from signalprop.kernels.state import State, exp_of, inverse_roots, normalised
+from signalprop.kernels.state import State, exp_of, normalised
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
+from signalprop.theory.logs import inverse_roots
 from signalprop.theory.several import Connections, Gated, Several, connections_of
 
 Keep = NDArray[np.bool_] | Grid | None

@@ -11,36 +11,32 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import InputError, require
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
-from signalprop.kernels.duals import dual_of_kernel, slope_of_kernel
+from signalprop.kernels.dense_shaping import ALiBi, Calibrated, row_shape
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, Shapes, uniform_kernel
-from signalprop.kernels.state import State, exp_of, inverse_roots, on_both_sides
+from signalprop.kernels.nodes import Nodes
+from signalprop.kernels.shaping import Shapes, uniform_kernel
+from signalprop.kernels.state import State, exp_of, on_both_sides
 from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
-from signalprop.theory.branches import first_attention
-from signalprop.theory.logs import HELD, within
+from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
+from signalprop.theory.elements import Signal, Sublayers
+from signalprop.theory.logs import HELD, inverse_roots, within
 from signalprop.theory.reading import LARGEST_MEMORY
 
 
 class BranchKernel(Protocol):
-    """What `of(parametrization, stack, shapes)` in a kind's `kernel.py` gives: its sublayers in one stack.
-
-    Kinds derive from it. One that can be followed on a grid of positions has
-    `on_grid(parametrization, stack, shapes, grid)` beside `of`.
+    """Sublayers of one stack on token kernels: in closed form (`OnNodes`), or drawn (`sublayers/drawn.py`).
 
     Attributes:
         network: the number of the network that is drawn, where it is.
-        by_entries: whether both ways take nothing but correlations of the kernel, and variances as one more argument.
         keeps: whether `forward` leaves what `backward` can use again.
     """
 
     keeps: bool = False
     network: int = 0
-    by_entries: bool = False
 
     def silent(self, i: int) -> bool:
         """Whether sublayer i gives nothing, and needs no work."""
@@ -53,15 +49,57 @@ class BranchKernel(Protocol):
         """Gradient kernel at what the branch reads, from that kernel and the gradient's before the dropout."""
 
 
+class OnNodes(BranchKernel):
+    """A kind's sublayers in one stack on n nodes.
+
+    Attributes:
+        memory: kernel of the encoder's output, where they read it. sent: gradient kernel there, of the last `backward`.
+    """
+
+    def __init__(self, kind: Sublayers, nodes: Nodes) -> None:
+        self.kind, self.nodes = kind, nodes
+        self.memory: FloatArray | None = None
+        self.sent: FloatArray = np.zeros(0)
+
+    def silent(self, i: int) -> bool:
+        return self.kind.silent(i)
+
+    @property
+    def keeps(self) -> bool:
+        """As of `BranchKernel`."""
+        return self.nodes.keeps
+
+    @keeps.setter
+    def keeps(self, keeps: bool) -> None:
+        self.nodes.keeps = keeps
+
+    @property
+    def _across(self) -> Signal | None:
+        return None if self.memory is None else self.nodes.memory_signal(self.memory)
+
+    def forward(self, i: int, kernel: FloatArray) -> FloatArray:
+        made = self.kind.forward(i, self.nodes.signal(kernel), self._across)
+        return _to_fill(self.nodes.matrix(made), kernel)
+
+    def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
+        sent = self.kind.backward(i, self.nodes.signal(kernel), self.nodes.signal(gradient), self._across)
+        if sent.memory is not None:
+            self.sent = self.nodes.memory_matrix(sent.memory)
+        return _to_fill(self.nodes.matrix(sent.stream), gradient)
+
+
+def _to_fill(made: FloatArray, given: FloatArray) -> FloatArray:
+    """A matrix that can be written to."""
+    return made.copy() if made is given or not made.flags.writeable else made
+
+
 class Read(NamedTuple):
     """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm; of an activation in
-    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held. With
-    `own`, its variances, the kernel is the one before the norm: of branches `by_entries`."""
+    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held."""
 
     kernel: FloatArray
     divisor: FloatArray | None
     beyond: float = 0.0
-    own: tuple[FloatArray, ...] = ()
 
 
 See = Callable[[int, State, State, State], None]
@@ -104,9 +142,6 @@ class Stack:
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         self.parallel = p.parallel.tolist()
         self.own: dict[int, FloatArray] = {}
-        # the attention whose values later ones add to theirs, and what these have sent back to it
-        self.first = first_attention(p, self.branches)
-        self.to_first: State | None = None
 
     def read_memory(self, last: State) -> FloatArray:
         """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
@@ -119,7 +154,7 @@ class Stack:
     def remember(self, memory: FloatArray, alike: Grid | None = None) -> None:
         """The kernel that cross-attentions read, and the grid it stands on."""
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
-            branch.memory, branch.alike = memory, alike
+            branch.memory, branch.nodes.memory = memory, alike
 
     def keep_attention(self, keeps: bool) -> None:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
@@ -172,10 +207,8 @@ class Stack:
             gain = float(self.p.norm_output[i])
             back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
             return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
-        divisor = (own := np.diagonal(stream.kernel) * scale) + self.a.norm_eps
+        divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
-        if self.branches[i].by_entries and not self.p.norm_shift[i]:
-            return Read(stream.kernel, divisor, own=(root**2 * own,))
         return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), divisor)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
@@ -202,7 +235,7 @@ class Stack:
     def _raw(self, i: int, read: Read) -> State:
         if self.silent[i]:
             return State(np.broadcast_to(0.0, read.kernel.shape))
-        out = self.branches[i].forward(i, read.kernel, *read.own)
+        out = self.branches[i].forward(i, read.kernel)
         if self.a.dropout:
             np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
         made = State(out).rescaled()
@@ -241,9 +274,8 @@ class Stack:
 
 def _closed(p: Parametrization, i: int, shapes: Sequence[Shapes], grid: Grid | None) -> BranchKernel:
     """The kind of sublayer i in its stack, in closed form."""
-    part, where = kind_of(p, i).part("kernel"), (p, int(p.stack[i]), shapes)
-    made: BranchKernel = part.of(*where) if grid is None else part.on_grid(*where, grid)
-    return made
+    nodes = Nodes(shapes, grid)
+    return OnNodes(kind_of(p, i).part("signal").of(p, int(p.stack[i]), nodes), nodes)
 
 
 def _drawn(p: Parametrization, stack: int) -> BranchKernel:
@@ -300,11 +332,9 @@ class Back:
         if stack.a.dropout:
             dropped = at_output.copy()
             np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
-        back = stack.branches[i].backward(i, read.kernel, dropped, *read.own)
+        back = stack.branches[i].backward(i, read.kernel, dropped)
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
-        if getattr(stack.branches[i], "first", None) is not None:
-            back, log_scale = self._with_first(i, State(back, log_scale))
         if read.divisor is not None:
             if read.divisor.ndim == 2:
                 back = back * read.divisor
@@ -316,16 +346,6 @@ class Back:
             self.meet(i, at_sum, share)
         return share
 
-    def _with_first(self, i: int, back: State) -> tuple[FloatArray, float]:
-        """What attention i sends back; to the first of them later ones have sent theirs."""
-        stack = self.stack
-        if i != stack.first:
-            sent = State(stack.branches[i].sent, back.log_scale).rescaled()
-            stack.to_first = sent if stack.to_first is None else stack.to_first.plus(sent)
-        elif stack.to_first is not None:
-            back, stack.to_first = back.plus(stack.to_first), None
-        return back.kernel, back.log_scale
-
     def skipped_back(self, i: int, at_sum: State) -> State:
         """Times the skip's multiplier."""
         return at_sum.times(float(self.p.skip[i]) ** 2)
@@ -333,37 +353,6 @@ class Back:
     def together(self, one: State, other: State) -> State:
         """Shares of one gradient."""
         return one.plus(other)
-
-
-def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
-    """The matrix that a sublayer's attention is shaped to, before any calibration; None where it is not shaped.
-
-    What U-SPA does about repeated tokens and feed-forwards is in its numbers: Shaping's repeats and corrected say only
-    how they were chosen.
-
-    Raises:
-        InputError: numbers that need negative attention weights, or what a family cannot do.
-    """
-    if p.shaping.kind == "none" or not kind_of(p, i).attends_itself:
-        return None
-    causal = STACKS[p.stack[i]] == "decoder"
-    before, after, gain = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
-    if p.shaping.kind == "u-spa":
-        if gain:
-            raise InputError(f"U-SPA: shape_gain of sublayer {i} is {gain!r}; only E-SPA has one, expected 0")
-        return USPA(before, after) if causal else BidirectionalUSPA(before, after)
-    repeats = 0.0 if p.shaping.calibrated else p.shaping.repeats
-    if not causal:
-        if gain or repeats or p.shaping.corrected:
-            raise InputError(
-                "E-SPA without a mask: shape_gain, repeats and corrected are for causal attention only; leave them out"
-            )
-        return BidirectionalESPA(before, after)
-    if p.shaping.corrected and before > 0:
-        if gain or repeats:
-            raise InputError("E-SPA: shape_gain and repeats do not go with corrected; calibrate the rows instead")
-        return CorrectedESPA(before, after, p.architecture.activation)
-    return ESPA(before, after, gain or None, repeats)
 
 
 def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:

@@ -9,20 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.buffers import empty
 from signalprop.kernels.grid import Grid
 from signalprop.network.moments import FloatArray
-from signalprop.theory.logs import LARGEST
-
-
-def inverse_roots(diagonal: FloatArray) -> FloatArray:
-    """1 / sqrt of every entry, by which a norm divides; 0 below 1e-300, where nothing is left that it could bring to
-    size 1, and whose inverse a double may not hold."""
-    if diagonal.min() > 1e-300:
-        return np.asarray(1.0 / np.sqrt(diagonal))
-    good = diagonal > 1e-300
-    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
-
+from signalprop.theory.buffers import empty
+from signalprop.theory.logs import LARGEST, inverse_roots
 
 _AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
 

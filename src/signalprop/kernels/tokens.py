@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.buffers import reused
 from signalprop.kernels.columns import Columns
 from signalprop.kernels.covered import check_fits_of
 from signalprop.kernels.ends import input_kernel, sequences, sequences_of_both, through_final_norm, top_kernel
@@ -34,6 +33,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
+from signalprop.theory.buffers import reused
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -279,7 +279,6 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
         gradient: at the last stream. across: what a post-norm there sends back.
     """
     stack, memory = ahead.stack, list[State]()
-    stack.to_first = None
 
     def seen(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)

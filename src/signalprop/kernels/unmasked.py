@@ -15,10 +15,10 @@ import numpy as np
 
 from signalprop.kernels.alike_keys import LARGEST, Alike, alike_keys, centred
 from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.buffers import empty
 from signalprop.kernels.rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory import one_length as sphere
+from signalprop.theory.buffers import empty
 from signalprop.theory.repeated_keys import Groups, softmax_of_groups
 from signalprop.theory.two_rows import LEAST, position, within_table
 

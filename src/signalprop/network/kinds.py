@@ -2,7 +2,7 @@
 
 A kind says here what it is: its weights, its names in print, what it reads. What it does to a signal stands in the
 other files of its folder, which are imported when they are first used: `module`, `cost`; and, where there is a closed
-form of it, `moments` and `kernel`. Without one token kernels are drawn by its module (`sublayers/drawn.py`).
+form of it, `signal`. Without one token kernels are drawn by its module (`sublayers/drawn.py`).
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class Kind:
     @property
     def closed(self) -> bool:
         """Whether what it does to a signal is known in closed form, not only by draws."""
-        return bool(self.roles) and _has_kernel(self.folder or self.name)
+        return bool(self.roles) and _has_signal(self.folder or self.name)
 
     def drawn(self, p: Parametrization) -> NDArray[np.bool_]:
         """Which sublayers of a table are of this kind and drawn on token kernels, (sublayers,)."""
@@ -171,17 +171,17 @@ class Kind:
         return own
 
     def part(self, name: str) -> Any:
-        """A file of its folder as a module: `module`, `cost`, `kernel` or `moments`.
+        """A file of its folder as a module: `module`, `cost` or `signal`.
 
         Raises:
-            InputError: `moments` of a kind that is drawn, or any of a branch of which nothing is known.
+            InputError: `signal` of a kind that is drawn, or any of a branch of which nothing is known.
         """
         if not self.roles:
             raise InputError(
                 "give mapping=, which says what every weight is: this network has branches of which only the output is "
                 "known, so they can be measured, but not predicted, built or counted"
             )
-        if name == "moments" and not self.closed:
+        if name == "signal" and not self.closed:
             raise InputError(
                 f"averages through {self.words} have no closed form: it is drawn, on token kernels of one "
                 "parametrization at a time; take fidelity kernel (or auto), or simulate"
@@ -192,8 +192,8 @@ class Kind:
 
 
 @cache
-def _has_kernel(folder: str) -> bool:
-    return find_spec(f"signalprop.sublayers.{folder}.kernel") is not None
+def _has_signal(folder: str) -> bool:
+    return find_spec(f"signalprop.sublayers.{folder}.signal") is not None
 
 
 @cache

@@ -63,28 +63,24 @@ class Sizes:
         # n tokens that all have the same correlation cannot have one below -1/(n-1)
         self.least, self.least_key = (-1.0 / xp.maximum(n - 1.0, 1.0) for n in (self.n_queries, self.n_keys))
 
-    def on_itself(
-        self, r: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0, r_value: Array | None = None
-    ) -> Attention:
-        """Attention of tokens of correlation r to themselves; values may be made of something else."""
-        return self.across(r, r, s0, r_g=r_g, query_bias=query_bias, r_value=r_value)
+    def on_itself(self, r: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0) -> Attention:
+        """Attention of tokens of correlation r to themselves."""
+        return self.across(r, r, s0, r_g=r_g, query_bias=query_bias)
 
     def across(
-        self, r_query: Array, r_key: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0,
-        r_value: Array | None = None,
-    ) -> Attention:  # fmt: skip
+        self, r_query: Array, r_key: Array, s0: Array, *, r_g: Array = 0.0, query_bias: Array = 0.0
+    ) -> Attention:
         """Attention of one stream to another."""
-        values = r_query, r_key, r_key if r_value is None else r_value, r_g, s0, query_bias
+        values = r_query, r_key, r_g, s0, query_bias
         xp = namespace(*values)
         if xp is np or not self.numbers:
             values = tuple(plain(x) for x in values)  # type: ignore[assignment]
             xp = namespace(*values) if self.numbers else np
-        r_query, r_key, r_values, r_g, s0, query_bias = values
+        r_query, r_key, r_g, s0, query_bias = values
         low, low_key = self.least, self.least_key
         r_query, r_g = xp.minimum(xp.maximum(r_query, low), 1.0), xp.minimum(xp.maximum(r_g, low), 1.0)
         r_keys = xp.minimum(xp.maximum(r_key, low_key), 1.0)
-        r_values = r_keys if r_value is None else xp.minimum(xp.maximum(r_values, low_key), 1.0)
-        return Attention(xp, self, r_query, r_keys, r_values, r_g, s0, query_bias)
+        return Attention(xp, self, r_query, r_keys, r_g, s0, query_bias)
 
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
@@ -112,9 +108,8 @@ class Attention(NamedTuple):
     """One set of heads and what it reads: numbers, or arrays; made by `on_itself` or `across`.
 
     Attributes:
-        xp: the functions to compute with. r_query, r_key, r_value: token correlations of what queries, keys and values
-            are made of, mean included: (covariance + mean²)/second moment; of values, in units of their own second
-            moment. r_g: of the gradient at the heads' output.
+        xp: the functions to compute with. r_query, r_key: token correlations of what queries, and keys and values, are
+            made of, mean included: (covariance + mean²)/second moment. r_g: of the gradient at the heads' output.
         s0: raw score variance, `score_variance(...)`; 0 to 1e6.
         query_bias: the share of a query's mean square that its bias contributes.
     """
@@ -123,7 +118,6 @@ class Attention(NamedTuple):
     sizes: Sizes
     r_query: Array
     r_key: Array
-    r_value: Array
     r_g: Array
     s0: Array
     query_bias: Array
@@ -186,7 +180,7 @@ def _scores(x: Attention) -> _Scores:
     own = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
     value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.turns, sizes.causal)
-    q0 = (1.0 - x.r_value) * own / sizes.d
+    q0 = (1.0 - x.r_key) * own / sizes.d
     if not sizes.one_length:
         return _Scores(r_query, s, c, q0, xp.exp(value), 0.0, (0.0, 0.0), *rows)
     second, response, tilt, flat, moved, moved_pairs = rows
@@ -248,7 +242,7 @@ def forward(x: Attention) -> Pair:
     xp, sizes, scores = x.xp, x.sizes, _scores(x)
     kept = 1.0 / (1.0 - sizes.p)
     own = kept * scores.second
-    variance = x.r_value * (1.0 + sizes.p * own) + (1.0 - x.r_value) * own
+    variance = x.r_key * (1.0 + sizes.p * own) + (1.0 - x.r_key) * own
     longer = 0.0 if sizes.one_length else 4.0 * sizes.p * own * scores.squared_tilt
     variance = variance + scores.q0 * (scores.response + longer) - scores.crowds[0]
     if sizes.causal:
@@ -258,7 +252,7 @@ def forward(x: Attention) -> Pair:
         overlap = scores.value_overlap / sizes.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
     variance = xp.maximum(variance, 0.0)
-    covariance = x.r_value + (1.0 - x.r_value) * overlap + linear - scores.crowds[1]
+    covariance = x.r_key + (1.0 - x.r_key) * overlap + linear - scores.crowds[1]
     return variance, _within(covariance, variance, xp)
 
 
@@ -276,14 +270,13 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     tilt = scores.squared_tilt * scores.q0
     half_spread = sphere.along_query(sizes.d, sizes.d_head, sizes.norms)
     shorter = sphere.shorter(scores.s, scores.squared_tilt, sizes.d) if sizes.one_length else 1.0
-    noise = (kept - x.r_value + (4.0 * h + 1.0) * tilt) * shorter
+    noise = (kept - x.r_key + (4.0 * h + 1.0) * tilt) * shorter
     # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
-    twice = sphere.of_own_length(x.r_value, kept, one_length=sizes.one_length) * (1.0 - x.r_value) / sizes.d
+    twice = sphere.of_own_length(x.r_key, kept, one_length=sizes.one_length) * (1.0 - x.r_key) / sizes.d
     longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) * shorter + twice
 
     through_value = _through_value(x, scores)
-    apart = (1.0 - x.r_value) / xp.maximum(1.0 - x.r_key, 1e-12)  # weighted_overlap is of keys that lie so far apart
-    popular = x.r_g * score_pairs * back.weighted_overlap * apart
+    popular = x.r_g * score_pairs * back.weighted_overlap
     share = scores.s / xp.maximum(x.s0, 1e-300)
     tilted = scores.squared_tilt * back.jacobian / scores.second
     normed = sphere.through_key_norm(scores.s, tilted, share, sizes.norms)
@@ -292,10 +285,10 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    common = sphere.of_own_length(x.r_value, 1.0, one_length=sizes.one_length) / sizes.d
+    common = sphere.of_own_length(x.r_key, 1.0, one_length=sizes.one_length) / sizes.d
     if sizes.one_length:
         common = common + sphere.shorter(scores.s + 0.5 * scores.c, scores.squared_tilt, sizes.d) - 1.0
-    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_value) * (1.0 + common)
+    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * (1.0 + common)
     query_covariance = x.r_g * (scores.q0 * (1.0 - scores.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
@@ -335,27 +328,9 @@ def backward(x: Attention) -> Pair:
     return _both(backward_apart(x))
 
 
-def backward_ends(x: Attention) -> tuple[Pair, Pair]:
-    """`backward` at r_g = 0 and at r_g = 1, in the time of one call: moments are linear in between."""
-    scores = _scores(x)
-    back = _slopes(x, scores)
-    return _both(_backward(x._replace(r_g=0.0), scores, back)), _both(_backward(x._replace(r_g=1.0), scores, back))
-
-
 def _both(paths: tuple[Pair, Pair]) -> Pair:
     (query, query_covariance), (key, key_covariance) = paths
     return query + key, query_covariance + key_covariance
-
-
-def value_ends(x: Attention) -> tuple[Pair, Pair]:
-    """What comes back through the values alone, of `backward_ends`: it does not ask what they are made of."""
-    scores = _scores(x)
-    ends = []
-    for at in (x._replace(r_g=0.0), x._replace(r_g=1.0)):
-        variance = x.xp.maximum(_through_value(at, scores), 0.0)
-        covariance = (_total(at, scores) - variance) / x.xp.maximum(x.sizes.n_keys - 1.0, 1.0)
-        ends.append((variance, _within(covariance, variance, x.xp)))
-    return ends[0], ends[1]
 
 
 def mixture(

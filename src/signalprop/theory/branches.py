@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,16 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
-from signalprop.theory.elements import BranchBackward, BranchMoments, Rowset
+from signalprop.theory.elements import (
+    Branch,
+    BranchBackward,
+    Pair,
+    Rows,
+    Rowset,
+    SentMaps,
+    Signal,
+    Sublayers,
+)
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, row, safe_exp
 from signalprop.theory.reading import read_memory, read_normed, read_raw, with_bias
 
@@ -25,21 +33,46 @@ def placed(p: Parametrization, where: frozenset[str]) -> Any:
     return np.isin(p.placement, [PLACEMENTS.index(name) for name in PLACEMENTS if name in where])
 
 
-def branches_of(p: Parametrization) -> list[BranchMoments]:
+@dataclass(frozen=True)
+class OneNode:
+    """A kind's sublayers in one stack on one node, with dropout; what they read as second moment and correlation."""
+
+    kind: Sublayers
+    dropout: float
+
+    def forward(self, i: Rows, read: Pair, memory: Pair | None = None) -> Branch:
+        made = self.kind.forward(i, signal_of(read), None if memory is None else signal_of(memory))
+        return Branch(made[0] / (1 - self.dropout), made[1])
+
+    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> SentMaps:
+        """By the gradients of two tokens that share nothing, and all."""
+        x, across = signal_of(read), None if memory is None else signal_of(memory)
+        one = np.ones_like(np.asarray(x.own))
+        sent = self.kind.backward(i, x, Signal(np.stack([one, one]), np.stack([0 * one, one])), across)
+        return SentMaps(*(None if g is None else self._maps(g) for g in sent))  # type: ignore[arg-type]
+
+    def _maps(self, g: Signal) -> BranchBackward:
+        (vv, v), (cv, c) = np.asarray(g.own), np.asarray(g.shared)
+        kept = 1 / (1 - self.dropout)
+        return BranchBackward(vv * kept, v - vv, cv * kept, c - cv)
+
+
+def signal_of(read: Pair) -> Signal:
+    """Of a second moment and a correlation."""
+    if isinstance(read[0], float) and isinstance(read[1], float):
+        return Signal(read[0], read[0] * read[1])
+    return Signal(*np.broadcast_arrays(np.asarray(read[0], float), read[0] * read[1]))
+
+
+def branches_of(p: Parametrization) -> list[OneNode]:
     """The branch of every sublayer: one object per kind and stack."""
-    out: list[BranchMoments] = []
-    made: dict[tuple[int, int], BranchMoments] = {}
+    out: list[OneNode] = []
+    made: dict[tuple[int, int], OneNode] = {}
     for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
         if key not in made:
-            made[key] = kind_of(p, i).part("moments").of(p, key[0])
+            made[key] = OneNode(kind_of(p, i).part("signal").of(p, key[0]), p.architecture.dropout)
         out.append(made[key])
     return out
-
-
-def first_attention(p: Parametrization, branches: Sequence[Any]) -> int | None:
-    """The row of the attention whose values later ones add to theirs, as `first` of a kind's branches says."""
-    rows = np.unique(p.kind, return_index=True)[1].tolist()  # one of each kind
-    return next((i for i in (getattr(branches[k], "first", None) for k in rows) if i is not None), None)
 
 
 @dataclass(frozen=True)
@@ -74,9 +107,7 @@ def log_on_branch(p: Parametrization, f: Met) -> FloatArray:
     return np.asarray(np.where(placed(p, NORM_ON_BRANCH), gain - divisor, 0.0))
 
 
-def backward_maps(
-    p: Parametrization, branches: list[BranchMoments], f: Met
-) -> tuple[BranchBackward, BranchBackward | None]:
+def backward_maps(p: Parametrization, branches: list[OneNode], f: Met) -> tuple[BranchBackward, BranchBackward | None]:
     """Backward maps of all sublayers, (..., n); and to the encoder's output, or to what the first attention reads.
 
     The latter is None where nothing goes there.
@@ -106,7 +137,7 @@ def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
     return variance, covariance
 
 
-def _groups(branches: list[BranchMoments]) -> list[tuple[BranchMoments, Rowset]]:
+def _groups(branches: list[OneNode]) -> list[tuple[OneNode, Rowset]]:
     """Every object once, with its rows."""
     identity = np.fromiter(map(id, branches), np.int64, len(branches))
     first = np.sort(np.unique(identity, return_index=True)[1]).tolist()
@@ -154,9 +185,7 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     )
 
 
-def met_by(
-    p: Parametrization, branches: list[BranchMoments], profile: Profile
-) -> tuple[Met, tuple[FloatArray, FloatArray]]:
+def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tuple[Met, tuple[FloatArray, FloatArray]]:
     """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
 
     That is the log variance before a norm on it, and the token correlation.
@@ -164,8 +193,6 @@ def met_by(
     a = p.architecture
     if a.streams is not None:
         raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
-    if first_attention(p, branches) is not None:
-        raise InputError("this is not derived for the values of a first attention; leave attention.first_value out")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
     second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))

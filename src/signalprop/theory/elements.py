@@ -1,7 +1,6 @@
-"""The small formulas that the moments of every kind are made of, and the values that they take and return.
+"""The small formulas that kinds of sublayers are made of, and the values that they take and return.
 
-A signal is a pair here: mean square of one entry, and mean product of the same feature at two tokens; floats, or arrays
-that broadcast. A gradient has mean 0, so its pair is variance and covariance. Derivations: `docs/theory/components.md`.
+Derivations: `docs/theory/components.md`.
 """
 
 from __future__ import annotations
@@ -13,10 +12,50 @@ from numpy.typing import NDArray
 
 from signalprop.network.duals import dual
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.logs import correlation, log_add
+from signalprop.theory import duals_of_nodes
+from signalprop.theory.duals_of_nodes import dual_of_nodes
+from signalprop.theory.logs import correlation, inverse_roots, log_add
 
 Rowset = NDArray[np.intp]  # indices of sublayers
 Pair = tuple[Array, Array]
+
+
+class Signal(NamedTuple):
+    """What the features of tokens have in common: of a stream's entries, or a gradient's.
+
+    Of one node, tokens that are all alike, two floats, or arrays over a sweep, or over sublayers; of n nodes, positions
+    of a sequence, (n,) and (n, n), whose diagonal is of two tokens at one place.
+
+    Attributes:
+        own: mean square of a token's entry. shared: mean product of the same feature at two different tokens.
+    """
+
+    own: Array
+    shared: Array
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether it is of n nodes."""
+        return isinstance(self[1], np.ndarray) and self[1].ndim > np.ndim(self[0])
+
+    def cosine(self) -> Array:
+        """Correlation of two tokens, within [-1, 1]; 0 of tokens without any signal."""
+        if isinstance(self[1], float) or not self.has_nodes:
+            return correlation(self[1], self[0])
+        root = inverse_roots(np.asarray(self.own))
+        return np.asarray(np.clip(self.shared * root * root[:, None], -1.0, 1.0))
+
+    def of_pairs(self, per_token: Array) -> Array:
+        """Of a number per token, the product for every pair of them."""
+        return np.multiply.outer(per_token, per_token) if self.has_nodes else per_token * per_token
+
+    def times(self, other: Signal) -> Signal:
+        """Products of features that are independent."""
+        return Signal(self.own * other.own, self.shared * other.shared)
+
+    def plus(self, other: Signal) -> Signal:
+        """Sums of features that are independent."""
+        return Signal(self.own + other.own, self.shared + other.shared)
 
 
 class Branch(NamedTuple):
@@ -38,61 +77,78 @@ class BranchBackward(NamedTuple):
     cc: FloatArray
 
 
-class Sent(NamedTuple):
+class SentMaps(NamedTuple):
     """Where a branch sends its gradient: to the stream, and to the encoder's output where it reads that."""
 
     stream: BranchBackward
     memory: BranchBackward | None = None
 
-    @classmethod
-    def apart(cls, variance: Array, covariance: Array) -> Sent:
-        """To the stream, where variance and covariance of a gradient do not mix: these are the factors on each."""
-        v, c = np.asarray(variance), np.asarray(covariance)
-        zero = np.zeros_like(v)
-        return cls(BranchBackward(v, zero, zero, c))
+
+Rows = int | Rowset  # a row of the table, or several
 
 
-class BranchMoments(Protocol):
-    """What `of(parametrization, stack)` in a kind's `moments.py` gives: the branches of its sublayers in one stack.
+class Sent(NamedTuple):
+    """A gradient that a branch sends back: to the stream, and to the encoder's output where it reads that."""
 
-    Kinds derive from it.
+    stream: Signal
+    memory: Signal | None = None
+
+
+class Sublayers(Protocol):
+    """What `of(parametrization, stack, nodes)` in a kind's `signal.py` gives: its sublayers in one stack.
+
+    Kinds derive from it. Dropout of the branch, its norm and its multiplier are not in it. `nodes` is a
+    `kernels.nodes.Nodes`; None: one node. Of one node rows may be several, whose signals are arrays (..., rows).
     """
 
-    def forward(self, i: int | Rowset, read: Pair, memory: Pair | None = None) -> Branch:
-        """What sublayer i, or several, adds.
+    def silent(self, i: int) -> bool:
+        """Whether sublayer i gives nothing, and needs no work."""
+        return False
 
-        Args:
-            i: row of the table, or rows. read: second moment of what it reads, and the correlation of second moments
-                of two tokens. memory: the same of the encoder's output.
-        """
+    def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
+        """What sublayers i make of what they read, and of the encoder's output."""
 
-    def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> Sent:
-        """The backward map of `forward`, for many sublayers at once; arrays (..., len(i))."""
+    def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
+        """The gradient at what they read, from the one at what they give; linear in it."""
 
 
-def linear(x: Pair, gain: Array, bias: Array = 0.0) -> Pair:
+def linear(x: Pair, gain: Array, bias: Array = 0.0) -> Signal:
     """A linear map of independent weights of mean 0, `gain` = fan_in * variance; exact (TGS v1 B.2).
 
     One draw of a random bias, of variance `bias`, serves all tokens. A gradient goes back with fan_out * variance.
     """
-    return gain * x[0] + bias, gain * x[1] + bias
+    if isinstance(bias, float) and bias == 0:
+        return Signal(gain * x[0], gain * x[1])
+    return Signal(gain * x[0] + bias, gain * x[1] + bias)
 
 
-def dropped(x: Pair, p: float) -> Pair:
+def dropped(x: Pair, p: float) -> Signal:
     """Dropout of probability p with independent masks, kept entries divided by 1 - p; exact (TGS v1 B.3)."""
-    return x[0] / (1 - p), x[1]
+    return Signal(x[0] / (1 - p), x[1])
 
 
-def activated(x: Pair, name: str) -> Pair:
-    """An element-wise activation of a Gaussian of mean 0; as exact as `signalprop.network.duals.dual`."""
+def activated(x: Pair, name: str) -> Signal:
+    """An element-wise activation of a Gaussian of mean 0, Q(r) of TGS; as exact as `signalprop.network.duals.dual`."""
+    if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
+        return Signal(*dual_of_nodes(name, 0, np.asarray(x[0]), np.asarray(x[1])))
     q = dual(name, x[0], correlation(x[1], x[0]))
-    return q.second_moment, q.covariance_moment
+    return Signal(q.second_moment, q.covariance_moment)
 
 
-def activated_back(g: Pair, x: Pair, name: str) -> Pair:
-    """The gradient before an activation of x, from the one after it."""
+def slope_of_unlike(x: Pair, name: str) -> Array:
+    """E f'(x) f'(y) of two tokens of the size of each that share nothing."""
+    if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
+        return duals_of_nodes.slope_of_unlike(name, np.asarray(x[0]))
+    return dual(name, x[0], x[0] * 0.0).slope_moment
+
+
+def activated_back(g: Pair, x: Pair, name: str) -> Signal:
+    """The gradient before an activation of x, from the one after it; arrays of it may have more axes."""
+    if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
+        own, shared = dual_of_nodes(name, 1, np.asarray(x[0]), np.asarray(x[1]))
+        return Signal(g[0] * own, g[1] * shared)
     q = dual(name, x[0], correlation(x[1], x[0]))
-    return g[0] * q.slope_second_moment, g[1] * q.slope_moment
+    return Signal(g[0] * q.slope_second_moment, g[1] * q.slope_moment)
 
 
 def squashed(name: str, slope: Array, second: Array, r: Array) -> tuple[Array, Array, Array, Array]:

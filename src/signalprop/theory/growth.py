@@ -18,13 +18,12 @@ from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
-from signalprop.theory.branches import branches_of
-from signalprop.theory.elements import BranchMoments
+from signalprop.theory.branches import OneNode, branches_of
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
 
 
-Branches = Sequence[BranchMoments]
+Branches = Sequence[OneNode]
 
 
 @dataclass(frozen=True)

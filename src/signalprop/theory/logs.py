@@ -1,4 +1,4 @@
-"""Arithmetic on logarithms of variances, for plain floats (fast) and arrays (sweeps) alike."""
+"""Arithmetic on variances and their logarithms, for plain floats (fast) and arrays (sweeps) alike."""
 
 from __future__ import annotations
 
@@ -99,3 +99,12 @@ def correlation(shared: Array, total: Array) -> Array:
         top, bottom = np.broadcast_arrays(np.asarray(shared, float), bottom)
         out = np.divide(top, bottom, out=np.zeros(top.shape), where=bottom > 0)
     return np.asarray(np.minimum(np.maximum(out, -1.0), 1.0))
+
+
+def inverse_roots(diagonal: FloatArray) -> FloatArray:
+    """1 / sqrt of every entry, by which a norm divides; 0 below 1e-300, where nothing is left that it could bring to
+    size 1, and whose inverse a double may not hold."""
+    if diagonal.min() > 1e-300:
+        return np.asarray(1.0 / np.sqrt(diagonal))
+    good = diagonal > 1e-300
+    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)

@@ -9,17 +9,15 @@ import numpy as np
 from signalprop.network.layout import stacks_of
 from signalprop.network.moments import Array, FloatArray, Moments
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
-from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, back_through, step, step_back, through
+from signalprop.network.residual import NORM_ON_BRANCH, back_through, step, step_back, through
 from signalprop.results.profile import POINTS
 from signalprop.results.series import Series
 from signalprop.theory.branches import (
     Met,
     backward_maps,
     branches_of,
-    first_attention,
     from_the_sum,
     log_on_branch,
-    placed,
 )
 from signalprop.theory.elements import normed
 from signalprop.theory.logs import (
@@ -52,8 +50,8 @@ class Ahead:
             where an activation stands in for it.
         norm: log of the variance (plus epsilon) by which each norm divides, before the branch or after the sum; 0
             without one. raw_branch: log variance of the branch before a norm on it.
-        memory: second moment and correlation of the encoder's normed output, or of what the attention in row `first`
-            reads, whose values later ones add to theirs. memory_norm: log of what the encoder's norm divides by.
+        memory: second moment and correlation of the encoder's normed output. memory_norm: log of what its norm divides
+            by.
     """
 
     def __init__(self, p: Parametrization) -> None:
@@ -62,7 +60,6 @@ class Ahead:
         self.epsilon = log(float(self.a.norm_eps))
         self.shifts = p.norm_shift if p.norm_bias.any() else None
         self.branches = branches_of(p)
-        self.first = first_attention(p, self.branches)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
                  "r_read", "norm", "turn", "raw_branch")  # fmt: skip
@@ -121,8 +118,6 @@ class Ahead:
     def output(self, i: int, read: Read) -> Output:
         """Log variance and correlation of the branch's output."""
         second, r_read, beyond = read
-        if i == self.first:
-            self.memory = second, r_read
         made = self.branches[i].forward(i, (second, r_read), self.memory)
         raw = log(made.variance) + beyond
         self.seen["raw_branch"][i] = raw
@@ -195,9 +190,6 @@ class Back:
         self.across: list[bool] = []
         if to_memory is not None:
             self.across = np.any(to_memory.vv.reshape(-1, p.n_sublayers), axis=0).tolist()
-        if ahead.first is not None:  # from what it reads to the stream
-            before = np.where(placed(p, NORM_BEFORE), log(p.norm_output**2) - met.norm, 0.0)
-            self.before_first: Array = before[..., ahead.first]
         self.placements, self.parallel = ahead.placements, p.parallel.tolist()
         self.out = {point: [to_fill(p.n_sublayers, self.lead) for _ in range(2)] for point in POINTS}
         self.top, self.kept, self.kept_r = (
@@ -253,9 +245,6 @@ class Back:
             v, c = m_vv + m_vc * r, m_cv + m_cc * r
             self.memory = _added(self.memory, at_branch[0] + log(v), correlation(c, v))
         v, c = self.vv + self.vc * r, self.cv + self.cc * r
-        if i == self.ahead.first:
-            later = safe_exp(self.memory[0] + self.before_first - log_sum)
-            v, c = v + later, c + later * self.memory[1]
         return log_sum, v, c
 
     def skipped_back(self, i: int, at_sum: Gradient) -> Share:

@@ -20,7 +20,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
-from signalprop.theory.elements import BranchBackward, BranchMoments
+from signalprop.theory.elements import BranchBackward
 from signalprop.theory.hidden_units import hidden_units
 from signalprop.theory.own_sizes import bend_of_own_sizes, own_part
 from signalprop.theory.scatter_left_out import NOT_DERIVED, not_derived
@@ -98,7 +98,7 @@ class _Response:
         a = p.architecture
         self.n, self.d, self.tokens = p.n_sublayers, a.d_model, float(a.seq_len)
         self.after = np.broadcast_to(placed(p, NORM_AFTER), self.n)
-        self.branches: list[BranchMoments] = branches_of(p)
+        self.branches = branches_of(p)
         self.here = self.at(0.0, 0.0)
         stream = profile.forward["stream_in"].token_correlation
         self.turn = np.where(stream > 0.5, -_STEP, _STEP)

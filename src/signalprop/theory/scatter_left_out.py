@@ -8,7 +8,7 @@ from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
-from signalprop.theory.branches import branches_of, first_attention, placed
+from signalprop.theory.branches import placed
 from signalprop.theory.network import is_shaped
 
 # Measured over 14 networks of 4 to 6 layers (initializer_range 0.05 and 0.1): granitemoe, kolibri1, minimax_m2, gemma3.
@@ -34,5 +34,4 @@ def not_derived(p: Parametrization) -> str:
         (on_branch, "norms on a branch's output"),
         (bool((p.value_skip != 0).any()), "value skips"),
     )
-    found = next((words for found, words in reasons if found), "")
-    return found or ("values of a first attention" if first_attention(p, branches_of(p)) is not None else "")
+    return next((words for found, words in reasons if found), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,7 @@ from signalprop.network.kinds import KINDS, Kind, kind_named, never
 from signalprop.network.moments import Moments
 from signalprop.network.parametrization import Parametrization, blank
 from signalprop.results.profile import Profile
-from signalprop.sublayers.attention.moments import SelfAttention
-from signalprop.sublayers.cross_attention.moments import CrossAttention
+from signalprop.theory.branches import branches_of
 from signalprop.theory.network import predict_moments
 from signalprop_lab.verification.components import ALL, LAYOUT, Case, Component, Sample, log_uniform, raw_moments
 
@@ -157,10 +155,9 @@ def _sample_branch(
 
 
 def _predict_branch(case: Case, *, kind: Kind, **columns: float) -> list[Moments]:
-    p, row = _table(case, kind, "none", **columns)
-    made = kind.part("moments").of(p, int(p.stack[row]))
-    if type(made) in (SelfAttention, CrossAttention):
-        made = replace(made, one_length=True)  # as `_tokens` have
+    # tokens of one length, as `_tokens` have, are what a norm leaves
+    p, row = _table(case, kind, "pre" if kind.name in ("attention", "cross_attention") else "none", **columns)
+    made = branches_of(p)[row]
     read, memory = (1.0, case["r"]), (1.0, case["m_r"])
     forward = made.forward(row, read, memory)
     ones = np.ones(1)

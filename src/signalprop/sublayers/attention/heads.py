@@ -1,11 +1,8 @@
-"""Moments through self-attention: one head's formulas are `theory.attention`; here they meet weights, biases, dropout.
-
-Of every placement of mask and rotation, forward, and back along all three paths (`docs/theory/network.md`).
-"""
+"""What the heads of an attention are made of: products of widths and weight variances, score variances, sizes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,17 +12,9 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
-from signalprop.sublayers.attention.roles import FirstValues, score_variances
+from signalprop.sublayers.attention.roles import score_variances
 from signalprop.theory.attention_rows import Mask
-from signalprop.theory.elements import (
-    Branch,
-    BranchBackward,
-    BranchMoments,
-    Pair,
-    Rowset,
-    dropped,
-    linear,
-)
+from signalprop.theory.elements import Rows, Sublayers
 from signalprop.theory.logs import correlation, rows_of
 from signalprop.theory.one_length import NO_NORMS, HeadNorms
 
@@ -72,14 +61,14 @@ def table_of(p: Parametrization) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Heads(BranchMoments):
+class Heads(Sublayers):
     """The attention sublayers of one stack: what self- and cross-attention share.
 
     Attributes:
         table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
-        n_queries, n_keys: tokens. rotary, rotary_rows: what rotations leave of the coherence of queries and keys.
-        values: how they add the values of the first one; None: they do not.
+        n_queries, n_keys: tokens. nodes: as of `Sublayers`.
         one_length: tokens are normed before they are read, or queries and keys are. norms: on these.
+        attentions: of sublayers that went forward, for the way back.
     """
 
     table: FloatArray
@@ -88,27 +77,20 @@ class Heads(BranchMoments):
     n_keys: int
     d_model: int
     d_head: int
-    dropout: float
     attention_dropout: float
     qk_norm: bool
     norm_eps: float
     causal: Mask = False
-    rotary: float = 1.0
-    rotary_rows: float = 1.0
-    values: FirstValues | None = None
+    nodes: Any = None
     one_length: bool = False
     norms: HeadNorms = NO_NORMS
-
-    @property
-    def first(self) -> int | None:
-        """The row whose values later ones add to theirs."""
-        return None if self.values is None else self.values.row
+    attentions: dict[int, Any] = field(default_factory=dict)
 
     @cached_property
     def _rows(self) -> list[Row]:
         return rows_of(self.table, Row)
 
-    def at(self, i: int | Rowset) -> Row:
+    def at(self, i: Rows) -> Row:
         """The products of sublayer i, or of several."""
         return Row(*self.table[..., i]) if isinstance(i, np.ndarray) else self._rows[i]
 
@@ -121,29 +103,6 @@ class Heads(BranchMoments):
             return _held_score(row.qk * kept), 0.0
         return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
 
-    def averages(self, row: Row, second: Array, averaged: Pair) -> Pair:
-        """Of averages in units of values of input 1, what the heads give."""
-        bias = row.value_bias
-        if self.mixes:  # rows of attention weights sum to 1, so a value bias passes
-            bias = bias * (row.value_skip + row.attention_gain) ** 2
-        return linear(averaged, row.value * second, bias)
-
-    def output(self, row: Row, values: Pair) -> Branch:
-        """Of what the heads give the branch: output map and its bias, dropout."""
-        return Branch(*dropped(linear(values, row.output, row.output_bias), self.dropout))
-
-    def from_ends(self, row: Row, at_zero: Pair, at_one: Pair) -> BranchBackward:
-        """Attention's backward moments are linear in the gradient's covariance, so two evaluations give the map.
-
-        After the output dropout the gradient has variance G / (1 - p) and covariance Gamma.
-        """
-        (v0, c0), (v1, c1) = at_zero, at_one
-        slope = (np.asarray(v1) - v0, np.asarray(c1) - c0)
-        by_variance, by_covariance = dropped((1.0, 1.0), self.dropout)
-        vv, cv = linear((np.asarray(v0) * by_variance, np.asarray(c0) * by_variance), row.back)
-        vc, cc = linear((slope[0] * by_covariance, slope[1] * by_covariance), row.back)
-        return BranchBackward(np.asarray(vv), np.asarray(vc), np.asarray(cv), np.asarray(cc))
-
 
 def settings(a: Architecture, stack: int) -> dict[str, Any]:
     """The fields of Heads that an architecture says, for one stack (index into STACKS)."""
@@ -155,7 +114,6 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "n_keys": n_queries,
         "d_model": a.d_model,
         "d_head": a.d_head,
-        "dropout": a.dropout,
         "attention_dropout": a.attention_dropout or 0.0,
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from signalprop.kernels.grid import Grid
-from signalprop.kernels.stack import Stack
+from signalprop.kernels.stack import OnNodes, Stack
 from signalprop.kernels.state import State
 from signalprop.kernels.tokens import Keep, See
 from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
-from signalprop.sublayers.experts.kernel import ExpertsKernel
-from signalprop.sublayers.experts.moments import ExpertsMoments
-from signalprop.theory.branches import branches_of, met_by
+from signalprop.sublayers.experts.signal import Experts
+from signalprop.theory.branches import OneNode, branches_of, met_by, signal_of
+from signalprop.theory.elements import Signal
 from signalprop.theory.routing import load_variation
 
 
@@ -33,8 +33,8 @@ def expert_loads(p: Parametrization, profile: Profile) -> FloatArray:
     met, _ = met_by(p, branches, profile)
     for i in np.flatnonzero(kind_named("experts").of(p)).tolist():
         branch = branches[i]
-        assert isinstance(branch, ExpertsMoments)
-        out[_layer(p, i)] = branch.load_variation(i, (met.second[i], met.r_read[i]))
+        assert isinstance(branch, OneNode) and isinstance(branch.kind, Experts)
+        out[_layer(p, i)] = branch.kind.load_variation(i, signal_of((float(met.second[i]), float(met.r_read[i]))))
     return out
 
 
@@ -56,14 +56,17 @@ class ExpertLoads:
 
         def see(i: int, stream: State) -> None:
             branch = stack.branches[i] if i < stack.n else None
-            if isinstance(branch, ExpertsKernel):
+            if isinstance(branch, OnNodes) and isinstance(branch.kind, Experts):
                 written = p.stack[i] != p.stack[0]
                 keep = counted[int(written)]
-                both = State(branch.shared_experts(i, stack.what_is_read(i, stream).kernel))
+                read = branch.nodes.signal(stack.what_is_read(i, stream).kernel)
+                one, two = branch.kind.routed(i, read)
+                shared = Signal(np.broadcast_to(one.shared, np.shape(read.own)), np.asarray(two.shared))
+                both = State(branch.nodes.matrix(shared))
                 log_one, alike = both.moments(keep)
                 whole = (a.target_len or a.seq_len) if written else a.seq_len
                 tokens = int(keep.sum()) if isinstance(keep, np.ndarray) else whole
-                out[_layer(p, i)] = load_variation(branch.made.router, alike * math.exp(log_one), tokens)
+                out[_layer(p, i)] = load_variation(branch.kind.router, alike * math.exp(log_one), tokens)
 
         return see
 

@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.buffers import empty
-from signalprop.kernels.state import normalised
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
+from signalprop.theory.buffers import empty
+from signalprop.theory.logs import inverse_roots
 
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
@@ -39,10 +39,35 @@ Places = NDArray[np.intp]
 Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
+def dual_of_nodes(name: str, derivative: int, own: FloatArray, shared: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """E f(x)^2 of every token, (n,), and E f(x) f(y) of two, (n, n), of Gaussian tokens; with derivative 1 of f'.
+
+    Args:
+        own: variances, (n,). shared: covariances of two different tokens, the diagonal of two at one place, (n, n).
+    """
+    of = dual_of(name, derivative, own)
+    return _of_equal_sizes(of, len(own), 1.0), entry_by_entry(of, shared, empty(len(own)), inverse_roots(own))
+
+
+def slope_of_unlike(name: str, own: FloatArray) -> FloatArray:
+    """E f'(x) f'(y) of two tokens that share nothing, of the size of each, (n,)."""
+    return _of_equal_sizes(dual_of(name, 1, own), len(own), 0.0)
+
+
+def _of_equal_sizes(of: Block, n: int, r: float) -> FloatArray:
+    every = np.arange(n)[:, None]
+    return of(every, every, np.full((n, 1), r))[:, 0]
+
+
 def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Kernels of an activation of a Gaussian stream with this kernel, and of its slope, (T, T) each."""
-    own, r = np.diagonal(kernel).copy(), normalised(kernel)
-    return dual_of_kernel(name, own, r), slope_of_kernel(name, own, r)
+    own = np.diagonal(kernel).copy()
+    found = []
+    for derivative in (0, 1):
+        alone, apart = dual_of_nodes(name, derivative, own, kernel)
+        np.fill_diagonal(apart, alone)
+        found.append(apart.copy())
+    return found[0], found[1]
 
 
 def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
@@ -57,12 +82,12 @@ def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: Flo
         correlation: (T, T), 1 on the diagonal; what rounding has beyond +-1 counts as that.
         out: where the result may be put, `correlation` too.
     """
-    return entry_by_entry(dual_of(name, 0, variance), correlation, np.asarray(variance), out)
+    return entry_by_entry(dual_of(name, 0, variance), correlation, out)
 
 
 def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
     """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
-    return entry_by_entry(dual_of(name, 1, variance), correlation, np.asarray(variance))
+    return entry_by_entry(dual_of(name, 1, variance), correlation)
 
 
 def dual_of(name: str, derivative: int, variance: Array) -> Block:
@@ -178,38 +203,15 @@ def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
 
 
 def entry_by_entry(
-    block: Block,
-    kernel: FloatArray,
-    variance: FloatArray,
-    out: FloatArray | None = None,
-    root: FloatArray | None = None,
+    block: Block, kernel: FloatArray, out: FloatArray | None = None, root: FloatArray | None = None
 ) -> FloatArray:
     """A symmetric matrix, block by block from the diagonal on.
 
     Args:
-        kernel: of correlations. variance: of every position, or one: what the blocks depend on beside correlations.
-        out: where to put it; may be `kernel`.
-        root: correlations are root_i root_j times the kernel, and 1 on the diagonal. None: they are the kernel.
+        kernel: of correlations. out: where to put it; may be `kernel`.
+        root: correlations are root_i root_j times the kernel. None: they are the kernel.
     """
-    half = len(kernel) // 2
-    if _is_twofold(kernel, half) and all(
-        np.array_equal(x[:half], x[half:]) for x in (variance, root) if x is not None and x.ndim
-    ):
-        of_half = None if root is None else root[:half]
-        off = _filled(block, kernel[:half, half:], np.empty((half, half)), of_half, apart=True)
-        own = np.diagonal(kernel)[:half, None].clip(-1.0, 1.0) if root is None else np.ones((half, 1))
-        every = np.arange(half)[:, None]
-        whole = np.tile(off, (2, 2))
-        np.fill_diagonal(whole, np.tile(block(every, every, own)[:, 0], 2))
-        return whole
-    return _filled(block, kernel, np.empty(kernel.shape) if out is None else out, root)
-
-
-def _filled(
-    block: Block, kernel: FloatArray, out: FloatArray, root: FloatArray | None, *, apart: bool = False
-) -> FloatArray:
-    """As `entry_by_entry`; `apart`: what stands on the diagonal are correlations of two tokens."""
-    n = len(kernel)
+    n, out = len(kernel), np.empty(kernel.shape) if out is None else out
     positions = np.arange(n)
     for start in range(0, n, _ROWS):
         end = min(start + _ROWS, n)
@@ -221,28 +223,11 @@ def _filled(
                 given = np.multiply(given, root[other], out=r)
                 r *= root[part, None]
             given.clip(-1.0, 1.0, out=r)
-            if root is not None and left == start and not apart:
-                r.ravel()[:: r.shape[1] + 1] = 1.0
             found = block(positions[part, None], positions[other], r)
             out[part, other] = found
             if (beyond := max(end, left)) < n:
                 out[beyond : left + _COLUMNS, part] = found[:, beyond - left :].T
     return out
-
-
-def _is_twofold(correlation: FloatArray, half: int) -> bool:
-    """Whether two tokens stand at every position, as on a grid (`signalprop.kernels.grid`): four blocks, one of which
-    says all but the diagonal."""
-    if len(correlation) != 2 * half or half < 2 or correlation[0, 1] != correlation[0, half + 1]:
-        return False
-    apart = ~np.eye(half, dtype=bool)
-    one, other = correlation[:half, :half], correlation[half:, half:]
-    across = correlation[:half, half:]
-    return (
-        np.array_equal(across, correlation[half:, :half])
-        and np.array_equal(one, other)
-        and np.array_equal(one[apart], across[apart])
-    )
 
 
 # --- a variance for every position ---------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Where the tokens of a stack stand, and how a signal of n nodes lies in one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from signalprop.kernels.grid import Grid
+from signalprop.kernels.shaping import Shapes
+from signalprop.network.moments import FloatArray
+from signalprop.network.products import product
+from signalprop.theory.elements import Signal
+
+
+@dataclass
+class Nodes:
+    """The n positions that are followed.
+
+    Attributes:
+        shapes: what the attention of every sublayer is shaped to. grid: None: all positions are followed.
+        memory: the grid of an encoder's output that is read. keeps: whether attentions are kept for the way back.
+    """
+
+    shapes: Sequence[Shapes]
+    grid: Grid | None = None
+    memory: Grid | None = None
+    keeps: bool = False
+
+    def signal(self, kernel: FloatArray) -> Signal:
+        """Of a token kernel."""
+        return _signal(kernel, self.grid)
+
+    def matrix(self, x: Signal) -> FloatArray:
+        """The token kernel of a signal."""
+        return _matrix(x, self.grid)
+
+    def moved(self, x: Signal, by: int) -> Signal:
+        """What stood so many positions before every node, or after it (below 0); 0 where nothing did."""
+        n = len(np.asarray(x.own))
+        move = np.eye(n, k=-by) if self.grid is None else self.grid.moved(-by)
+        return Signal(move @ np.asarray(x.own), product(product(move, np.asarray(x.shared)), move.T))
+
+    def memory_signal(self, kernel: FloatArray) -> Signal:
+        """As `signal`, of an encoder's output."""
+        return _signal(kernel, self.memory)
+
+    def memory_matrix(self, x: Signal) -> FloatArray:
+        """As `matrix`, of an encoder's output."""
+        return _matrix(x, self.memory)
+
+
+def _signal(kernel: FloatArray, grid: Grid | None) -> Signal:
+    if grid is None:
+        return Signal(np.diagonal(kernel).copy(), kernel)
+    off, own = grid.split(kernel)
+    return Signal(own, off)
+
+
+def _matrix(x: Signal, grid: Grid | None) -> FloatArray:
+    own, shared = np.asarray(x.own), np.asarray(x.shared)
+    if grid is not None:
+        return grid.joined(shared, own)
+    if np.array_equal(np.diagonal(shared), own):
+        return shared
+    whole = shared.copy()
+    np.fill_diagonal(whole, own)
+    return whole

@@ -1,0 +1,86 @@
+"""What attention to the encoder's output does to a signal, forward, and back to both streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from signalprop.errors import InputError
+from signalprop.network.kinds import rows_where
+from signalprop.network.moments import Array
+from signalprop.network.parametrization import Parametrization
+from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, table_of
+from signalprop.sublayers.attention.signal import size_of
+from signalprop.theory import attention
+from signalprop.theory.elements import Rows, Sent, Signal, linear
+
+
+class OneNode(NamedTuple):
+    """Heads between tokens that are all alike.
+
+    Attributes:
+        read: what queries and keys are made of, of second moment 1. ratio: second moment of the latter over the former.
+    """
+
+    read: attention.Attention
+    ratio: Array
+
+    def forward(self) -> Signal:
+        """In units of the encoder's second moment."""
+        return Signal(*attention.forward(self.read))
+
+    def backward(self, g: Signal) -> tuple[Signal, Signal]:
+        """At the queries' stream, and at the encoder's output."""
+        query, key = attention.backward_apart(self.read._replace(r_g=g.shared / np.maximum(g.own, 1e-300)))
+        return linear((query[0] * g.own, query[1] * g.own), self.ratio), Signal(key[0] * g.own, key[1] * g.own)
+
+
+@dataclass(frozen=True)
+class CrossAttention(Heads):
+    """Attention of a stream to the encoder's output."""
+
+    sizes: attention.Sizes = field(kw_only=True)
+
+    def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
+        assert memory is not None
+        row, squared = self.at(i), self.at(i).attention_gain ** 2
+        averaged = linear(self._heads(i, row, x, memory).forward(), size_of(memory) if self.nodes is None else 1.0)
+        values = linear(averaged, row.value * squared, row.value_bias * squared)
+        return linear(values, row.output, row.output_bias)
+
+    def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
+        """To the query stream and to the encoder's output."""
+        assert memory is not None
+        row = self.at(i)
+        made = self.attentions.pop(i, None) if isinstance(i, int) else None
+        to_queries, to_keys = (made or self._heads(i, row, x, memory)).backward(g)
+        back = row.back * row.attention_gain**2
+        return Sent(linear(to_queries, back), linear(to_keys, back))
+
+    def _heads(self, i: Rows, row: Row, x: Signal, memory: Signal) -> Any:
+        if self.nodes is None:
+            s0, bias = self.scores(row, x.own, memory.own)
+            # the paths fall with the query's second moment: 0 stays 0
+            read = self.sizes.across(x.cosine(), memory.cosine(), s0, query_bias=bias)
+            return OneNode(read, memory.own / np.maximum(x.own, 1e-200))
+        from signalprop.sublayers.cross_attention.on_nodes import heads_of
+
+        made = heads_of(self, row, x, memory)
+        if self.nodes.keeps:
+            self.attentions[int(i)] = made
+        return made
+
+
+def of(p: Parametrization, stack: int, nodes: Any = None) -> CrossAttention:
+    """The cross-attention sublayers of a table."""
+    a = p.architecture
+    if (p.value_skip[..., rows_where(p, lambda kind: kind.reads_memory)] != 0).any():
+        raise InputError(
+            "value_skip of a cross-attention is not 0; expected 0 there, where a query has no value of its own"
+        )
+    fields = settings(a, stack) | {"n_keys": a.seq_len, "causal": False}
+    how = {name: fields[name] for name in ("one_length", "norms")}
+    sizes = attention.Sizes(fields["n_queries"], a.seq_len, a.d_model, a.d_head, fields["attention_dropout"], **how)
+    return CrossAttention(table_of(p), mixes(p), **fields, nodes=nodes, sizes=sizes)
