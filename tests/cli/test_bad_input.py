@@ -27,7 +27,7 @@ BOOK = Path(__file__)
         (["predict", "tgs", "--scheme", "xavier,"], "--scheme 'xavier,' has an empty member"),
         (["predict", "tgs", "--scheme", "xavier,xavier"], "has 'xavier' 2 times"),
         (["predict", "tgs", "--scheme", "xavier,deepscalelm", "--option", "k=1"], "--option is for one scheme"),
-        (["compare", "tgs", "--scheme", "xavier,lns"], "expected one scheme here (predict and frontier take several)"),
+        (["compare", "tgs", "--scheme", "xavier,lns"], "expected one scheme here (predict takes several)"),
         (["apply", str(BOOK), "--scheme", "xavier,lns", "--out", "out"], "expected one scheme here"),
         (["predict", "bart"], "known presets: tgs"),
         (["predict", "gtp2"], "unknown preset 'gtp2'; did you mean gpt2?"),

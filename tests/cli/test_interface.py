@@ -34,7 +34,6 @@ RESULTS = {
     "equivalent": ["equivalent", "tgs", *TINY[:2], "--scheme", "xavier,fixed"],
     "presets": ["presets"],
     "compute": ["compute", "tgs"],
-    "frontier": ["frontier", "tgs", "--layers", "1", "--widths", "16", "--seq-len", "8"],
 }
 
 

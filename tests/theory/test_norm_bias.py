@@ -12,8 +12,8 @@ import signalprop as sp
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.theory.growth import fixed_point
 from signalprop.theory.reading import with_bias
+from signalprop_lab.studies.growth import fixed_point
 
 BIAS = 0.3
 INPUTS = InputStatistics(kind="stream", token_correlation=0.2, variance=1.0, mean=0.0)

@@ -15,8 +15,8 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.schemes import scheme
-from signalprop.theory.growth import fixed_point
 from signalprop.theory.network import predict_moments
+from signalprop_lab.studies.growth import fixed_point
 
 STREAM = InputStatistics(kind="stream", token_correlation=0.25, target_correlation=0.3)
 

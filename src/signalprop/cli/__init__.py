@@ -27,7 +27,6 @@ from signalprop.cli.diagnose import diagnose
 from signalprop.cli.equivalent import equivalent
 from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
-from signalprop.cli.frontier import frontier
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS
@@ -41,7 +40,7 @@ from signalprop.errors import InputError, MissingExtra
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
     predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
-    coordinates, equivalent, frontier,
+    coordinates, equivalent,
 )  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 

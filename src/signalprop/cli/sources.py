@@ -76,7 +76,7 @@ def parametrization(
 def _one(name: str) -> str:
     """A scheme's name; several of them are taken apart before."""
     if "," in name:
-        raise InputError(f"--scheme is {name!r:.80}; expected one scheme here (predict and frontier take several)")
+        raise InputError(f"--scheme is {name!r:.80}; expected one scheme here (predict takes several)")
     return name
 
 

@@ -13,9 +13,9 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.theory.growth import fixed_point
 from signalprop_lab.reproductions.networks import HEADS, both, data_words, over_depth, tgs
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
+from signalprop_lab.studies.growth import fixed_point
 
 DROPOUT = 0.1
 PAPER_CROSSING, PAPER_FIXED_POINT = 0.65, 0.88  # TGS figure 7; v1 appendix F

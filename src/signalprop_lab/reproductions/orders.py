@@ -13,8 +13,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
-from signalprop.theory.growth import Growth, growth_orders
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
+from signalprop_lab.studies.growth import Growth, growth_orders
 
 DEPTHS = (12, 48, 192, 768, 2500, 10_000)
 # TGS Table 3: (forward, gradient, sensitivity); its post-norm half has no forward column

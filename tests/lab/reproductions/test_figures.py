@@ -12,7 +12,6 @@ from signalprop.files.storage import read_json
 from signalprop.kernels.shaping import exponential_kernel
 from signalprop.network.moments import FloatArray
 from signalprop.schemes import scheme
-from signalprop.theory.growth import Growth
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run
 from signalprop_lab.reproductions.correlation import (
     ffn_map,
@@ -24,6 +23,7 @@ from signalprop_lab.reproductions.networks import agreement, both, photographs, 
 from signalprop_lab.reproductions.orders import law_check, orders
 from signalprop_lab.reproductions.pictures import save
 from signalprop_lab.reproductions.removal import removal_checks
+from signalprop_lab.studies.growth import Growth
 
 
 def sampled_relu(r: float, n: int = 400_000) -> tuple[float, float]:

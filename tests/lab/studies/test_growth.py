@@ -11,8 +11,8 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.schemes import scheme
-from signalprop.theory.growth import Growth, fixed_point, growth_orders
 from signalprop.theory.network import predict_moments
+from signalprop_lab.studies.growth import Growth, fixed_point, growth_orders
 
 LONG = 100_000  # tokens: the closed forms below are for many
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from signalprop.frontier import Cell, Frontier
 from signalprop.report.section_plots import COLOURS
+from signalprop_lab.studies.frontier import Cell, Frontier
 
 
 def figure(found: Frontier) -> Any:

@@ -7,7 +7,7 @@ import pytest
 
 import signalprop as sp
 from signalprop.errors import InputError
-from signalprop.theory.first_step import FirstStep, step_of
+from signalprop_lab.studies.first_step import FirstStep, step_of
 from stepping import LENGTH, SEQUENCES, batch_of, change_by_adam, network
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import signalprop as sp
-from signalprop.cli import run
 from signalprop.data.batches import load_text, text_batch, word_ids
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
-from signalprop.frontier import Frontier, frontier
-from signalprop.theory.first_step import TESTED
+from signalprop_lab.studies.first_step import TESTED
+from signalprop_lab.studies.frontier import Frontier, frontier
+from signalprop_lab.studies.frontier_picture import figure
 from stepping import STORED, measured_over_predicted, network
 
 
@@ -37,17 +37,14 @@ def test_what_it_says_of_itself_is_what_was_measured(optimizer: str) -> None:
     assert ("failed" in said) == (np.mean(off < np.log(1.5)) < 0.9)
 
 
-def test_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "frontier.svg"
-    arguments = ["frontier", "tgs", "--layers", "1,2", "--widths", "64,128", "--scheme", "xavier,rezero"]
-    assert run([*arguments, "--seq-len", "8", "--optimizer", "adam"]) == 0
-    of_adam = capsys.readouterr().out
-    assert run([*arguments, "--seq-len", "8", "--optimizer", "adamw"]) == 0
-    assert capsys.readouterr().out == of_adam
-    assert run([*arguments, "--seq-len", "8", "--optimizer", "sgd", "--plot", str(picture)]) == 0
-    out = capsys.readouterr().out
-    assert len([line for line in out.splitlines() if " 64 " in line]) == 4
-    assert "xavier, pre: rate ~ layers^" in out and "SGD failed" in out
+def test_as_text_and_picture(tmp_path: Path) -> None:
+    shapes = [(n, width) for n in (1, 2) for width in (64, 128)]
+    tables = [sp.scheme(name)(network(*shape, "pre")) for name in ("xavier", "rezero") for shape in shapes]
+    found, picture = frontier(tables, optimizer="sgd"), tmp_path / "frontier.svg"
+    assert len([line for line in found.table().splitlines() if " 64 " in line]) == 4
+    assert "xavier, pre: rate ~ layers^" in found.table() and "SGD failed" in " ".join(found.notes)
+    assert any(".58 to .80" in note for note in frontier(tables[:1]).notes)
+    figure(found).savefig(picture)
     assert "xavier, pre" in picture.read_text() and "2 layers" not in picture.read_text()
 
 
