@@ -26,8 +26,9 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
         ),
         ("both-train", "DeepScaleLM ends below plain Post-LN"),
         ("deeper", DEEP),
-        ("tgs-tab11", "DeepScaleLM ends below LayerScale"), ("tgs-tab11", "DeepScaleLM ends below SkipInit"),
-        ("tgs-tab11", "DeepScaleLM ends below ReZero"), ("tgs-tab11", "DeepScaleLM ends below DeepNorm"),
+        ("tgs-tab11", "the full DeepScaleLM ends below the simpler one, as in Table 14"),
+        ("tgs-tab11-fixed", "DeepScaleLM ends below LayerScale"),
+        ("tgs-tab11-fixed", "DeepScaleLM ends below ReZero"), ("tgs-tab11-fixed", "DeepScaleLM ends below DeepNorm"),
          ("encoder-methods", "DeepScaleLM ends below ReZero"),
         ("tgs-tab13-14", "48 Post-LN layers without scaled residuals learn nothing"),
         (
@@ -43,8 +44,8 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
     "SPA": [
         ("gallery", "spa-fig1-7"),
         ("spa-tab3", "networks of 72 and 108 layers without skips and norms train"),
-        ("spa-longer", "E-SPA ends below Pre-LN after 5 times as many steps"),
-        ("spa-longer", "in as many steps Pre-LN ends below E-SPA"),
+        ("spa-longer", "E-SPA of 1000 steps ends below Pre-LN of 200"),
+        ("spa-longer", "in 200 steps Pre-LN ends below E-SPA"),
         ("spa-tab2", "E-SPA with norms ends below Pre-LN"),
         ("spa-tab2", "without norms E-SPA ends below normalised skips"),
         ("spa-fig8-10", "E-SPA: orthogonal weights end below Gaussian ones"),
