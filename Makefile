@@ -9,7 +9,7 @@ DEMO := tgs --layers 48 --scheme xavier
 # Packages are compiled as they are imported. Where a machine forbids that, every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
+.PHONY: demo test test-slow mutants lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
@@ -23,6 +23,10 @@ test: lint
 test-slow: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=many
+
+# 100 small errors in the theory, one at a time: which of them its fast tests catch. An hour and more.
+mutants: $(VENV)/dev.stamp
+	$(BIN)/python -m signalprop_lab.mutants
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
