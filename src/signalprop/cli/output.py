@@ -19,6 +19,7 @@ from signalprop.errors import InputError, MissingExtra, as_line, printable, requ
 from signalprop.files.storage import real_path, write_json
 
 if TYPE_CHECKING:
+    from signalprop.prediction import Cost
     from signalprop.report.html import Item
     from signalprop.results.profile import Profile
 
@@ -173,6 +174,19 @@ def deliver(
 def note(line: str) -> None:
     """A line of the command's own on stderr."""
     print(f"signalprop: {as_line(line)}", file=sys.stderr)
+
+
+_LONG, _LARGE = 10, 1e9  # seconds and bytes from which work says beforehand what it takes
+
+
+def announce(costs: Sequence[Cost]) -> None:
+    """Say on stderr what predictions take, one after the other, where that is long or much."""
+    seconds, most = sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0.0)
+    if seconds > _LONG or most > _LARGE:
+        note(
+            f"this takes about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory; fewer layers (--layers) or tokens "
+            "(--seq-len) take less, and --fidelity moments of predict, which averages over positions, least"
+        )
 
 
 def facts(*lines: tuple[str, object]) -> None:

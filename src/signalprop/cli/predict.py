@@ -14,9 +14,9 @@ from signalprop.cli import options as opt
 from signalprop.cli import output, sources
 from signalprop.errors import InputError
 
-_LONG = 3  # seconds from which a prediction says beforehand how long it takes
-
 if TYPE_CHECKING:
+    from signalprop.network.architecture import Architecture
+    from signalprop.network.inputs import InputStatistics
     from signalprop.network.parametrization import Parametrization
     from signalprop.results.profile import Profile
 
@@ -53,7 +53,7 @@ def predict(
       signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
     """
     from signalprop.data.batches import default_batch, default_statistics
-    from signalprop.prediction import check_fidelity, expected_seconds
+    from signalprop.prediction import check_fidelity, expected_cost
     from signalprop.prediction import predict as predicted
 
     output.check_outputs(json_file, plot)
@@ -71,27 +71,25 @@ def predict(
         for n in depths
     ]
 
+    def read_by(a: Architecture) -> InputStatistics:
+        if text is None:
+            return default_statistics(a)
+        return default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
+
+    place = opt.usable(device) if device != "cpu" else device
+    output.announce([expected_cost(p, read_by(p.architecture), chosen) for p in tables])
+
     def one(p: Parametrization) -> Profile:
-        a = p.architecture
-        inputs = default_statistics(a)
-        if text is not None:
-            inputs = default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
+        inputs = read_by(p.architecture)
         if chosen == "simulate":
             from signalprop.measurement.simulation import simulate
 
-            place = opt.usable(device)
             with output.progress("simulating") as step:
                 profile = simulate(
                     p, inputs, n_seeds=seeds, seed=seed, backward=not no_gradient, batch_size=batch_size, device=place,
                     progress=step,
                 )  # fmt: skip
             return replace(profile, reads=inputs.source)
-        seconds = expected_seconds(p, inputs, chosen)
-        if seconds > _LONG:
-            output.note(
-                f"following every pair of {a.seq_len:,} tokens takes about {seconds:.0f} s; fewer tokens "
-                "(--seq-len) take less, and --fidelity moments, which averages over positions, milliseconds"
-            )
         return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     if not many:

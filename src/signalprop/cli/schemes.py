@@ -14,6 +14,7 @@ from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+    from signalprop.network.parametrization import Parametrization
 
 SCHEMA = "signalprop/schemes/1"
 
@@ -67,14 +68,22 @@ def schemes(
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:
     """Add the prediction for an architecture to every scheme, or the reason why it refuses."""
     from signalprop.data.batches import default_statistics
-    from signalprop.prediction import predict
+    from signalprop.prediction import expected_cost, predict
     from signalprop.schemes import scheme
 
     inputs = default_statistics(architecture)
+    tables: dict[str, Parametrization] = {}
+    for name, item in everything.items():
+        try:
+            tables[name] = scheme(name)(architecture, inputs)
+        except InputError as error:
+            item["prediction"] = {"refused": str(error)}
+    output.announce([expected_cost(table, inputs, "auto") for table in tables.values()])
     with output.progress("predicting") as step:
-        for done, (name, item) in enumerate(everything.items(), start=1):
+        for done, (name, table) in enumerate(tables.items(), start=1):
+            item = everything[name]
             try:
-                profile = predict(scheme(name)(architecture, inputs), inputs)
+                profile = predict(table, inputs)
             except InputError as error:
                 item["prediction"] = {"refused": str(error)}
             else:
@@ -87,7 +96,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
                     "gradient_ratio": None if gradient is None else float(gradient["stream_in"].variance[0]),
                     "sensitivity": profile.sensitivity()["mean"],
                 }
-            step(done, len(everything))
+            step(done, len(tables))
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:

@@ -165,7 +165,13 @@ class Series:
     @staticmethod
     @typed
     def joined(parts: Sequence[Series]) -> Series:
-        """The `parts` of a sweep, one after the other along its first axis."""
+        """The `parts` of a sweep, one after the other along its first axis.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not parts:
+            raise InputError("parts is empty; expected at least one Series")
         columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
         present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
         return replace(parts[0], **present)
