@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
@@ -235,52 +236,59 @@ _LONG = 25_000_000  # up to which they take seconds
 
 
 def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
-    """The cheapest fidelity that is right for an architecture, and why."""
-    a = parametrization.architecture
-    single, pairs = parametrization.skip.ndim == 1, parametrization.n_sublayers * a.seq_len**2
-    if is_shaped(parametrization) and a.kind == "encoder-decoder":
+    """The cheapest fidelity that is right for an architecture, and why: token kernels where positions differ."""
+    p, a = parametrization, parametrization.architecture
+    if is_shaped(p) and a.kind == "encoder-decoder":
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
     if adds_first_values(a):
         return "simulate", "fidelity simulate: no closed form here adds the values of a first attention"
-    if is_shaped(parametrization) and single and not a.causal:
-        return "kernel", "fidelity kernel: shaped attention weighs tokens by where they stand"
-    drawn = [kind.words for kind in kinds_in(parametrization) if not kind.closed]
-    if drawn and single:
-        return "kernel", f"fidelity kernel: {' and '.join(drawn)} have no closed form, so networks are drawn"
-    if a.causal and single:
-        return "kernel", "fidelity kernel: positions of a causal stack differ, and position averages compound wrongly"
-    if a.kind == "encoder" and a.head == "classes" and single and (a.class_token or pairs <= _LONG):
-        return (
-            "kernel",
-            "fidelity kernel: the token that the classes are read from carries the whole gradient, so positions differ",
-        )
-    if a.kind == "encoder" and single and inputs.kind == "patches" and inputs.second_moments is not None:
-        return "kernel", "fidelity kernel: images differ in contrast, and norms divide each by its own"
-    if a.kind == "encoder" and single and has_window(a):
-        return "kernel", "fidelity kernel: in a window tokens that stand near each other read the same keys"
-    ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
-    shallow = single and pairs <= _CHEAP
-    if a.kind == "encoder" and ids and shallow and _reads_normed(parametrization):
-        return "kernel", "fidelity kernel: in a shallow stack it matters which tokens are equal"
+    differ = next(_why_positions_differ(p, inputs), "") if p.skip.ndim == 1 else ""
+    if differ and (a.kind != "encoder-decoder" or _can_be_followed(p, inputs)):
+        return "kernel", f"fidelity kernel: {differ}"
     if a.causal:
-        return (
-            "moments",
-            "fidelity moments: a sweep; position averages compound wrongly in causal stacks, gradients most",
+        averages = "a sweep; position averages compound wrongly in causal stacks, gradients most"
+    elif differ:
+        averages = (
+            "averages over positions, though those of a causal decoder differ; gradients at its first sublayers were "
+            "measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel follows every position"
         )
-    if a.kind == "encoder-decoder" and single:
-        rows = (parametrization.stack == 0).sum(), (parametrization.stack == 1).sum()
-        from signalprop.kernels.grid import grid_for
+    else:
+        averages = "all positions are alike, scalars suffice"
+    return "moments", f"fidelity moments: {averages}"
 
-        followed = rows[0] * a.seq_len**2 + rows[1] * (a.target_len or a.seq_len) ** 2 <= _LONG
-        if followed or grid_for(parametrization, inputs) is not None:
-            return "kernel", "fidelity kernel: positions of a causal decoder differ, and averages compound wrongly"
-        return (
-            "moments",
-            "fidelity moments: averages over positions, though those of a causal decoder differ; gradients at its "
-            "first sublayers were measured to be 1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel "
-            "follows every position",
-        )
-    return "moments", "fidelity moments: all positions are alike, scalars suffice"
+
+def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterator[str]:
+    """Why one number for all positions is not enough, the weightiest reason first."""
+    a, pairs = p.architecture, p.n_sublayers * p.architecture.seq_len**2
+    if is_shaped(p) and not a.causal:
+        yield "shaped attention weighs tokens by where they stand"
+    if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
+        yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"
+    if a.causal:
+        yield "positions of a causal stack differ, and position averages compound wrongly"
+    if a.kind == "encoder-decoder":
+        yield "positions of a causal decoder differ, and averages compound wrongly"
+    if a.kind != "encoder":
+        return
+    if a.head == "classes" and (a.class_token or pairs <= _LONG):
+        yield "the token that the classes are read from carries the whole gradient, so positions differ"
+    if inputs.kind == "patches" and inputs.second_moments is not None:
+        yield "images differ in contrast, and norms divide each by its own"
+    if has_window(a):
+        yield "in a window tokens that stand near each other read the same keys"
+    ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
+    if ids and pairs <= _CHEAP and _reads_normed(p):
+        yield "in a shallow stack it matters which tokens are equal"
+
+
+def _can_be_followed(p: Parametrization, inputs: InputStatistics) -> bool:
+    """Whether the positions of an encoder-decoder are few, or stand on a grid, or some sublayers have to be drawn."""
+    from signalprop.kernels.grid import grid_for
+
+    a = p.architecture
+    lengths = np.where(p.stack == 0, a.seq_len, a.target_len or a.seq_len).astype(float)
+    drawn = not all(kind.closed for kind in kinds_in(p))
+    return drawn or bool((lengths**2).sum() <= _LONG) or grid_for(p, inputs) is not None
 
 
 def _averages_asked_for(parametrization: Parametrization, inputs: InputStatistics) -> str:
