@@ -52,7 +52,8 @@ def predict(
             images; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without
             real ids on a grid of positions, `kernel` all of them.
         backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
-            (`identity_distance`) and ln of the gain from the last stream back to its input (`log_gain`).
+            (`identity_distance`) and, of fidelity `moments`, ln of the gain from the last stream back to its input
+            (`log_gain`).
 
     The profile's `fidelity` says what was used, its `notes` why.
 
@@ -100,7 +101,7 @@ def predict(
     one = a.streams is None and parametrization.skip.ndim == 1
     one = one and not drawn_rows(parametrization).any()
     if backward and chosen != "simulate" and one and not is_shaped(parametrization):
-        profile = _with_nearness(parametrization, statistics, profile)
+        profile = _with_nearness(parametrization, profile)
     if parametrization.skip.ndim == 1:
         largest = float(scores_of(parametrization).max(initial=0.0))
         profile = replace(profile, statistics={**profile.statistics, SCORE_VARIANCE: largest})
@@ -208,19 +209,15 @@ def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoad
     )
 
 
-def _with_nearness(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Profile:
-    """The profile with the nearness of layers to the identity, and the gain of those after them, as `statistics`.
-
-    The gain is that of position averages in either fidelity: averages of what a kernel profile has resolved by position
-    do not compound (docs/theory/depth.md).
-    """
+def _with_nearness(p: Parametrization, profile: Profile) -> Profile:
+    """The profile with the nearness of layers to the identity as `statistics`; of averages with the gain of those after
+    each, too: averages of what a kernel profile has resolved by position do not compound (docs/theory/depth.md)."""
     from signalprop.theory.bounds import nearness
-    from signalprop.theory.network import predict_moments
 
-    found = nearness(p, profile)
+    found = nearness(p, profile).statistics()
     if profile.fidelity == "kernel":
-        found = replace(found, log_gain=nearness(p, predict_moments(p, inputs, backward=False)).log_gain)
-    return replace(profile, statistics={**profile.statistics, **found.statistics()})
+        del found["log_gain"]
+    return replace(profile, statistics={**profile.statistics, **found})
 
 
 def check_fidelity(name: str) -> Fidelity:
