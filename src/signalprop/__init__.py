@@ -32,6 +32,7 @@ from signalprop.schemes import SCHEMES, Scheme, scheme
 from signalprop.schemes.equivalence import Equivalence, equivalent
 
 if TYPE_CHECKING:
+    from signalprop.advice import advise
     from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.diagnosis import diagnose
     from signalprop.kernels.trace import Trace, attention_only, trace
@@ -70,6 +71,7 @@ __all__ = [
     "SignalCallback",
     "SignalMonitor",
     "Trace",
+    "advise",
     "anatomy",
     "apply",
     "attention_only",
@@ -120,6 +122,7 @@ _NEEDS_TORCH = {
 }
 _WHEN_USED = dict.fromkeys(("Trace", "attention_only", "trace"), "signalprop.kernels.trace")
 _WHEN_USED["compare"] = "signalprop.studies"
+_WHEN_USED["advise"] = "signalprop.advice"
 
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt ones too

@@ -17,6 +17,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from signalprop.cli.advise import advise
 from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
 from signalprop.cli.check import check
@@ -39,8 +40,8 @@ from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
-    predict, measure, compare, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets, compute,
-    coordinates, equivalent,
+    predict, measure, compare, advise, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets,
+    compute, coordinates, equivalent,
 )  # fmt: skip
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 

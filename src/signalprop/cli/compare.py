@@ -46,6 +46,7 @@ def compare(
     inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
     report: Annotated[
@@ -71,6 +72,7 @@ def compare(
     from signalprop.studies import study
 
     output.check_outputs(json_file, plot)
+    output.check_severity(fail_on)
     page = output.report_file(report, no_report, json_file, REPORT)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
@@ -114,3 +116,4 @@ def compare(
         page=page,
         items=lambda: [(result.predicted.scheme, result), *built],
     )
+    output.fail_on(result.findings, fail_on)

@@ -91,6 +91,7 @@ def diagnose(
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
     report: Annotated[
@@ -116,6 +117,7 @@ def diagnose(
     from signalprop.report import diagnosis_tables
 
     output.check_outputs(json_file, plot)
+    output.check_severity(fail_on)
     page = output.report_file(report, no_report, json_file, REPORT)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})
     more = More(remove=remove, cast=formats_of(cast), task=task)
@@ -145,6 +147,7 @@ def diagnose(
         page=page,
         items=lambda: [(item.model, item) for item in results],
     )
+    output.fail_on(found.findings, fail_on)
 
 
 def _weights(model: str, against: str | None, json_file: str | None) -> None:

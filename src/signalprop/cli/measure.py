@@ -51,6 +51,7 @@ def measure(
     inside: opt.Inside = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
@@ -70,6 +71,7 @@ def measure(
     from signalprop.studies import with_gradient
 
     output.check_outputs(json_file, plot)
+    output.check_severity(fail_on)
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
@@ -108,3 +110,4 @@ def measure(
     profile = average(profiles)
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))
     output.deliver_profile(profile, json_file, plot, all_rows=all_rows)
+    output.fail_on(profile.findings, fail_on)

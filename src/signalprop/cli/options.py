@@ -73,6 +73,10 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and da
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]
+FailOn = Annotated[
+    str | None,
+    typer.Option("--fail-on", metavar="SEVERITY", help="Exit status 3 on findings as severe: fault, warning or note."),
+]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
@@ -162,7 +166,7 @@ PANELS = {
     "Network": (*_NETWORK, "assignments"),
     "Initialisation": ("scheme", "option", "qk_scale", "random_init"),
     "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
-    "Output": ("all_rows", "json_file", "plot", "report", "no_report", "out"),
+    "Output": ("all_rows", "fail_on", "json_file", "plot", "report", "no_report", "out"),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 
@@ -21,6 +21,7 @@ from signalprop.files.storage import real_path, write_json
 if TYPE_CHECKING:
     from signalprop.prediction import Cost
     from signalprop.report.html import Item
+    from signalprop.results.findings import Findings, Severity
     from signalprop.results.profile import Profile
 
 # Where `signalprop report` writes its page unless it is told.
@@ -207,6 +208,28 @@ def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
         print(f"no report: {error}", file=sys.stderr)
     else:
         print(f"report: {file.path}", file=sys.stderr)
+
+
+FOUND = 3  # exit status of a command that found what --fail-on names
+
+
+def check_severity(severity: str | None) -> None:
+    """Refuse a --fail-on that names none, before the long work."""
+    from signalprop.results.findings import SEVERITIES
+
+    if severity is not None and severity not in SEVERITIES:
+        raise InputError(f"--fail-on is {severity!r:.80}; expected {', '.join(SEVERITIES)}")
+
+
+def fail_on(findings: Findings, severity: str | None) -> None:
+    """End with status 3 where a finding is as severe as --fail-on says, or more.
+
+    Raises:
+        InputError: an unknown severity. typer.Exit: such a finding.
+    """
+    check_severity(severity)
+    if severity is not None and findings.at_least(cast("Severity", severity)):
+        raise typer.Exit(FOUND)
 
 
 def echo_profile(

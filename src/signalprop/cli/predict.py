@@ -39,6 +39,7 @@ def predict(
     seed: opt.Seed = 0,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where fidelity simulate runs.")] = "cpu",
     all_rows: opt.All = False,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
@@ -57,6 +58,7 @@ def predict(
     from signalprop.prediction import predict as predicted
 
     output.check_outputs(json_file, plot)
+    output.check_severity(fail_on)
     chosen = check_fidelity(fidelity)
     schemes = opt.several_schemes(scheme, option)
     depths: Sequence[int | None] = opt.several_numbers(
@@ -93,7 +95,9 @@ def predict(
         return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
 
     if not many:
-        output.deliver_profile(one(tables[0]), json_file, plot, all_rows=all_rows)
+        profile = one(tables[0])
+        output.deliver_profile(profile, json_file, plot, all_rows=all_rows)
+        output.fail_on(profile.findings, fail_on)
         return
     profiles = []
     with nullcontext() if chosen == "simulate" else output.progress("predicting") as step:  # simulations show their own
@@ -102,6 +106,8 @@ def predict(
             if step is not None:
                 step(len(profiles), len(tables))
     _deliver_several(profiles, json_file, plot)
+    for profile in profiles:
+        output.fail_on(profile.findings, fail_on)
 
 
 def _deliver_several(profiles: Sequence[Profile], json_file: str | None, plot: Path | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import fields
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
 
 SCHEMA = "signalprop/schemes/1"
+_KEY = (
+    "gradient: variance, first layer over last; stream: variance at the top; alike: token correlation there; first "
+    "those that leave nothing wrong, by how even they leave the gradient"
+)
 
 
 @opt.of_a_network("layers", "d_model")
@@ -24,32 +30,33 @@ def schemes(
     changed: opt.Changes,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this scheme.")] = None,
     architecture: Annotated[
-        str | None, typer.Option("--architecture", metavar="ARCH", help="Say what comes out for this network.")
+        str | None, typer.Option("--for", "--architecture", metavar="ARCH", help="Say what comes out for this network.")
     ] = None,
     option: opt.SchemeOption = None,
     json_file: opt.Json = None,
 ) -> None:
     """List the initialisation schemes, or describe one.
 
-    With a NAME: paper, equations, options. With --architecture what theory predicts that each does to that network; of
-    a NAME also the table of its numbers.
+    With a NAME: paper, equations, options. With --for what theory predicts that each does to that network, at 128
+    tokens at most, the best first; of a NAME also the table of its numbers.
 
     \b
     Example:
-      signalprop schemes deepscalelm --architecture bert-base --layers 48
+      signalprop schemes --for tgs --layers 48
+      signalprop schemes deepscalelm --for bert-base --layers 48
     """
     from signalprop.prediction import predict
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
     if architecture is None and (changed or option):
-        raise InputError("--layers, --d-model, --set and --option need --architecture")
+        raise InputError("--layers, --d-model, --set and --option need --for")
     if name is None:
         if option:
             raise InputError("--option needs the NAME of a scheme")
         everything = {key: _describe(cls) for key, cls in sorted(SCHEMES.items())}
         if architecture is not None:
-            _predict_all(everything, sources.read_architecture(architecture, changed))
+            everything = _predict_all(everything, sources.read_architecture(architecture, changed))
         listed = _listed if architecture is None else _compared
         output.deliver(
             json_file, lambda: {"schema": SCHEMA, "schemes": everything}, lambda: output.echo(listed(everything))
@@ -65,17 +72,19 @@ def schemes(
     output.deliver(json_file, lambda: {"schema": SCHEMA, "schemes": {name: item}}, lambda: output.echo(text))
 
 
-def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> None:
-    """Add the prediction for an architecture to every scheme, or the reason why it refuses."""
-    from signalprop.data.batches import default_statistics
+def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> dict[str, dict[str, Any]]:
+    """The schemes with the prediction for an architecture, the best first, or the reason why one refuses."""
+    from signalprop.advice import LONGEST, rank_of
+    from signalprop.data.batches import default_statistics, shortened
     from signalprop.prediction import expected_cost, predict
     from signalprop.schemes import scheme
 
-    inputs = default_statistics(architecture)
+    a = shortened(architecture, LONGEST)
+    inputs, ranks = default_statistics(a), dict.fromkeys(everything, math.inf)
     tables: dict[str, Parametrization] = {}
     for name, item in everything.items():
         try:
-            tables[name] = scheme(name)(architecture, inputs)
+            tables[name] = scheme(name)(a, inputs)
         except InputError as error:
             item["prediction"] = {"refused": str(error)}
     output.announce([expected_cost(table, inputs, "auto") for table in tables.values()])
@@ -87,7 +96,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
             except InputError as error:
                 item["prediction"] = {"refused": str(error)}
             else:
-                stream, gradient = profile.forward["stream_out"], profile.gradient
+                stream, gradient, ranks[name] = profile.forward["stream_out"], profile.gradient, rank_of(profile)
                 item["prediction"] = {
                     "fidelity": profile.fidelity,
                     "input_variance": profile.input["variance"],
@@ -95,8 +104,10 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
                     "token_correlation": float(stream.token_correlation[-1]),
                     "gradient_ratio": None if gradient is None else float(gradient["stream_in"].variance[0]),
                     "sensitivity": profile.sensitivity()["mean"],
+                    "findings": profile.findings.to_json(),
                 }
             step(done, len(tables))
+    return {name: everything[name] for name in sorted(everything, key=lambda name: (ranks[name], name))}
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:
@@ -107,17 +118,23 @@ def _listed(everything: dict[str, dict[str, Any]]) -> str:
 
 
 def _compared(everything: dict[str, dict[str, Any]]) -> str:
+    """A ranked table of at most 80 columns."""
     from signalprop.results.text import number, text_table
 
-    columns = ("input_variance", "stream_variance", "token_correlation", "gradient_ratio", "sensitivity")
-    found = {name: item["prediction"] for name, item in everything.items()}
-    rows = [[name, *(number(p.get(column)) for column in columns)] for name, p in found.items()]
-    lines = [text_table(["scheme", "var in", "var out", "token corr", "grad ratio", "sensitivity"], rows), ""]
-    lines += [f"refused  {name}: {p['refused']}" for name, p in found.items() if "refused" in p]
-    lines.append(
-        "variance of the stream; gradient's variance, first layer over last; branch over stream variance, added up"
-    )
+    found = {name: item["prediction"] for name, item in everything.items() if "refused" not in item["prediction"]}
+    refused = [name for name, item in everything.items() if "refused" in item["prediction"]]
+    columns = ("gradient_ratio", "stream_variance", "token_correlation")
+    rows = [[name, *(number(p[column]) for column in columns), _first(p["findings"])] for name, p in found.items()]
+    lines = [text_table(["scheme", "gradient", "stream", "alike", "wrong"], rows), ""]
+    if refused:
+        lines += [fill(f"do not apply: {', '.join(refused)} (their NAME says why)", 80), ""]
+    lines.append(fill(_KEY, 80))
     return "\n".join(lines)
+
+
+def _first(findings: list[dict[str, Any]]) -> str:
+    names = [item["name"] for item in findings]
+    return "-" if not names else names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _describe(cls: Any) -> dict[str, Any]:

@@ -62,6 +62,11 @@ def number(value: float | None) -> str:
     return f"{value:.3e}"
 
 
+def headed(word: str, text: str) -> str:
+    """A line of a result: the word, and what it says."""
+    return f"{word:<20}{text}"
+
+
 def percent(value: float | None) -> str:
     """A relative error in per cent; `-` for None."""
     if value is None or math.isnan(value):

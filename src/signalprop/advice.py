@@ -1,0 +1,332 @@
+"""`advise`: changes that cure what is wrong with a signal, each predicted for this very network, and ranked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from signalprop.data.batches import default_statistics, shortened
+from signalprop.errors import InputError
+from signalprop.files.validation import typed
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
+from signalprop.prediction import parametrization_of_model, predict
+from signalprop.prediction_notes import scores_of
+from signalprop.results.findings import Findings
+from signalprop.results.profile import Profile
+from signalprop.results.text import headed, network_in_words, number, text_table
+from signalprop.results.verdicts import halves
+from signalprop.schemes import SCHEMES, scheme
+from signalprop.schemes.base import parametrized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SCHEMA = "signalprop/advice/1"
+LONGEST = 128  # tokens that changes are compared at
+UNKNOWN = (
+    "not known from here: the learning rate, the data, the optimiser; a healthy start is necessary for depth, not "
+    "sufficient"
+)
+_LARGEST = 1e6  # what a finding may count for; ln of factors beyond a bound
+
+
+class Change(NamedTuple):
+    """Something to try.
+
+    Attributes:
+        name: what. make: the table with it, None where it does not apply. cost: in words. weighs: against effect, in
+            units of ln of a gradient's ratio. python: the line to paste; keys: of configurations, by program.
+    """
+
+    name: str
+    make: Callable[[Parametrization], Parametrization | None]
+    cost: str
+    weighs: float
+    python: str
+    keys: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A change, predicted for the network.
+
+    Attributes:
+        name, cost, python, keys: as of the change. findings: what is wrong with it. gradient_ratio: first over last.
+        uneven: ln of the largest over the smallest gradient variance after the first layer.
+    """
+
+    name: str
+    cost: str
+    python: str
+    keys: dict[str, str]
+    findings: Findings
+    gradient_ratio: float
+    uneven: float
+    stream: float
+    rank: float
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "name": self.name, "cost": self.cost, "python": self.python, "keys": self.keys,
+            "findings": self.findings.to_json(), "gradient_ratio": self.gradient_ratio, "uneven": self.uneven,
+            "stream_variance": self.stream,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is wrong, and what would cure it.
+
+    Attributes:
+        profile: the prediction of the network as it is. options: changes, the best first. refused: why others do not
+            apply, by name.
+    """
+
+    profile: Profile
+    options: tuple[Option, ...]
+    refused: dict[str, str]
+
+    @property
+    def findings(self) -> Findings:
+        """What is wrong with the network as it is."""
+        return self.profile.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return {
+            "schema": SCHEMA, "findings": self.findings.to_json(), "profile": self.profile.to_json(),
+            "options": [item.to_json() for item in self.options], "refused": self.refused, "unknown": UNKNOWN,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        p = self.profile
+        lines = [headed("network", network_in_words(p.architecture)), headed("scheme", p.scheme)]
+        lines += [_wrapped("wrong", f"{item.name}: {item.text}") for item in self.findings]
+        if not self.findings:
+            return "\n".join([*lines, headed("wrong", "nothing"), _wrapped("", UNKNOWN)])
+        rows = [
+            [f"{i}", item.name, ", ".join(found.name for found in item.findings) or "nothing wrong",
+             number(item.gradient_ratio)] for i, item in enumerate(self.options, 1)
+        ]  # fmt: skip
+        lines += ["", text_table(["", "change", "then", "gradient"], rows, left=3), ""]
+        for i, item in enumerate(self.options[:3], 1):
+            lines += [f"{i}  {item.cost}", f"   {'Python':<14}{item.python}"]
+            lines += [f"   {where:<14}{line}" for where, line in item.keys.items()]
+        return "\n".join([*lines, "", "gradient: variance, first sublayer over last", fill(UNKNOWN, _ROOM)])
+
+
+_ROOM = 80  # columns
+
+
+def _wrapped(word: str, text: str) -> str:
+    return fill(headed(word, text), _ROOM, subsequent_indent=" " * 20)
+
+
+def _by_scheme(name: str) -> Callable[[Parametrization], Parametrization | None]:
+    def made(p: Parametrization) -> Parametrization | None:
+        return None if p.scheme == name and not _changed(p) else scheme(name)(p.architecture)
+
+    return made
+
+
+def _changed(p: Parametrization) -> dict[str, np.ndarray]:
+    """Columns that are not as the scheme makes them."""
+    if p.scheme not in SCHEMES:
+        return {}
+    try:
+        plain = scheme(p.scheme, **p.options)(p.architecture).columns()
+    except InputError:
+        return {}
+    return {
+        name: column
+        for name, column in p.columns().items()
+        if name in plain and not np.allclose(column, plain[name], rtol=1e-6, atol=0)
+    }
+
+
+def _of_architecture(**fields: Any) -> Callable[[Parametrization], Parametrization | None]:
+    """The same scheme, and what differs from it, on another architecture."""
+
+    def made(p: Parametrization) -> Parametrization | None:
+        a = p.architecture
+        if all(getattr(a, name) == value for name, value in fields.items()) or p.scheme not in SCHEMES:
+            return None
+        new = scheme(p.scheme, **p.options)(a.replace(**fields))
+        kept = {name.replace(".", "__", 1): column for name, column in _changed(p).items() if name in new.columns()}
+        return new.with_columns(**kept) if kept else new
+
+    return made
+
+
+def _smaller_scores(p: Parametrization) -> Parametrization | None:
+    most = float(scores_of(p).max(initial=0.0))
+    if most <= 1:
+        return None
+    columns = {f"weight__{role}": p.weights[role] / most**0.25 for role in ("query", "key") if role in p.weights}
+    return p.with_columns(**columns) if len(columns) == 2 else None
+
+
+def _without_skip_factors(p: Parametrization) -> Parametrization | None:
+    return None if (p.skip == 1).all() else p.with_columns(skip=1.0)
+
+
+def _branches_of_one(p: Parametrization) -> Parametrization | None:
+    return None if (p.branch == 1).all() else p.with_columns(branch=1.0)
+
+
+def _gains_of_one(p: Parametrization) -> Parametrization | None:
+    return None if (p.norm_gain == 1).all() else p.with_columns(norm_gain=1.0)
+
+
+def _half_as_deep(p: Parametrization) -> Parametrization | None:
+    a = p.architecture
+    if a.n_layers < 8 or a.n_decoder_layers or p.scheme not in SCHEMES or _changed(p):
+        return None
+    return scheme(p.scheme, **p.options)(a.replace(n_layers=a.n_layers // 2))
+
+
+def _initialiser(name: str, cost: str, weighs: float, **keys: str) -> Change:
+    lines = {"transformers": f'sp.initialize(model, "{name}") after from_config'} | keys
+    return Change(name, _by_scheme(name), cost, weighs, f'sp.initialize(model, "{name}")', lines)
+
+
+_FOLDS = "no parameters; folds into the weights after training; a new start"
+_FRESH = "no parameters, no time; a new start"
+_NORM = "two norms' gains a layer where none were; does not fold; a new start"
+CHANGES: tuple[Change, ...] = (
+    Change("skip multipliers of 1", _without_skip_factors, _FRESH, 0.0, "p.with_columns(skip=1.0)", {}),
+    Change("branch multipliers of 1", _branches_of_one, _FRESH, 0.0, "p.with_columns(branch=1.0)", {}),
+    Change("norm gains of 1", _gains_of_one, _FRESH, 0.0, "p.with_columns(norm_gain=1.0)", {}),
+    Change("scores of variance 1", _smaller_scores, f"weights of queries and keys; {_FRESH}", 0.2,
+           "p.with_columns(weight__query=q / s**.25, weight__key=k / s**.25)",
+           {"transformers": "attention scaling 1/sqrt(head_dim), smaller initializer_range for q_proj and k_proj"}),
+    _initialiser("xavier", _FRESH, 0.3),
+    _initialiser("gpt2", _FRESH, 0.3, nanoGPT="its own (model.py, _init_weights)",
+                 torchtitan="model.depth_init = true"),
+    _initialiser("takase", "embeddings times sqrt(d); a new start", 0.5),
+    _initialiser("deepscalelm", _FOLDS, 0.5, nanoGPT="x = skip * x + branch * self.attn(self.ln_1(x))"),
+    Change("QK-norm", _of_architecture(qk_norm=True), "2 gains of d_head a layer, 1 to 3 % of time; does not fold", 0.7,
+           "a.replace(qk_norm=True)", {"transformers": "Qwen3Config", "torchtitan": "model.qk_norm = true"}),
+    Change("pre-norm", _of_architecture(norm_placement="pre"), _NORM, 0.7, 'a.replace(norm_placement="pre")',
+           {"transformers": "norm_first / GPT2Config", "nanoGPT": "x = x + self.attn(self.ln_1(x))"}),
+    Change("sandwich norm", _of_architecture(norm_placement="sandwich"), f"4 norms a layer; {_NORM}", 1.2,
+           'a.replace(norm_placement="sandwich")', {"transformers": "Gemma2Config"}),
+    _initialiser("deepnorm", f"needs post-norm; {_FOLDS}", 0.8),
+    _initialiser("lns", _FOLDS, 0.8),
+    _initialiser("stable-resnet", _FOLDS, 0.8),
+    Change("half as deep", _half_as_deep, "half of the layers' parameters and time", 3.0, "a.replace(n_layers=...)",
+           {"transformers": "num_hidden_layers", "nanoGPT": "n_layer", "torchtitan": "model.n_layers"}),
+)  # fmt: skip
+# Two at once, where one is not enough.
+PAIRS = (("pre-norm", "xavier"), ("pre-norm", "gpt2"), ("pre-norm", "deepscalelm"), ("QK-norm", "xavier"),
+         ("sandwich norm", "xavier"), ("half as deep", "deepscalelm"))  # fmt: skip
+
+
+@typed
+def advise(
+    subject: str | Architecture | Parametrization | nn.Module, *, scheme: str | None = None, most: int = 8
+) -> Advice:
+    """What is wrong with a network's start, and changes ranked by what theory predicts for this very network.
+
+    Every change is applied to the description and predicted, at 128 tokens at most: first those that leave nothing
+    wrong, by how even they leave the gradient, and by what they cost.
+
+    Args:
+        subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have.
+        most: how many changes are kept.
+
+    Raises:
+        InputError: as `predict`.
+    """
+    if not isinstance(subject, (str, Architecture, Parametrization)):
+        subject = parametrization_of_model(subject)
+    if isinstance(subject, str):
+        subject = Architecture.preset(subject)
+    if isinstance(subject, Architecture):
+        subject = shortened(subject, LONGEST)
+    p = parametrized(subject, scheme)
+    profile = predict(p, default_statistics(p.architecture))
+    if not profile.findings:
+        return Advice(profile, (), {})
+    options, refused = [], dict[str, str]()
+    for change in _all_changes():
+        try:
+            made = change.make(p)
+            if made is None:
+                continue
+            after = predict(made, default_statistics(made.architecture))
+        except InputError as error:
+            refused[change.name] = str(error)
+            continue
+        options.append(_option(change, after))
+    options.sort(key=lambda option: option.rank)
+    better = [item for item in options if item.rank < rank_of(profile, 0.0)]
+    return Advice(profile, tuple(better[:most]), refused)
+
+
+def _all_changes() -> Iterator[Change]:
+    yield from CHANGES
+    by_name = {change.name: change for change in CHANGES}
+    for one, other in PAIRS:
+        yield _together(by_name[one], by_name[other])
+
+
+def _together(one: Change, other: Change) -> Change:
+    def made(p: Parametrization) -> Parametrization | None:
+        first = one.make(p)
+        return None if first is None else other.make(first)
+
+    return Change(
+        f"{one.name} and {other.name}", made, f"{one.cost}; {other.cost}", one.weighs + other.weighs,
+        f"{one.python}; {other.python}", one.keys | other.keys,
+    )  # fmt: skip
+
+
+def uneven(profile: Profile) -> float:
+    """ln of the largest over the smallest gradient variance, of the sublayers after the first layer of every stack."""
+    if profile.gradient is None:
+        return 0.0
+    logs, per = profile.gradient["stream_in"].log_variance, max(profile.n_sublayers // profile.architecture.n_layers, 1)
+    if profile.architecture.kind == "encoder-decoder":
+        return float(sum(abs(part.upper) + abs(part.lower) for part in halves(profile)))
+    after = logs[per:] if len(logs) > 2 * per else logs
+    return float(after.max() - min(after.min(), 0.0))
+
+
+def rank_of(profile: Profile, weighs: float = 0.0) -> float:
+    """The less the better: what is wrong first, by how far bounds are passed; how uneven the gradient is; `weighs`."""
+    beyond = 0.0
+    for item in profile.findings:
+        if item.value and item.bound:
+            beyond += 10 + min(abs(math.log(max(item.value, 1e-300) / item.bound)), 700)
+        else:
+            beyond += _LARGEST
+    return beyond + uneven(profile) + weighs
+
+
+def _option(change: Change, after: Profile) -> Option:
+    return Option(
+        change.name, change.cost, change.python, change.keys, after.findings, after.gradient_ratio or math.nan,
+        uneven(after), float(after.forward["stream_out"].variance[-1]), rank_of(after, change.weighs),
+    )  # fmt: skip
+
+
+def made_by(subject: Parametrization, name: str) -> Parametrization:
+    """The network with the change of that name, or pair of changes.
+
+    Raises:
+        InputError: no such change, or one that does not apply.
+    """
+    for change in _all_changes():
+        if change.name == name:
+            made = change.make(subject)
+            if made is not None:
+                return made
+    raise InputError(f"there is no change {name!r} for this network; take one that advise lists")

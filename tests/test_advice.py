@@ -1,0 +1,141 @@
+"""`advise`: what it says of sick and of healthy networks, and that it contradicts nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.commandline import Command, result_of
+
+import signalprop as sp
+from signalprop.advice import made_by
+from signalprop.report import findings as texts
+from signalprop.results.findings import Finding, Findings, Unhealthy
+from signalprop.schemes import SCHEMES
+
+
+def deep_post_norm() -> sp.Architecture:
+    return sp.Architecture.preset("tgs", n_layers=48, norm_placement="post")
+
+
+def test_a_sick_network_gets_changes_that_cure_it() -> None:
+    advice = sp.advise(deep_post_norm(), scheme="xavier")
+    assert [item.name for item in advice.findings] == ["vanishing gradient"]
+    assert len(advice.options) > 3
+    assert advice.options[0].findings == ()
+    assert [item.rank for item in advice.options] == sorted(item.rank for item in advice.options)
+    text = str(advice)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "not known from here" in text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "llama-130m", "t5-small", "vit-small"])
+def test_nothing_is_wrong_with_models_that_train(name: str) -> None:
+    advice = sp.advise(name)
+    assert advice.findings == () and advice.options == ()
+    assert "nothing" in str(advice)
+
+
+def test_a_change_is_predicted_for_this_very_network() -> None:
+    """What makes it sick stays where the change does not touch it."""
+    table = sp.scheme("xavier")(sp.Architecture.preset("gpt2", n_layers=12, seq_len=64))
+    hot = table.with_columns(score_scale=table.score_scale * 64)
+    advice = sp.advise(hot)
+    assert "one-hot attention" in [item.name for item in advice.findings]
+    again = made_by(hot, "pre-norm and xavier") if "pre-norm and xavier" in [o.name for o in advice.options] else None
+    assert again is None  # it is pre-norm
+    cured = made_by(hot, advice.options[0].name)
+    assert sp.predict(cured).findings == advice.options[0].findings == ()
+    with pytest.raises(sp.InputError, match="no change 'nonsense'"):
+        made_by(hot, "nonsense")
+
+
+def test_findings_are_values() -> None:
+    profile = sp.predict(deep_post_norm(), scheme="xavier")
+    (found,) = profile.findings
+    assert isinstance(found, Finding) and found.bound == 0.01 and found.value is not None and found.value < 0.01
+    assert found.evidence and found.confidence
+    assert profile.to_json()["findings"][0]["name"] == found.name
+    assert sp.Profile.from_json(json.loads(json.dumps(profile.to_json()))).findings == profile.findings
+    profile.findings.raise_if("fault")
+    with pytest.raises(Unhealthy, match="vanishing gradient") as raised:
+        profile.findings.raise_if("warning")
+    assert raised.value.findings == profile.findings
+    assert isinstance(profile.findings + (found,), Findings)  # noqa: RUF005 - that it stays one
+
+
+def test_exit_status_of_findings(command: Command) -> None:
+    sick = ["predict", "tgs", "--layers", "48", "--norm", "post", "--scheme", "xavier"]
+    assert command(*sick).status == 0
+    assert command(*sick, "--fail-on", "warning").status == 3
+    assert command(*sick, "--fail-on", "fault").status == 0
+    assert command("predict", "gpt2", "--fail-on", "note").status == 0
+    status, _, err = command(*sick, "--fail-on", "nonsense")
+    assert status == 2 and "expected fault, warning, note" in err
+
+
+def test_advise_as_a_command(command: Command) -> None:
+    said = result_of(command, "advise", "tgs", "--layers", "48", "--norm", "post", "--scheme", "xavier")
+    assert said["findings"][0]["name"] == "vanishing gradient" and said["options"][0]["python"]
+    assert "wrong               nothing" in command("advise", "gpt2").out
+
+
+SCHEMES_TRIED = ("xavier", "fixed", "gpt2", "deepscalelm", "lns", "huggingface", "deepnorm", "pytorch")
+
+
+def random_network(seed: int) -> Any:
+    """A table of random numbers, small enough to predict in milliseconds."""
+    rng = np.random.default_rng(seed)
+
+    def pick(*choices: Any) -> Any:
+        return choices[int(rng.integers(len(choices)))]
+
+    a = sp.Architecture(
+        kind=pick("encoder", "decoder"), n_layers=pick(2, 6, 24), d_model=pick(64, 256), n_heads=4, seq_len=16,
+        norm_placement=pick("pre", "post", "sandwich", "none"), qk_norm=pick(False, True), vocab_size=1000,
+        activation=pick("relu", "gelu"),
+    )  # fmt: skip
+    name = pick(*SCHEMES_TRIED)
+    try:
+        table = sp.scheme(name)(a)
+    except sp.InputError:
+        return None
+    return table.with_columns(
+        skip=table.skip * pick(1.0, 1.0, 0.5, 1.3), branch=table.branch * pick(1.0, 1.0, 1e-5, 3.0),
+        score_scale=table.score_scale * pick(1.0, 1.0, 30.0),
+    )  # fmt: skip
+
+
+def contradictions(seed: int) -> list[str]:
+    """What a prediction says that does not go together."""
+    table = random_network(seed)
+    if table is None:
+        return []
+    profile = sp.predict(table, fidelity="moments")
+    lines = "\n".join(texts.summary(profile))
+    found = []
+    if profile.findings and "which train" in lines:
+        found.append("a warning beside known models")
+    for item in profile.findings:
+        tried = item.remedy.removeprefix("try ").split(" or ")
+        if profile.scheme in tried and profile.scheme in SCHEMES:
+            found.append(f"{item.name} proposes the scheme that is there")
+        if "QK-norm" in tried and table.architecture.qk_norm:
+            found.append(f"{item.name} proposes QK-norm, which is there")
+        before = {"pre", "sandwich"} & set(table.architecture.placements)
+        if before and ("pre-norm" in tried or "a norm before every branch" in tried):
+            found.append(f"{item.name} proposes a norm that is there")
+    return found
+
+
+@pytest.mark.parametrize("start", range(0, 60, 20))
+def test_no_line_contradicts_another(start: int) -> None:
+    assert [found for seed in range(start, start + 20) for found in contradictions(seed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(60, 2060, 100))
+def test_no_line_contradicts_another_of_2000(start: int) -> None:
+    assert [found for seed in range(start, start + 100) for found in contradictions(seed)] == []
