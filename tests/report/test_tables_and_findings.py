@@ -88,7 +88,7 @@ def test_comparison_tables() -> None:
     ("made", "says"),
     [
         (profile(gradient=[0.0099, 1.0]), "vanishing gradient: its variance at the first sublayer is 0.009900"),
-        (profile(2, gradient=[1.0, 1.0, 0.09, 1.0]), "vanishing gradient: its variance at its lowest is 0.09000"),
+        (profile(6, gradient=[1.0] * 10 + [0.09, 1.0]), "vanishing gradient: its variance at its lowest is 0.09000"),
         (profile(gradient=[301.0, 1.0]), "exploding gradient: its variance at the first sublayer is 301.0"),
         (profile(2, correlation=[0.5, 0.9, 0.96, 0.97]), "rank collapse: from sublayer 2 on"),
         (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 of 4 sublayers"),

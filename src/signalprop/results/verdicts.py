@@ -95,6 +95,7 @@ def _shown(log: float) -> str:
 
 
 _VANISHES, _FALLS, _RISES = math.log(100), math.log(10), math.log(10)
+_DEEP = 12  # sublayers from which a gradient that is lowest in between counts
 
 
 def _vanishing(profile: Profile, step: int | None) -> Iterator[Passed]:
@@ -108,7 +109,7 @@ def _vanishing(profile: Profile, step: int | None) -> Iterator[Passed]:
         if total < -_VANISHES:
             text = f"its variance at the first sublayer is {_shown(total)} of that at the last (below 1/100)"
             yield Passed(math.exp(max(total, -700)), 0.01, -total - _VANISHES, text)
-        elif (low := float(logs[at].min() - ends[at[-1]])) < -_FALLS:
+        elif len(at) >= _DEEP and (low := float(logs[at].min() - ends[at[-1]])) < -_FALLS:
             text = f"its variance at its lowest is {_shown(low)} of that at the top (below 1/10)"
             yield Passed(math.exp(max(low, -700)), 0.1, -low - _FALLS, text, _layers(profile, at[[logs[at].argmin()]]))
 
