@@ -83,6 +83,10 @@ class TestOtherCommands:
         status, out, err = command(*run)
         assert status == 0 and DEFAULT not in out and f"report: {DEFAULT}\n" in err
         assert sections_of(tmp_path / DEFAULT) == ["signal", "numbers", "parametrization"]
+        before = (tmp_path / DEFAULT).read_bytes()
+        numbered = DEFAULT.replace(".html", "-2.html")
+        assert f"report: {numbered}\n" in command(*run).err and (tmp_path / numbered).is_file()
+        assert (tmp_path / DEFAULT).read_bytes() == before  # it is not overwritten
         (tmp_path / DEFAULT).unlink()
         assert command(*run, "--json", "-").status == 0
         assert not (tmp_path / DEFAULT).exists()

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -281,16 +282,22 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
+def _free(path: Path) -> Path:
+    """The path, or the first with a number behind its name that no file has: report.html, report-2.html."""
+    names = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(found for found in chain((path,), names) if not found.is_file())
+
+
 def report_file(
     report: Path | None, no_report: bool, json_file: str | None, default: str = REPORT
 ) -> ReportFile | None:
     """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
 
     Args:
-        default: the name where none is given. Every command has one of its own, so that none overwrites another's.
+        default: the name where none is given; with a number where a file has it, so that none is overwritten.
     """
     if report is None:
-        return None if no_report or json_file == "-" else ReportFile(Path(default), asked=False)
+        return None if no_report or json_file == "-" else ReportFile(_free(Path(default)), asked=False)
     if no_report:
         raise InputError("--report and --no-report exclude each other; leave one out")
     if str(report) == "-":
