@@ -67,7 +67,7 @@ def test_fold_at_once_and_later_are_the_same(command: Command, llama: Path, tmp_
     first = result_of(command, "apply", str(llama), *scheme, "--fold", "--out", at_once)
     result_of(command, "apply", str(llama), *scheme, "--out", unfolded)
     second = result_of(command, "fold", unfolded, "--out", later)
-    assert (second["schema"], second["scheme"], second["mode"]) == ("signalprop/fold/1", "layerscale", "gauge")
+    assert (second["schema"], second["scheme"]) == ("signalprop/fold/1", "layerscale")
     assert first["fold_error"] < 1e-5 and second["fold_error"] < 1e-5
     for folder in (at_once, later):
         model, report = LlamaForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -126,12 +126,9 @@ class TestRefusals:
             (["--scheme", "magic"], "magic"),
             (["--scheme", "missing.json"], "missing.json"),
             (["--scheme", "missing.json", "--option", "k=1"], "takes no --option"),
-            (["--scheme", "xavier", "--mode", "soft"], "mode is 'soft'"),
             (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
             (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),
             (["--scheme", "rezero", "--fold"], "layer 0 attention cannot be folded"),
-            (["--scheme", "rezero", "--mode", "absorbed"], "use --mode gauge"),
-            (["--scheme", "xavier", "--match-eps", "--mode", "absorbed"], "choose one of the two"),
             (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
         ],
     )

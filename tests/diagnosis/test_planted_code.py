@@ -200,7 +200,7 @@ def test_the_digest_is_checked_before_anything_is_loaded(
     made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = made("applied")
-    change(folder / "signalprop.json", mode="absorbed")
+    change(folder / "signalprop.json", match_eps=True)
     monkeypatch.setattr(checkpoint_loading, "pretrained", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(InputError, match="has been changed since it was saved"):
         sp.load(folder)

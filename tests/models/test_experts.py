@@ -72,16 +72,6 @@ def test_applied_and_counted(table: sp.Parametrization) -> None:
     assert [row.name for row in sp.check(model, "xavier-uniform").wrong] == ["expert_up"]
 
 
-def test_multipliers_that_are_absorbed_go_into_every_expert(table: sp.Parametrization) -> None:
-    scaled = table.with_columns(branch=0.5)
-    gauged, absorbed = sp.build(table, seed=0), sp.build(table, seed=0)
-    sp.apply(gauged, scaled, seed=0)
-    sp.apply(absorbed, scaled, seed=0, mode="absorbed")
-    ids = torch.arange(24)[None]
-    assert torch.allclose(gauged(ids).hidden, absorbed(ids).hidden, atol=1e-4)
-    assert not torch.allclose(gauged(ids).hidden, sp.build(table, seed=0)(ids).hidden, atol=1e-2)
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

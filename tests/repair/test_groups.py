@@ -1,4 +1,4 @@
-"""Optimizer groups: every parameter once, the learning rates of muP, and absorbed training that is the gauge's."""
+"""Optimizer groups: every parameter once, and the learning rates of muP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from applied import VOCABULARY, double_norms, loss_of, vanilla
+from applied import VOCABULARY, loss_of, vanilla
 from signalprop.errors import InputError
 from signalprop.hooks import first_tensor
 from signalprop.repair import apply, parameter_groups
@@ -20,25 +20,6 @@ FAMILIES = ("bert", "gpt2", "llama")
 EVERY_WAY = [
     (family, scheme) for i, scheme in enumerate(SCHEMES) for family in (FAMILIES[i % 3], FAMILIES[(i + 1) % 3])
 ]
-OPTIMIZERS: dict[str, Any] = {
-    "adamw": lambda groups: torch.optim.AdamW(groups),
-    "adam": lambda groups: torch.optim.Adam(groups),
-    "sgd": lambda groups: torch.optim.SGD(groups, momentum=0.9),
-}
-
-
-class Lion(torch.optim.Optimizer):
-    """Updates by the sign of the gradient, with decoupled decay."""
-
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, {"weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.mul_(1 - group["lr"] * group["weight_decay"]).add_(p.grad.sign(), alpha=-group["lr"])
 
 
 def applied_model(
@@ -55,23 +36,6 @@ def loss(model: nn.Module) -> Tensor:
 
 def by_name(groups: list[dict[str, Any]], key: str) -> dict[str, float]:
     return {name: group[key] for group in groups for name in group["names"]}
-
-
-def train(model: nn.Module, optimizer: str, clip: float | None = None, steps: int = 20) -> Tensor:
-    """Losses of so many steps."""
-    rate = 0.05 if optimizer == "sgd" else 0.003
-    groups = parameter_groups(model, lr=rate, weight_decay=0.1, eps=1e-4, optimizer=optimizer)  # type: ignore[arg-type]
-    stepper = OPTIMIZERS[optimizer](groups)
-    seen = []
-    for _ in range(steps):
-        stepper.zero_grad()
-        value = loss(model)
-        value.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        stepper.step()
-        seen.append(value.detach())
-    return torch.stack(seen)
 
 
 class TestMuon:
@@ -116,82 +80,11 @@ class TestMuon:
 
     def test_a_matrix_that_is_stored_the_other_way_round(self) -> None:
         """Muon takes rows for outputs: GPT-2's feed-forward has them in the columns."""
-        model = applied_model("gpt2", "deepscalelm", mode="gauge")
+        model = applied_model("gpt2", "deepscalelm")
         rates = by_name(parameter_groups(model, lr=1.0, optimizer="muon"), "lr")
         up, down = (rates[f"transformer.h.0.mlp.{name}.weight"] for name in ("c_fc", "c_proj"))
         inputs, outputs = model.get_parameter("transformer.h.0.mlp.c_fc.weight").shape
         assert (up, down) == pytest.approx(((outputs / inputs) ** 0.5, (inputs / outputs) ** 0.5))
-
-
-class TestAbsorbed:
-    """Weights times c, learning rates and decays to match: the numbers of a model with multipliers."""
-
-    CASES: ClassVar = (("gpt2", "deepscalelm"), ("llama", "normalised-skip"), ("bert", "deepnorm"), ("gpt2", "lns"))
-
-    @pytest.mark.parametrize(
-        "optimizer", [pytest.param(name, marks=[pytest.mark.slow] * (name != "adamw")) for name in OPTIMIZERS]
-    )
-    @pytest.mark.parametrize(("family", "scheme"), CASES)
-    def test_twenty_steps(self, family: str, scheme: str, optimizer: str) -> None:
-        with double_norms():
-            gauge, absorbed = (applied_model(family, scheme, mode=mode) for mode in ("gauge", "absorbed"))
-            one, other = train(gauge, optimizer), train(absorbed, optimizer)
-        assert one[-1] < one[0]
-        assert torch.allclose(one, other, rtol=1e-10, atol=0)
-        factors = absorbed.signalprop_record.factors
-        assert any(abs(factor - 1) > 0.1 for factor in factors.values())
-        for name, q in gauge.named_parameters():
-            expected = q * factors.get(name, 1.0)
-            assert (absorbed.get_parameter(name) - expected).norm() <= 1e-9 * expected.norm() + 1e-12, name
-
-    @pytest.mark.parametrize(
-        ("optimizer", "make", "rtol"), [("lion", Lion, 1e-9), ("adafactor", torch.optim.Adafactor, 1e-3)]
-    )
-    def test_the_first_step_of_others(self, optimizer: Any, make: Any, rtol: float) -> None:
-        """Signs of what is zero but for rounding part them later, as does Adafactor's epsilon."""
-        moved = []
-        with double_norms():
-            for mode in ("gauge", "absorbed"):
-                model = applied_model("gpt2", "deepscalelm", mode=mode)
-                stepper = make(parameter_groups(model, lr=0.01, weight_decay=0.1, optimizer=optimizer))
-                before = loss(model)
-                before.backward()
-                stepper.step()
-                moved.append(float(before.detach() - loss(model).detach()))
-        assert moved[0] == pytest.approx(moved[1], rel=rtol) and abs(moved[0]) > 0.05
-
-    @pytest.mark.parametrize(
-        ("optimizer", "key", "power"),
-        [("adamw", "lr", 1), ("adamw", "eps", -1), ("adamw", "weight_decay", -1), ("sgd", "lr", 2),
-         ("sgd", "weight_decay", -2), ("adam", "weight_decay", -2)],
-    )  # fmt: skip
-    def test_each_number_is_needed(self, optimizer: str, key: str, power: int) -> None:
-        """Leaving one of the numbers as it was trains another model."""
-        with double_norms():
-            gauge, absorbed = (applied_model("gpt2", "deepscalelm", mode=mode) for mode in ("gauge", "absorbed"))
-            plain = {"lr": 0.01, "weight_decay": 0.3, "eps": 1e-3}
-            losses = []
-            for model, broken in ((gauge, False), (absorbed, True)):
-                groups = parameter_groups(model, **plain, optimizer=optimizer)  # type: ignore[arg-type]
-                factors = model.signalprop_record.factors
-                for group in groups:
-                    c = factors.get(group["names"][0], 1.0)
-                    wanted = plain[key] * c**power if key != "weight_decay" or group[key] else 0.0
-                    assert group[key] == pytest.approx(wanted, rel=1e-12)
-                    if broken and group[key]:
-                        group[key] = plain[key]
-                stepper = OPTIMIZERS[optimizer](groups)
-                for _ in range(10):
-                    stepper.zero_grad()
-                    value = loss(model)
-                    value.backward()
-                    stepper.step()
-                losses.append(value.item())
-        assert abs(losses[0] - losses[1]) > 1e-6
-
-    def test_a_tied_head_with_a_factor_of_its_own_is_refused(self) -> None:
-        with pytest.raises(InputError, match="ties them"):
-            applied_model("gpt2", "mup", tied=True, base_width=8, mode="absorbed")
 
 
 class TestMaximalUpdate:

@@ -132,7 +132,6 @@ def test_refusals() -> None:
     assert "encoder-decoders" in refusal("t5", "e-spa")
     assert "QK-norm" in refusal("qwen3", "e-spa")
     assert "tat" in refusal("llama", "e-spa", activation="tat")
-    assert "mode='gauge'" in refusal("gpt2", "e-spa", mode="absorbed")
 
 
 def test_a_sliding_window_is_refused() -> None:

@@ -32,9 +32,6 @@ def apply(
     change_function: Annotated[
         bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
     ] = False,
-    mode: Annotated[
-        str, typer.Option("--mode", help="gauge: multipliers in modules; absorbed: in weights and learning rates.")
-    ] = "gauge",
     match_eps: Annotated[
         bool, typer.Option("--match-eps", help="Rescale the epsilons of norms with the stream.")
     ] = False,
@@ -75,7 +72,7 @@ def apply(
         warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
         surgery.apply(
             model, wanted, initialize=not keep_weights, redraw=unread, change_function=change_function,
-            mode=mode, match_eps=match_eps, seed=seed,  # type: ignore[arg-type]
+            match_eps=match_eps, seed=seed,
             mapping=mapping_of_file(model, mapping),
         )  # fmt: skip
     record = the_record(model)
@@ -93,7 +90,6 @@ def apply(
         "out": str(out),
         "class_name": type(model).__name__,
         "scheme": record.parametrization.scheme,
-        "mode": mode,
         "weights": "kept" if keep_weights else "drawn",
         "seed": None if keep_weights else seed,
         "function_changed": record.function_changed,
@@ -111,7 +107,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     if result["function_changed"]:
         drawn += f"; what they compute has changed: {result['function_changed']}"
     lines = [
-        ("scheme", f"{result['scheme']}, mode {result['mode']}"),
+        ("scheme", result["scheme"]),
         ("model", f"{result['class_name']}, weights {drawn}"),
         ("multipliers", f"on {len(result['multiplied'])} modules; {len(result['added'])} parameters or norms added"),
     ]

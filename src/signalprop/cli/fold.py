@@ -42,7 +42,6 @@ def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: 
         "out": str(out),
         "class_name": type(model).__name__,
         "scheme": record.parametrization.scheme,
-        "mode": record.mode,
         "fold_error": error,
     }
     facts = [

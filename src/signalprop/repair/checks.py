@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -82,8 +81,7 @@ def check(
     table = _table(scheme, options, vanilla, record, inputs)
     check_shape(vanilla.architecture, table.architecture)
     with weights_here(attached.model):
-        absorbed = record.factors if record is not None and record.mode == "absorbed" else {}
-        found, others = _entries(attached, table, absorbed)
+        found, others = _entries(attached, table)
         kept = record is not None and record.kept
         if kept:
             found = [item for item in found if item.tensor is not None and not bool(item.tensor.isfinite().all())]
@@ -98,9 +96,8 @@ def check(
         rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
         notes = []
         if kept:
-            left = "multipliers alone were" if not absorbed else "its record alone was"
             kept_ones = "the weights, which are not the scheme's but were kept when it was applied"
-            notes.append(f"not checked: {kept_ones}; {left}")
+            notes.append(f"not checked: {kept_ones}; multipliers alone were")
         if others:
             more = f" and {len(others) - 6} more" if len(others) > 6 else ""
             notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
@@ -137,23 +134,18 @@ class _Entry:
     """A role, with the numbers that play it.
 
     Attributes:
-        path: the parameter's name in the model. factor: what it is multiplied with beyond the table.
+        path: the parameter's name in the model.
         tensor: of a fused map only the role's rows; None where there is none. twice: the role that has them already.
     """
 
     part: Part
     path: str = ""
-    factor: float = 1.0
     tensor: Tensor | None = None
     twice: str = ""
 
 
-def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, float]) -> tuple[list[_Entry], list[str]]:
-    """Every role that a scheme is checked by, and the names of the parameters that no role speaks of.
-
-    Args:
-        factors: what parameters are multiplied with beyond the table, by name.
-    """
+def _entries(attached: Attached, p: Parametrization) -> tuple[list[_Entry], list[str]]:
+    """Every role that a scheme is checked by, and the names of the parameters that no role speaks of."""
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
     scores = [norm for row in attached.rows for norm in (row.query_norm, row.key_norm) if norm is not None]
     # the gains of these are part of the score scale
@@ -182,7 +174,7 @@ def _entries(attached: Attached, p: Parametrization, factors: Dictionary[str, fl
         if not chosen.all():
             tensor = tensor.index_select(part.axis, torch.as_tensor(np.flatnonzero(chosen), device=tensor.device))
         path = names.get(id(part.tensor), "")
-        found.append(_Entry(part, path, factors.get(path, 1.0), tensor, twice))
+        found.append(_Entry(part, path, tensor, twice))
     return found, [name for name, tensor in attached.model.named_parameters() if id(tensor) not in taken]
 
 
@@ -206,7 +198,7 @@ def _coarsest(model: nn.Module) -> float:
 def _judged(attached: Attached, item: _Entry, deviations: float, coarsest: float) -> Row:
     part = item.part
     offset, shape = part.offset, part.distribution
-    wanted = part.std * item.factor if part.constant is None else part.constant * item.factor + offset
+    wanted = part.std if part.constant is None else part.constant + offset
     row = _place(attached, part.row, part.where) | {"name": part.name, "path": item.path, "wanted": wanted}
     if item.tensor is None:
         return Row(**row, entries=0, verdict="missing", note=part.problem)
@@ -250,8 +242,6 @@ def _multipliers(
     """(sublayer, row) of every multiplier, placement and end."""
     rows: list[tuple[int | None, Row]] = []
     mapping, a = attached.mapping, attached.mapping.architecture
-    # what absorbed mode multiplied into the weights is carried by them, and judged there
-    held = record.parametrization if record is not None and record.mode == "absorbed" else None
 
     def put(row: int | None, place: str, name: str, wanted: float, measured: float, roundings: int = 0) -> None:
         # rounding to a type changes a number by half of its epsilon at most, relatively
@@ -271,24 +261,21 @@ def _multipliers(
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
         names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
         names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
-        now = {name: float(getattr(held, name)[i]) for name in names} if held else _now(attached, record, i)
+        now = _now(attached, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here.item, name))
         if kind.activates:
             differ(i, "activation", _activation(attached, record, i), p.architecture.activation)
         differ(i, "norm placement", here.placement, PLACEMENTS[p.placement[i]])
-    put(None, "embedding", "scale", p.embedding.scale, held.embedding.scale if held else mapping.embedding.scale)
+    put(None, "embedding", "scale", p.embedding.scale, mapping.embedding.scale)
     if a.head != "none":
-        put(None, "head", "scale", p.head.scale, held.head.scale if held else mapping.head.scale)
+        put(None, "head", "scale", p.head.scale, mapping.head.scale)
     if record is not None and record.plan.head_activates:
         found = attached.ends.activation and attached.ends.activation.holder
         differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
     differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
-    if held is None:
-        differ(
-            None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable
-        )
-        differ(None, "skip multipliers", trainable([item.skip for item in mapping.sublayers]), p.skip_trainable)
+    differ(None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable)
+    differ(None, "skip multipliers", trainable([item.skip for item in mapping.sublayers]), p.skip_trainable)
     yes_no = {True: "a final norm", False: "no final norm"}
     differ(None, "final norm", yes_no[a.has_final_norm], yes_no[p.architecture.has_final_norm])
     return rows

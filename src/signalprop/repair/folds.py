@@ -41,7 +41,7 @@ def fold(model: nn.Module) -> nn.Module:
     Fixed multipliers, trained scalars, per-channel vectors and score scales go into weights, biases and gains (in
     float64, cast back). Classes, dropout, attributes and state-dict keys are then those of the vanilla model, so that
     `save_pretrained` writes a checkpoint that needs nothing but transformers. Fold to export: optimizer states and
-    learning rates belong to the weights before. Of a model in absorbed mode only the record goes.
+    learning rates belong to the weights before.
 
     Where head and embedding share a weight, the head's factor goes into the norm before the head: logits stay, the last
     hidden state is multiplied. Matched epsilons go back to the model's own; where that changes a norm's output by more
@@ -57,17 +57,14 @@ def fold(model: nn.Module) -> nn.Module:
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
-    error, changes = 0.0, []
-    if record.mode != "absorbed":
-        _refuse_what_is_not_there(inner, record)
-        plan = _Folding(attached_vanilla(inner), record)
-        changes = plan.changes()
-        error = plan.eps_error
+    _refuse_what_is_not_there(inner, record)
+    plan = _Folding(attached_vanilla(inner), record)
+    changes = plan.changes()
+    error = plan.eps_error
     with torch.no_grad(), all_or_nothing(inner, [change.tensor for change in changes]):
         for change in changes:
             change.tensor.copy_(change.value())
-        if record.mode != "absorbed":
-            take_off(inner, record)
+        take_off(inner, record)
         restore(inner)
         config: Any = getattr(inner, "config", None)
         if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model

@@ -28,11 +28,10 @@ class _Rule:
     """How an optimizer's numbers follow from those of a table, which are for Adam.
 
     Attributes:
-        power: of c, the factor that a parameter was multiplied with, in its learning rate. decoupled: the decay.
-        eps: it has Adam's. width: power of the width that its update of a hidden matrix has less than Adam's.
+        decoupled: its decay is. eps: it has Adam's. width: power of the width that its update of a hidden matrix has
+            less than Adam's.
     """
 
-    power: int = 1
     decoupled: bool = True
     eps: bool = False
     width: float = 0.0
@@ -42,9 +41,9 @@ _RULES = {
     "adamw": _Rule(eps=True),
     "schedule-free": _Rule(eps=True),
     "adam": _Rule(decoupled=False, eps=True),
-    "sgd": _Rule(power=2, decoupled=False),
+    "sgd": _Rule(decoupled=False),
     "lion": _Rule(),
-    "adafactor": _Rule(power=0, width=0.5),
+    "adafactor": _Rule(width=0.5),
     "original": _Rule(width=1.0),
     "match_rms_adamw": _Rule(width=0.5),
 }
@@ -65,15 +64,11 @@ def parameter_groups(
 
     Learning-rate factors of the Parametrization (muP) multiply `lr`; there `weight_decay` is divided by the factor, so
     that lr times weight decay is what it would be without (decoupled decay), and scheme `completep` has factors on
-    `eps` as well. In absorbed mode a parameter that was
-    multiplied with c gets the numbers that make its training that of the multiplied model: AdamW lr c, eps / c, weight
-    decay / c; SGD lr c^2, weight decay / c^2 (docs/theory/gauge.md). Exact until gradients are clipped by their global
-    norm, which these factors change. Biases, gains and multipliers have no weight decay. For Adam with an L2 penalty
-    (`adam`), whose penalty passes through the normalisation, the decay is divided by c^2.
+    `eps` as well. Biases, gains and multipliers have no weight decay.
 
     Factors on learning rates are Adam's, whose update of a hidden matrix grows with the width n. Of `lion` and
     `schedule-free` the same holds. `adafactor` (torch.optim.Adafactor) multiplies with the size of the weights, which
-    is 1/sqrt(n) in muP and c in absorbed mode. `muon` (torch.optim.Muon) gives updates whose spectral norm is
+    is 1/sqrt(n) in muP. `muon` (torch.optim.Muon) gives updates whose spectral norm is
     sqrt(max(1, out/in)), or .2 sqrt(max(out, in)) with `adjust_lr_fn="match_rms_adamw"`; so of muP's 1/m the first
     needs nothing, the second and Adafactor 1/sqrt(m) (Yang, Simon and Bernstein 2023, arXiv:2310.17813, condition 1),
     and factors for the depth stay. Where a model stores a matrix as (in, out), that is put right. Muon takes the
@@ -96,7 +91,7 @@ def parameter_groups(
             "'schedule-free'"
         )
     inner = unwrapped(model)
-    p, attached, rates, multiplied = _described(inner)
+    p, attached, rates = _described(inner)
     found = {item.name: item.parts for item in assignments(attached, p)}
     wider = p.architecture.d_model / float(p.options.get("base_width") or p.architecture.d_model)
     in_layers, at_ends = epsilon_factors(p)
@@ -113,7 +108,6 @@ def parameter_groups(
             )
         factor = factors.pop()
         decays = any(part.decays for part in parts) if parts else parameter.ndim > 1
-        c = multiplied.get(name, 1.0)
         by_muon = optimizer == "muon" and _is_inner(parts) and parameter.ndim == 2
         rule = _RULES[adjust_lr_fn if by_muon else "adamw" if optimizer == "muon" else optimizer]
         if _is_inner(parts) and rule.width:
@@ -122,10 +116,10 @@ def parameter_groups(
             inputs, outputs = parameter.shape  # of which Muon takes the first for outputs
             factor *= math.sqrt(max(1.0, outputs / inputs) / max(1.0, inputs / outputs))
         rate = lr if by_muon or optimizer != "muon" or rest_lr is None else rest_lr
-        decay = weight_decay / (factor * c**rule.power if rule.decoupled else c**2)  # a penalty is in the gradient
+        decay = weight_decay / (factor if rule.decoupled else 1.0)  # a penalty is in the gradient
         row = parts[0].row if parts else None
-        epsilon = eps * float(at_ends if row is None else in_layers[row]) / c if rule.eps else 0.0
-        key = (rate * factor * c**rule.power, decay if decays else 0.0, epsilon, by_muon)
+        epsilon = eps * float(at_ends if row is None else in_layers[row]) if rule.eps else 0.0
+        key = (rate * factor, decay if decays else 0.0, epsilon, by_muon)
         group = groups.setdefault(key, {"params": [], "names": []})
         group["params"].append(parameter)
         group["names"].append(name)
@@ -144,8 +138,8 @@ def _is_inner(parts: Sequence[Part]) -> bool:
     return bool(parts) and all(part.row is not None and part.decays for part in parts)
 
 
-def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float], dict[str, float]]:
-    """What a model is: numbers, where they are, learning-rate factors of added parameters, and absorbed factors."""
+def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float]]:
+    """What a model is: numbers, where they are, and learning-rate factors of added parameters."""
     if isinstance(model, Transformer):
         p = model.parametrization
         attached = attach(model)
@@ -154,7 +148,7 @@ def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, f
             for i, item in enumerate(attached.mapping.sublayers)
             if isinstance(item.branch, str)
         }
-        return p, attached, own, {}
+        return p, attached, own
     record = the_record(model)
     vectors = record.parametrization.learning_rates["vectors"]
     rates = {
@@ -163,4 +157,4 @@ def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, f
         for name in record.added
         if name.startswith(f"{carrier}.")
     }
-    return record.parametrization, attached_vanilla(model), rates, record.factors
+    return record.parametrization, attached_vanilla(model), rates

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +20,6 @@ from signalprop.repair.spliced_modules import Mixing, Rewired
 from signalprop.repair.undoing import all_or_nothing, everything, local
 from signalprop.repair.weight_assignment import Assignment, assignments
 from signalprop.streams.proof import affine
-
-_NONE: Dictionary[str, float] = {}
 
 
 @typed
@@ -79,7 +76,7 @@ def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
     tie(model, record.ties)
     attached = attached_vanilla(model)
-    draw_table(attached, record.parametrization, seed, record.factors)
+    draw_table(attached, record.parametrization, seed)
     with torch.no_grad():
         set_multipliers(attached, record)
     if hasattr(model, "_init_weights"):
@@ -88,10 +85,8 @@ def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
             place._is_hf_initialized = True  # or transformers' `init_weights` would draw it anew
 
 
-def draw_table(
-    attached: Attached, p: Parametrization, seed: int | None, factors: Dictionary[str, float] = _NONE
-) -> None:
-    """Draw the weights of a Parametrization, times a factor by the parameter's name; see `initialize`."""
+def draw_table(attached: Attached, p: Parametrization, seed: int | None) -> None:
+    """Draw the weights of a Parametrization; see `initialize`."""
     model = attached.model
     if seed is None:
         if not all(plain(q) for q in model.parameters()):
@@ -101,7 +96,7 @@ def draw_table(
     with torch.no_grad():
         reset_others(model, {id(item.tensor) for item in found}, seed)
         for item in found:
-            fill_parameter(item, seed, factors.get(item.name, 1.0))
+            fill_parameter(item, seed)
         for table in model.modules():
             if not isinstance(table, nn.Embedding) or table.padding_idx is None:
                 continue
@@ -111,14 +106,14 @@ def draw_table(
                 fill(table.weight, weight)
 
 
-def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
-    """Draw one parameter, role by role, and multiply it."""
+def fill_parameter(item: Assignment, seed: int) -> None:
+    """Draw one parameter, role by role."""
     tensor = item.tensor
     only = item.parts[0]
     if only.constant is not None:
-        fill(tensor, torch.full(tensor.shape, only.constant * factor, dtype=torch.float64))
+        fill(tensor, torch.full(tensor.shape, only.constant, dtype=torch.float64))
         return
-    if only.rows is None and not only.transposed and factor == 1 and plain(tensor):
+    if only.rows is None and not only.transposed and plain(tensor):
         draw(tensor, only.std, only.distribution, seed, only.place, only.role)
         return
     values = torch.empty(tensor.shape, dtype=torch.float32)
@@ -129,7 +124,7 @@ def fill_parameter(item: Assignment, seed: int, factor: float = 1.0) -> None:
         drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
         draw(drawn, part.std, part.distribution, seed, part.place, part.role)
         outputs_first[rows] = drawn
-    fill(tensor, values if factor == 1 else values.double() * factor)
+    fill(tensor, values)
 
 
 def plain(tensor: Tensor) -> bool:

@@ -6,13 +6,13 @@ import math
 import warnings
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, Held, attach, require_roles, with_known_weights
+from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
 from signalprop.attachment.live_model import adapters_in
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
@@ -31,15 +31,12 @@ from signalprop.repair.plan import Plan, make_plan, own_multipliers
 from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained, record_of
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
 from signalprop.repair.sites import confirm
-from signalprop.repair.surgery import Surgeon, needed
+from signalprop.repair.surgery import Surgeon
 from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
-
-Mode = Literal["gauge", "absorbed"]
 
 
 @typed
@@ -52,7 +49,6 @@ def apply(
     initialize: bool = True,
     redraw: bool = False,
     change_function: bool = False,
-    mode: Mode = "gauge",
     match_eps: bool = False,
     seed: int | None = None,
     mapping: Mapping | None = None,
@@ -77,9 +73,6 @@ def apply(
             scheme times the model's own (Granite's). A Parametrization says all numbers, the model's own too.
         redraw: draw them anew though something has been learnt in them.
         change_function: install the multipliers though the weights that are kept then compute something else.
-        mode: `gauge`; or `absorbed`, which multiplies everything into the initial weights and leaves the modules alone:
-            train with the groups of `signalprop.parameter_groups`, whose learning rates make up for it (exact for AdamW
-            and SGD until gradients are clipped by their global norm).
         match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
             checkpoint cannot keep that, since a config has one epsilon.
         seed: of the draws; the same seed gives the weights of `build(parametrization, seed=seed)`.
@@ -106,10 +99,6 @@ def apply(
             f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start the scheme knows "
             "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
         )
-    if mode not in ("gauge", "absorbed"):
-        raise InputError(f"mode is {mode!r}; expected 'gauge' or 'absorbed'")
-    if mode == "absorbed" and match_eps:
-        raise InputError("match_eps changes norms, and mode='absorbed' leaves modules alone; choose one of the two")
     if redraw and not initialize:
         raise InputError("redraw draws new weights and initialize=False (--keep-weights) keeps those there are; choose")
     arguments = data if isinstance(data, dict) else None
@@ -118,7 +107,7 @@ def apply(
     trained = "" if redraw or without_numbers else learnt(attached)
     wanted, initialize = initialize, initialize and not trained
     other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
-    if initialize or mode == "absorbed" or other:
+    if initialize or other:
         attached = require_roles(attached)
     attached = with_known_weights(attached)
     if torch.backends.mha.get_fastpath_enabled() and any(
@@ -149,15 +138,13 @@ def apply(
         table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)
     before = Outputs(attached, arguments) if trained else None
-    with all_or_nothing(model, everything(model) if before and mode == "absorbed" else ()):
-        record = install(attached, table, mode=mode, match_eps=match_eps, by_hand=mapping)
+    with all_or_nothing(model):
+        record = install(attached, table, match_eps=match_eps, by_hand=mapping)
         record.pending = without_numbers and initialize
         record.kept = not initialize
         if initialize and not without_numbers:
             with all_or_nothing(model, everything(model)):
                 draw_weights(model, record, seed)
-        elif mode == "absorbed" and not without_numbers:
-            multiply_weights(model, record)
         if before:
             record.function_changed = before.changed_in_words()
             if record.function_changed and not change_function:
@@ -175,9 +162,7 @@ def apply(
     return table
 
 
-def install(
-    attached: Attached, table: Parametrization, *, mode: str, match_eps: bool, by_hand: Mapping | None
-) -> Record:
+def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
     """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are.
 
     Args:
@@ -185,19 +170,16 @@ def install(
     """
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    plan = make_plan(mapping, table, dtype=dtype, mode=mode)
+    plan = make_plan(mapping, table, dtype=dtype)
     # where a norm is taken out, the branch ends before it
     carriers = tuple(
         attached.path_of(row.carrier("none" if PLACEMENTS[now] == "none" else None), f"{row.label} carrier")
         for row, now in zip(attached.rows, table.placement, strict=True)
     )
-    record = Record(table, mode, plan, carriers, by_hand, matched_eps=match_eps)
+    record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
-    if mode == "absorbed":
-        record.factors = absorbed_factors(attached, plan, carriers)
-    else:
-        Surgeon(attached, table, record).operate(match_eps)
+    Surgeon(attached, table, record).operate(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
 
@@ -317,61 +299,3 @@ class AppliedPretrained(Applied):
 def applied_mixin(model: type[nn.Module]) -> type[Applied]:
     """The mixin for a model of this class."""
     return AppliedPretrained if is_pretrained(model) else Applied
-
-
-# --- multipliers in the initial weights, modules left alone ---------------------------------------------------------
-
-
-def absorbed_factors(attached: Attached, plan: Plan, carriers: tuple[str, ...]) -> dict[str, float]:
-    """What each parameter is multiplied with, by name, in absorbed mode."""
-    factors: dict[str, float] = {}
-    names = {id(q): name for name, q in attached.model.named_parameters()}
-
-    def scale(owner: Any, factor: float, *, bias: bool = True) -> None:
-        held = Held(owner)
-        for tensor in (held.weight, held.bias if bias else None):
-            if tensor is not None and factor != 1:
-                factors[names[id(tensor)]] = factors.get(names[id(tensor)], 1.0) * factor
-
-    scaled: set[int] = set()
-    for here, row, carrier in zip(attached.rows, plan.rows, carriers, strict=True):
-        if attached.mapping.gain_offset and (row.norm_scale != 1 or here.placement in ("sandwich", "res-post")):
-            raise InputError(
-                f"{here.label}: gains here are 1 + weight, which no factor on the weight scales; use mode='gauge'"
-            )
-        several = here.kind.has_copies  # their carrier and reader is the branch, which has no weight
-        for owner in here.holders(lambda role: role.writes) if several else [attached.model.get_submodule(carrier)]:
-            scale(owner, row.scale)
-        for reader in here.holders(lambda role: role.reads) if several else here.readers:
-            scale(reader, row.input_scale, bias=False)
-        if row.norm_scale != 1 and here.norm is not None and id(here.norm) not in scaled:
-            gain, shift = gain_and_bias(here.norm)
-            if gain is None:
-                raise InputError(
-                    f"{here.label}: its norm has no weight to absorb {row.norm_scale:.3g} into; use mode='gauge'"
-                )
-            scaled.add(id(here.norm))
-            for tensor in (gain, shift):
-                if tensor is not None:
-                    scale(tensor, row.norm_scale)
-        if row.score_ratio != 1:
-            query = here.weights["query"]
-            if query.rows is not None:
-                raise InputError(
-                    f"{here.label}: queries are fused with keys and values, so one weight would need two factors"
-                )
-            scale(query.holder if here.query_norm is None else here.query_norm, row.score_ratio)
-    if plan.head_ratio != 1:
-        scale(needed(attached.ends.head, "head").holder, plan.head_ratio, bias=False)
-    if plan.embedding_ratio != 1:
-        for table in attached.ends.tables:
-            scale(table.holder, plan.embedding_ratio)
-    return factors
-
-
-def multiply_weights(model: nn.Module, record: Record) -> None:
-    """All factors, or none of them where it is interrupted."""
-    parameters = dict(model.named_parameters())
-    with torch.no_grad(), all_or_nothing(model, [parameters[name] for name in record.factors]):
-        for name, factor in record.factors.items():
-            parameters[name].mul_(factor)

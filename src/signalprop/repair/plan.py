@@ -118,12 +118,11 @@ def _is_transform(name: str, of: str) -> bool:
     return theirs in ("relu", "leaky_relu") if inside == "leaky_relu" else _is_transform(inside, theirs)
 
 
-def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str, mode: str) -> Plan:
+def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str) -> Plan:
     """What has to be done to the model of a mapping.
 
     Args:
         mapping: of the vanilla model. dtype: of its parameters, `float32`, `bfloat16` or `float16`.
-        mode: `gauge` installs multipliers; `absorbed` allows nothing but numbers that weights can hold.
     """
     if p.skip.ndim != 1:
         raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")
@@ -158,8 +157,6 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str, mode: str) ->
         p.embedding.scale / mapping.embedding.scale,
         p.architecture.activation if other else "",
     )
-    if mode == "absorbed":
-        _refuse_what_weights_cannot_hold(plan, p, rows, a)
     if mapping.stream_only:
         _refuse_what_the_stream_does_not_tell(plan, p)
     return plan
@@ -298,28 +295,3 @@ def _shared_dropouts(mapping: Mapping, p: Parametrization, rows: Layout, planned
         else replace(row, treatment="rewired", scale=row.scale / float(p.branch[i]))
         for i, row in enumerate(planned)
     ]
-
-
-def _refuse_what_weights_cannot_hold(plan: Plan, p: Parametrization, rows: Layout, a: Architecture) -> None:
-    for i, row in enumerate(plan.rows):
-        found = {
-            "a trainable multiplier": p.branch_trainable != "fixed" or p.skip_trainable != "fixed",
-            "a value skip": row.mixes_values,
-            f"a skip multiplier of {p.skip[i]:.3g} or a moved norm": row.treatment == "rewired",
-            "a removed norm": row.removes_norm,
-            "shaped attention": row.shapes,
-            "a transformed activation": bool(row.activates),
-        }
-        if what := next((words for words, there in found.items() if there), ""):
-            raise InputError(
-                f"{describe(rows, i)}: scheme {p.scheme!r} has {what} there, which initial weights cannot hold; use "
-                "mode='gauge'"
-            )
-    if plan.removes_final_norm:
-        raise InputError(f"scheme {p.scheme!r} removes norms, which initial weights cannot do; use mode='gauge'")
-    tied = a.tied_embeddings and a.head == "lm"
-    if tied and (plan.head_ratio != 1 or plan.embedding_ratio != 1):
-        raise InputError(
-            f"scheme {p.scheme!r} scales the head and the embeddings differently, and this model ties them: one weight "
-            "cannot hold both; use mode='gauge', or untie them"
-        )

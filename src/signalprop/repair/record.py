@@ -23,13 +23,11 @@ class Record:
 
     Attributes:
         parametrization: what the model now is.
-        mode: `gauge` (multipliers) or `absorbed` (weights and learning rates).
         plan: what was done, row by row.
         carriers: path of every row's carrier in the model.
         mapping: of the vanilla model, where it was given by hand; None: the model's own, or its family's.
         changed: plain attributes that were set: (path of the module, attribute, value before).
         added: paths of modules and parameters that the vanilla model does not have.
-        factors: absorbed mode: what each parameter was multiplied with, by name.
         matched_eps: whether the epsilons of norms were rescaled with the stream.
         eps_error: bound on the relative change of a norm's output where they were not.
         ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
@@ -39,13 +37,11 @@ class Record:
     """
 
     parametrization: Parametrization
-    mode: str
     plan: Plan
     carriers: tuple[str, ...]
     mapping: Mapping | None = None
     changed: list[tuple[str, str, Any]] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    factors: dict[str, float] = field(default_factory=dict)
     matched_eps: bool = False
     eps_error: float = 0.0
     ties: tuple[tuple[str, ...], ...] = ()
@@ -107,8 +103,6 @@ def applied_mapping(attached: Attached, record: Record) -> Mapping:
         attached: the model by its vanilla mapping.
     """
     p, vanilla = record.parametrization, attached.mapping
-    if record.mode == "absorbed":
-        return vanilla
     moved = bool((attached.layout.placement != p.placement).any())
     sublayers = []
     for i, row in enumerate(attached.rows):

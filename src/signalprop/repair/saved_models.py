@@ -87,7 +87,7 @@ def load(
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)
-        record = install(attached, table, mode=document.mode, match_eps=document.match_eps, by_hand=mapping)
+        record = install(attached, table, match_eps=document.match_eps, by_hand=mapping)
         record.kept = document.weights == "kept"
         if document.kind == "module":
             _fill_module(folder, document, model)

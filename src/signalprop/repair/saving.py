@@ -54,7 +54,7 @@ class Document(Value):
     kind: Literal["transformers", "module", "built"]
     class_name: str
     id: str
-    mode: Literal["gauge", "absorbed"] = "gauge"
+    mode: Literal["gauge"] = "gauge"
     match_eps: bool = False
     parametrization: dict[str, Any]
     tensors: list[str]
@@ -103,7 +103,7 @@ def save_pretrained(
     tensors = added_tensors(model, record, given.get("state_dict"))
     document = _document(model, "transformers", record, tensors, {})
     config: Any = model.config
-    setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "mode": record.mode, "id": document["id"]})
+    setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "id": document["id"]})
     try:
         with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
             vanilla_save(directory, *args, **options)
@@ -164,7 +164,6 @@ def _document(
     }
     if record is not None:
         document |= {
-            "mode": record.mode,
             "match_eps": record.matched_eps,
             "weights": "kept" if record.kept else "drawn",
         }
