@@ -19,7 +19,6 @@ from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.fitting import exact_logits, fit
 from signalprop.repair.largest_activations import moves_inner
-from signalprop.repair.left_out import left_out
 
 TOP = 65504.0
 FITTED = (
@@ -94,27 +93,8 @@ def test_what_a_curved_activation_makes_is_reported() -> None:
     assert {("layer 0 feed-forward", "up"), ("layer 0 feed-forward", "hidden")} <= over
     assert all(what in ("up", "hidden", "final norm") for _, what in over)  # a tied head's norm is multiplied
     assert not found.within
-    assert found.left_out["reasons"]["transformer.h.0.mlp.c_fc"].startswith("up reaches ")
-    assert {name.rpartition(".")[2] for name in found.left_out["reasons"]} <= {"c_fc", "c_proj", "lm_head"}
-    assert "/transformer/h.0/mlp/c_fc/Gemm" in found.left_out["runtimes"]["onnxruntime"]
-
-
-def test_names_in_the_words_of_runtimes() -> None:
-    """transformers' own matching spares these modules and no others; vLLM gets all parts of what it fuses."""
-    from transformers.quantizers.quantizers_utils import should_convert_module
-
-    model = vanilla("llama", 12)
-    asked = {"model.layers.1.self_attn.k_proj": "so", "model.layers.11.mlp.down_proj": "so"}
-    found = left_out(model, asked)
-    assert set(found["reasons"]) == {*asked, "lm_head"}  # a list of one's own replaces the default, which spares it
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    spared = [name for name in linear if not should_convert_module(name, found["runtimes"]["transformers"])]
-    assert set(spared) == set(found["reasons"]) and len(linear) > 80
-    fused = {f"model.layers.1.self_attn.{one}_proj" for one in "qkv"}
-    assert set(found["runtimes"]["vllm"]) == {*fused, "model.layers.11.mlp.down_proj", "lm_head"}
-    assert found["runtimes"]["llm-compressor"] == found["runtimes"]["vllm"]  # vLLM reads this list, too
-    assert found["runtimes"]["onnxruntime"][0] == "/model/layers.1/self_attn/k_proj/MatMul"
-    assert left_out(model, {}) == {"reasons": {}, "runtimes": {}}
+    assert found.left_out["transformer.h.0.mlp.c_fc"].startswith("up reaches ")
+    assert {name.rpartition(".")[2] for name in found.left_out} <= {"c_fc", "c_proj", "lm_head"}
 
 
 @pytest.mark.parametrize("name", HELD)
@@ -196,7 +176,7 @@ def test_what_experts_make_inside_of_their_module_is_seen(family: str, implement
         )
     else:
         assert not found.inner and at in found.over
-        assert "model.layers.1.mlp.experts" in found.left_out["runtimes"]["vllm"]
+        assert "model.layers.1.mlp.experts" in found.left_out
 
 
 def test_a_tied_head_behind_a_norm_of_its_own() -> None:

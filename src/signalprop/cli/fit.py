@@ -175,7 +175,7 @@ def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
     if any(value is not None for value in result["format_error"].values()):
         was, now = (_relative(result["format_error"][when]) for when in ("before", "after"))
         facts.append((f"in {found.format}", f"outputs differ from those in float64 by {was} before, {now} after"))
-    for name, why in result["left_out"].get("reasons", {}).items():
+    for name, why in result["left_out"].items():
         facts.append(("leave unquantised", f"{name}: {why}"))
     facts.append(("read", result["read"]))
     if result["out"]:

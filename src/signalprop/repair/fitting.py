@@ -27,7 +27,6 @@ from signalprop.network.kinds import ROLE
 from signalprop.repair.epsilons import Epsilon, norms_of
 from signalprop.repair.initialisation import plain
 from signalprop.repair.largest_activations import Place, inner_maps, largest, norm_of_tied_head, places_of, reads_bare
-from signalprop.repair.left_out import left_out
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
@@ -64,8 +63,7 @@ class Fit:
         gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
             those of 8 bits, holds the weight; 0 where gains are weights.
         activations: one per place.
-        left_out: linear maps to leave unquantised, with reasons and in the words of runtimes: see
-            `signalprop.repair.left_out`.
+        left_out: maps to leave unquantised (linear ones, or a module of experts), by path, each with the reason.
     """
 
     format: str
@@ -78,7 +76,7 @@ class Fit:
     matched: bool
     gain_rounding: float
     activations: tuple[Activation, ...]
-    left_out: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         inner = f", {len(self.inner)} branches inside" if self.inner else ""
@@ -185,7 +183,7 @@ def fit(
             Activation(place.where, place.what, *numbers)
             for place, *numbers in zip(places, before, predicted, after, strict=True)
         ),
-        left_out=left_out(attached.model, _reasons(attached, places, after, top)),
+        left_out=_reasons(attached, places, after, top),
     )
 
 
