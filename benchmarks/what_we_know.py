@@ -9,7 +9,7 @@ from pathlib import Path
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
 from signalprop_lab.training.tables import markdown_table
-from signalprop_lab.training.verdicts import Judged, claim_of, verdicts
+from signalprop_lab.training.verdicts import CONTROL, Judged, claim_of, verdicts
 
 PAGE, GALLERY = Path("docs/what-we-know.md"), Path("docs/gallery")
 DEEP = "DeepScaleLM with 48 layers of width 64 ends below 12 of 128"
@@ -121,5 +121,5 @@ def _trained(source: str, words: str, judged: Mapping[str, Sequence[Judged]]) ->
         raise InputError(f"docs/results/{source}.json has no part {words!r}; name one of its verdict")
     (one,) = found
     by = re.search(r"difference ([+-][\d.]+), standard error ([\d.]+)", one.told)
-    effect = f"{float(by[1]):+.2g} ± {float(by[2]):.2g}" if by else ""
+    effect = f"{float(by[1]):+.2g} ± {float(by[2]):.2g}" if by and one.kind != CONTROL else ""
     return [f"[{words}](results/{source}.md)", effect, one.budget, one.kind]
