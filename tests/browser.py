@@ -77,7 +77,10 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
 
-    def open(self, path: Path | str, *, width: int = 1400, height: int = 1000, dark: bool = False) -> float:
+    def open(
+        self, path: Path | str, *, width: int = 1400, height: int = 1000, dark: bool = False,
+        ready: str = "document.readyState === 'complete'",
+    ) -> float:  # fmt: skip
         """Open a file, or an address of this machine, at a size of the window; seconds until the page is ready."""
         self.call("Page.navigate", url="about:blank")  # so that nothing of an earlier page is taken for this one's
         self.messages.clear()
@@ -87,7 +90,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         begun = time.perf_counter()
         self.call("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
-        self.wait("document.documentElement?.dataset.state === 'ready'")
+        self.wait(f"location.href !== 'about:blank' && ({ready})")
         return time.perf_counter() - begun
 
     def size(self, width: int, height: int) -> None:
@@ -135,14 +138,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
-    def printed_labels(self) -> list[dict[str, list[str]]]:
-        """Labels of the axes of every drawing, by its id: before, while and after the page is printed."""
-        found = [self.run(_LABELS)]
-        for event in ("beforeprint", "afterprint"):
-            self.run(f"dispatchEvent(new Event('{event}'))")
-            found.append(self.run(_LABELS))
-        return found
-
     def faint(self, least: float = 4.5) -> list[str]:
         """Texts in sight whose contrast with what is behind them (WCAG 2.2) is below the least, with both colours.
 
@@ -158,9 +153,6 @@ class Page:
         path.write_bytes(base64.b64decode(self.call("Page.printToPDF", printBackground=False)["data"]))
 
 
-_LABELS = """Object.fromEntries([...document.querySelectorAll('figure.block .plot .main-svg')].map((svg) => [
-  svg.closest('figure').id, [...svg.querySelectorAll('.xtick, .ytick')].map((t) => t.textContent)])
-  .filter(([_, labels]) => labels.length))"""
 # Every element with text of its own that is in sight: its ink, what is behind it, where it is.
 _TEXTS = """[...document.querySelectorAll('body *')]
   .filter((e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.getClientRects().length

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from browser import Page
-
+from typing import NamedTuple
 
 EXPLORE = (sys.executable, "-m", "signalprop", "explore", "--no-browser")
 
@@ -51,19 +46,3 @@ def explorer(*arguments: str, command: Sequence[str] = EXPLORE) -> Iterator[Expl
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def settle(page: Page) -> None:
-    """Wait until everything that was asked is answered."""
-    page.wait("document.documentElement.dataset.state === 'ready'")
-
-
-def choose(page: Page, **values: Any) -> None:
-    """Change controls, one after the other, as a reader does, and wait until the page has followed."""
-    for name, value in values.items():
-        page.run(
-            f"(() => {{ const f = document.getElementById('controls').elements['{name}'];"
-            f" f.value = {json.dumps(value)};"
-            " f.dispatchEvent(new Event('input', {bubbles: true})); })()"
-        )
-        settle(page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,14 @@ def write_run(root: Path, *, steps: int = 40, status: str | None = None, recipe:
         result = {"schema": "signalprop/run/1", "status": status, "reason": None, "steps": steps, "seconds": 1.5}
         write_json(root / "result.json", result | {"train_loss": 10.0 / steps, "eval_loss": 10.5 / steps})
     return root
+
+
+def figures_of(page: str) -> list[list[dict[str, Any]]]:
+    """The traces of every drawing of a page."""
+    starts = [found.end() for found in re.finditer(r'Plotly\.newPlot\(\s*"c[0-9]+",\s*', page)]
+    return [json.JSONDecoder().raw_decode(page, at)[0] for at in starts]
+
+
+def titles_of(page: str) -> list[str]:
+    """Of the sections, after the summary."""
+    return re.findall(r"<h2>(.*?)</h2>", page)[1:]

@@ -121,7 +121,7 @@ class TestSizes:
             READERS[reader](tmp_path / "x")
 
     def test_a_small_file_of_large_arrays(self, tmp_path: Path) -> None:
-        from signalprop.report.html.kernels import of_arrays
+        from signalprop.report.kernels import of_arrays
 
         np.savez(tmp_path / "x.npz", a=np.zeros(3))
         content = bytearray((tmp_path / "x.npz").read_bytes())

@@ -21,8 +21,7 @@ from signalprop.errors import InputError
 from signalprop.files.storage import finite
 from signalprop.kernels.inputs import load_kernel
 from signalprop.kernels.trace import trace
-from signalprop.report.html import document, render
-from signalprop.report.html.reading import read
+from signalprop.report.html import document, read, render
 from signalprop.report.kernel_tables import to_json
 from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep

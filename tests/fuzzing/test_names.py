@@ -12,8 +12,8 @@ import pytest
 from damage import check_command, commanded
 from reported import HOSTILE, predicted, table_of
 from signalprop.errors import InputError, as_line, printable
-from signalprop.report.html import document, render
-from signalprop.report.html.reading import read
+from signalprop.report.html import document, read, render
+from signalprop.report.sections import Chart, HeatMap
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.recipe_files import read_recipe
 from signalprop_lab.training.sweep_definition import Sweep
@@ -78,6 +78,12 @@ def elements(page: str) -> set[tuple[str, tuple[str, ...]]]:
     return set(found.elements)
 
 
+def scripts(page: str) -> int:
+    found = _Page()
+    found.feed(page)
+    return sum(tag == "script" for tag, _ in found.elements)
+
+
 def hostile_files(folder: Path) -> dict[str, list[Path]]:
     """By kind: files in which one string each is hostile, as far as they are read."""
     out: dict[str, list[Path]] = {}
@@ -108,11 +114,13 @@ class TestPages:
                 except InputError:
                     continue
                 read_at_all += 1
-                page = render(document(items))
+                content = document(items)
+                page = render(content)
                 new = {tag for tag, names in elements(page) - known if tag in ("script", "img", "a", "svg") or
                        any(name.startswith("on") for name in names)}  # fmt: skip
                 assert not new, (file, new)
-                assert page.count("<script") == 3
+                drawn = [b for s in content.sections for b in s.blocks if isinstance(b, Chart | HeatMap)]
+                assert scripts(page) == 1 + len(drawn)
         assert read_at_all >= 10  # others have a fixed choice of words
 
 

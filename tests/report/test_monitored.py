@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from signalprop.errors import InputError
-from signalprop.report.html import read, write_report
-from signalprop.report.html.contents import document
-from signalprop.report.html.monitored import Monitored, partings, read_monitored
+from signalprop.report.html import document, read, write_report
+from signalprop.report.monitored import Monitored, partings, read_monitored
+from signalprop.report.sections import HeatMap
 
 
 def line(step: int, variance: list[float], warnings: tuple[str, ...] = (), **more: Any) -> str:
@@ -51,16 +51,15 @@ def test_where_two_part(files: tuple[Path, Path]) -> None:
 def test_the_page(files: tuple[Path, Path], tmp_path: Path) -> None:
     items = [item for path in files for item in read(path).items()]
     made = document(items)
-    assert [(card["subject"], card["severity"]) for card in made["findings"]] == [("b", "warning"), ("a", "good")]
-    layers, steps = made["sections"]
-    assert layers["slider"]["values"] == ["1", "5", "10"] and layers["groups"] == ["a", "b"]
-    (chart,) = layers["blocks"]
-    at = {(s["group"], s.get("step")): s["y"] for s in chart["series"]}
-    assert at[1, 10] == [9, 9] and at[0, None] == [1, 2]
-    table = steps["blocks"][-1]
-    assert table["rows"] == [["variance", "5", "1", "2.000", "5.000"]]
-    assert any(block["type"] == "heatmap" for block in steps["blocks"])
-    assert "too much" in made["findings"][0]["texts"]
+    assert [(card.subject, card.severity) for card in made.cards] == [("b", "warning"), ("a", "good")]
+    layers, steps = made.sections
+    (chart,) = layers.blocks
+    assert chart.frames == ["1", "5", "10"]
+    at = {(curve.label, curve.frame): curve.y.tolist() for curve in chart.curves}
+    assert at["b", "10"] == [9, 9] and at["a, step 1", None] == [1, 2]
+    assert steps.blocks[-1].rows == [["variance", "5", "1", "2.000", "5.000"]]
+    assert any(isinstance(block, HeatMap) for block in steps.blocks)
+    assert "too much" in made.cards[0].texts
     write_report(tmp_path / "page.html", items)
 
 

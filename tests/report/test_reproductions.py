@@ -11,6 +11,7 @@ import pytest
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
 from signalprop.report.html import document, read
+from signalprop.report.sections import Document
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Reproduction
 
 
@@ -32,7 +33,7 @@ def made(**changes: Any) -> Reproduction:
     return Reproduction(**{**fields, "findings": findings, "seconds": 2.0, **changes})  # type: ignore[arg-type]
 
 
-def shown(folder: Path, data: Any) -> dict[str, Any]:
+def shown(folder: Path, data: Any) -> Document:
     """The document of a stored value."""
     write_json(folder / "reproduction.json", data)
     return document(read(folder / "reproduction.json"))
@@ -40,26 +41,23 @@ def shown(folder: Path, data: Any) -> dict[str, Any]:
 
 class TestShown:
     def test_curves_are_those_of_the_file(self, tmp_path: Path) -> None:
-        (section,) = shown(tmp_path, made().to_json())["sections"]
-        growth, decay, checks = section["blocks"]
-        assert section["groups"] == ["xavier", "printed"]
-        assert [source["name"] for source in section["sources"]] == ["theory", "measured", "paper"]
-        for series, curve in zip(growth["series"], made().findings.panels[0].curves, strict=True):  # type: ignore[union-attr]
-            assert section["places"][series["place"]]["x"] == pytest.approx(curve.x)
-            assert series["y"] == pytest.approx(curve.y, rel=1e-4)
-            assert section["groups"][series["group"]] == curve.label
-        assert growth["series"][1]["error"] == pytest.approx(0.1 * np.arange(1, 6), rel=1e-4)
-        assert (growth["scale"], decay["scale"]) == ("log", "linear")
-        assert [row[-1] for row in checks["rows"]] == ["holds", "fails"]
-        assert checks["rows"][0][:4] == ["slope", "about 1", "0.9800 ± 0.01", "0.9 to 1.1"]
+        (section,) = shown(tmp_path, made().to_json()).sections
+        growth, decay, checks = section.blocks
+        assert [curve.label for curve in growth.curves] == ["xavier, theory", "xavier, measured", "printed, paper"]
+        for drawn, curve in zip(growth.curves, made().findings.panels[0].curves, strict=True):  # type: ignore[union-attr]
+            assert drawn.x == pytest.approx(curve.x) and drawn.y == pytest.approx(curve.y, rel=1e-4)
+        measured = growth.curves[1]
+        assert measured.high - measured.y == pytest.approx(0.2 * np.arange(1, 6), rel=1e-3)
+        assert growth.log and not decay.log
+        assert [row[-1] for row in checks.rows] == ["holds", "fails"]
+        assert checks.rows[0][:4] == ["slope", "about 1", "0.9800 ± 0.01", "0.9 to 1.1"]
 
     def test_several_in_one_file_and_one_that_was_not_run(self, tmp_path: Path) -> None:
         other = made(id="tgs-fig00", findings=None, not_run="needs a GPU")
         several = {"schema": "signalprop/reproductions/1", "reproductions": [made().to_json(), other.to_json()]}
         content = shown(tmp_path, several)
-        assert [section["id"] for section in content["sections"]] == ["reproduction-0", "reproduction-1"]
-        assert content["sections"][1]["blocks"] == []
-        assert [card["texts"] for card in content["findings"]][1] == ["needs a GPU"]
+        assert len(content.sections) == 2 and content.sections[1].blocks == []
+        assert [card.texts for card in content.cards][1] == ["needs a GPU"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,7 +49,8 @@ def coordinates(
     place = opt.usable(device)
     from signalprop.data.batches import default_batch
     from signalprop.monitoring.coordinates import coordinates as checked
-    from signalprop.report.coordinate_plots import figure
+    from signalprop.report.against_width import coordinates_section
+    from signalprop.report.plots import sections_figure
 
     batch = default_batch(tables[0].architecture, text=text, batch_size=batch_size, seed=seed)
     with output.progress("training") as step:
@@ -57,11 +58,17 @@ def coordinates(
             tables, optimizer=optimizer, lr=lr, steps=steps, seeds=seeds,  # type: ignore[arg-type]
             seed=seed, batch=batch, tolerance=tolerance, device=place, progress=step,
         )  # fmt: skip
+
+    def picture() -> Any:
+        return sections_figure([coordinates_section(found)], "Coordinate check", columns=1, size=(7.0, 4.8))
+
     good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
     output.deliver(
         json_file,
         found.to_json,
         lambda: output.echo("\n".join([found.table(), *good])),
-        output.picture(plot, lambda: figure(found)),
+        output.picture(
+            plot, lambda: sections_figure([coordinates_section(found)], "Coordinate check", columns=1, size=(7.0, 4.8))
+        ),
         failure=failure,
     )

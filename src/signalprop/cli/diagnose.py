@@ -181,9 +181,9 @@ def _diagnosed(
 
 def _figure(results: list[Diagnosis]) -> Any:
     """The sections of the page as a picture."""
-    from signalprop.report.html.diagnoses import diagnosis_sections, names_of
-    from signalprop.report.html.parts import numbered
-    from signalprop.report.section_plots import sections_figure
+    from signalprop.report.diagnoses import diagnosis_sections, names_of
+    from signalprop.report.parts import numbered
+    from signalprop.report.plots import sections_figure
 
     named = numbered([(item.model, item) for item in results])
     return sections_figure(diagnosis_sections(named), " against ".join(names_of(named)))

@@ -103,7 +103,10 @@ def kernel(
     from signalprop.kernels.covered import check_covered
     from signalprop.kernels.inputs import load_kernel
     from signalprop.kernels.trace import depths_of, trace
-    from signalprop.report import kernel_plots, kernel_tables
+    from signalprop.report import kernel_tables
+    from signalprop.report.kernels import cosine_maps, kernel_section, of_trace
+    from signalprop.report.plots import sections_figure
+    from signalprop.report.sections import Section
 
     for picture in (plot, plot_curves):
         output.check_outputs(json_file, picture)
@@ -135,13 +138,24 @@ def kernel(
             traces[name] = found if given is None else replace(found, source=read.kind)
             step(number + 1, len(networks))
 
+    def maps() -> Any:
+        made = cosine_maps(traces)
+        columns = len(made) // len(traces)
+        return sections_figure([Section("", made)], "Normalised kernels", columns=columns, size=(2.4, 2.2))
+
+    def curves() -> Any:
+        section = kernel_section(
+            {name: replace(of_trace(item), forward={}, gradient={}) for name, item in traces.items()}
+        )
+        return sections_figure([section], section.title)
+
     output.deliver(
         json_file,
         lambda: kernel_tables.to_json(traces, SCHEMA),
         lambda: output.echo("\n".join([kernel_tables.table(traces), "", *kernel_tables.summary(traces)])),
         output.File("matrices", matrices, lambda path: _write_matrices(path, traces)),
-        output.picture(plot, lambda: kernel_plots.heat_maps(traces)),
-        output.picture(plot_curves, lambda: kernel_plots.curves(traces), "curves"),
+        output.picture(plot, maps),
+        output.picture(plot_curves, curves, "curves"),
         page=page,
         items=lambda: list(traces.items()),
     )

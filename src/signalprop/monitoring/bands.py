@@ -228,6 +228,7 @@ class Watch:
         self.places = places or {}
         self.outside: dict[str, set[int]] = {}
         self._told: dict[str, set[int]] = {}
+        self._were_near: set[int] = set()
 
     def check(
         self,
@@ -263,12 +264,27 @@ class Watch:
                 f"{'predicted ' if bound is None else ''}band: {values[worst]:.3g}{at}, {expected}"
             )
             found.append(Departure(step, quantity, left, everywhere[worst], float(values[worst]), text))
+        self._were_near = self._near(measured)
         return found
 
-    def leaves(self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None = None) -> bool:
-        """Whether a number is outside a predicted band that has not been told of."""
+    def asks(self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None = None) -> bool:
+        """Whether today's weights should be looked at: a number has left its band, or a variance has newly come near.
+
+        That is the outer quarter of the band, in logarithms: healthy weights that grow fast take it along.
+        """
         held = self._held(measured, now, fixed)
-        return any(wrong - self._told.get(name, set()) for name, (*_, wrong) in held.items() if name in self.start)
+        left = any(wrong - self._told.get(name, set()) for name, (*_, wrong) in held.items() if name in self.start)
+        return left or bool(self._near(measured) - self._were_near)
+
+    def _near(self, measured: Numbers) -> set[int]:
+        """Sublayers whose variance is near an end of its band, or beyond."""
+        band = self.start.get("variance")
+        if band is None or "variance" not in measured:
+            return set()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            low, high, value = (np.log(np.array(x, np.float64)) for x in (band.low, band.high, measured["variance"]))
+            room = (high - low) / 4
+            return set(np.flatnonzero((value < low + room) | (value > high - room)).tolist())
 
     def _held(
         self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None

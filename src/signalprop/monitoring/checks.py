@@ -54,7 +54,7 @@ class Checks:
 
         Args:
             read: what the weights are now; None: they cannot be read, and predict no band. due: whether their band is
-                predicted anew; it is too before a number that was inside is said to have left it.
+                predicted anew; it is too where a number comes near the end of its band, or leaves it.
         """
         if self._watch is None:
             weights = read()
@@ -64,7 +64,7 @@ class Checks:
             self._first = dict(measured)
             due = False
         fixed = limits(measured, profile.architecture.seq_len, self._tolerances, self._first)
-        if self._watch.start and (due or self._watch.leaves(measured, self._today, fixed)):
+        if self._watch.start and (due or self._watch.asks(measured, self._today, fixed)):
             weights = read()
             self._today = self._today if weights is None else self._bands(weights, profile)
         found = self._watch.check(step, measured, self._today, fixed)

@@ -6,7 +6,9 @@ import base64
 import html
 import io
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -37,18 +39,14 @@ class Shown:
         Raises:
             InputError: a file that cannot be written. MissingExtra: matplotlib is not installed.
         """
-        from signalprop.report.plots import figure, save_plot
-
-        result = cast("Profile | Comparison", self)
+        plots, result = _report("plots"), cast("Profile | Comparison", self)
         if path is not None:
-            save_plot(path, result, title=title)
-        return figure(result, title=title)
+            plots.save_plot(path, result, title=title)
+        return plots.figure(result, title=title)
 
     def summary(self) -> str:
         """The result in a few lines: the network, its numbers, and warnings. Not for sweeps."""
-        from signalprop.report.findings import described
-
-        return described(cast("Profile | Comparison", self))
+        return cast("str", _report("findings").described(self))
 
     def _repr_html_(self) -> str | None:
         """For notebooks: the summary, and the picture where matplotlib is installed; None (plain repr) of a sweep."""
@@ -68,9 +66,12 @@ class Shown:
 
 def diagnosis_words(diagnosis: Diagnosis) -> str:
     """A diagnosis as `signalprop diagnose` prints it."""
-    from signalprop.report.diagnosis_tables import diagnosis_text
+    return cast("str", _report("diagnosis_tables").diagnosis_text(diagnosis))
 
-    return diagnosis_text(diagnosis)
+
+def _report(name: str) -> ModuleType:
+    """A module of the room above, which draws results; loaded when it is asked for."""
+    return import_module(f"signalprop.report.{name}")
 
 
 def data_frame(profile: Profile, prefix: str = "") -> DataFrame:

@@ -22,9 +22,9 @@ def explore(
     """
     from signalprop.errors import require
 
-    for module in ("starlette", "uvicorn", "plotly"):
+    for module in ("dash", "plotly"):
         require(module, "explore")
-    from signalprop_lab.explorer.server import serve
+    from signalprop_lab.explorer.app import serve
 
     serve(port, browser=not no_browser, say=lambda address: typer.echo(f"{'explorer':<20}{address} (Ctrl-C ends it)"))
     typer.echo(f"{'explorer':<20}ended")

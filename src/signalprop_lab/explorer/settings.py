@@ -139,12 +139,17 @@ def starts(fidelity: str = "auto") -> dict[str, str]:
 
 
 def address(current: Settings, pinned: Sequence[Settings] = ()) -> str:
-    """The fragment of the page's address that says this state."""
+    """The end of the page's address that says this state."""
 
     def words(settings: Settings) -> list[tuple[str, Any]]:
-        return [(name, f"{v:g}" if isinstance(v, float) else v) for name, v in settings if v is not None]
+        return [(name, _short(v) if isinstance(v, float) else v) for name, v in settings if v is not None]
 
-    return "#" + urlencode([*words(current), *(("pin", urlencode(words(item))) for item in pinned)])
+    return "?" + urlencode([*words(current), *(("pin", urlencode(words(item))) for item in pinned)])
+
+
+def _short(value: float) -> str:
+    """A number without digits that say nothing."""
+    return text if float(text := f"{value:g}") == value else repr(value)
 
 
 def labels(several: list[Settings]) -> list[str]:

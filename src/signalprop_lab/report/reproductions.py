@@ -12,19 +12,18 @@ from pydantic import ConfigDict, Field, model_validator
 
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
-from signalprop.report.html import blocks
-from signalprop.report.html.blocks import Block, Style
-from signalprop.report.html.parts import Part
+from signalprop.report.parts import Part
+from signalprop.report.sections import Card, Chart, Curve, Line, Section, Severity, Table, numbers, with_errors
 from signalprop.results.text import number
 
 SCHEMA, SCHEMA_OF_MANY = "signalprop/reproduction/1", "signalprop/reproductions/1"
-_STYLES: dict[str, tuple[str, Style]] = {
-    "theory": ("theory", "line"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
-    "before": ("before training", "dashed"), "after": ("after training", "line"),
+_LINES: dict[str, tuple[str, Line]] = {
+    "theory": ("theory", "solid"), "measured": ("measured", "points"), "paper": ("paper", "dashed"),
+    "before": ("before training", "dashed"), "after": ("after training", "solid"),
 }  # fmt: skip
 _TICKS = 8  # values of a logarithmic horizontal axis that get one each
 _HOW = re.compile(r"(^|, )(predicted|measured\b.*|step \d+)$")
-_SEVERITIES: dict[str, blocks.Severity] = {"confirmed": "good", "contradicted": "warning"}
+_SEVERITIES: dict[str, Severity] = {"confirmed": "good", "contradicted": "warning"}
 
 
 class _Stored(Value):
@@ -44,7 +43,7 @@ class _Check(_Stored):
 
 class _Curve(_Stored):
     label: str
-    kind: str = Field(pattern=f"^({'|'.join(_STYLES)})$")
+    kind: str = Field(pattern=f"^({'|'.join(_LINES)})$")
     x: list[float | None]
     y: list[float | None]
     error: list[float | None] | None = None
@@ -92,28 +91,16 @@ def of_json(data: Mapping[str, Any]) -> dict[str, Reproduced]:
     return {item.id: item for item in made}
 
 
-def reproduction_sections(items: Mapping[str, Reproduced]) -> list[Block]:
-    """One section for each."""
-    return [reproduction_section(f"reproduction-{k}", item) for k, item in enumerate(items.values())]
-
-
-def reproduction_section(key: str, item: Reproduced) -> Block:
+def reproduction_section(item: Reproduced) -> Section:
     """Its panels and its checks."""
     curves = [curve for panel in item.panels for curve in panel.curves]
-    groups = [*dict.fromkeys(map(_thing, curves))]
-    kinds = [kind for kind in _STYLES if any(curve.kind == kind for curve in curves)]
-    places: list[Block] = []
-    charts = [_chart(f"{key}-{k}", panel, groups, kinds, places) for k, panel in enumerate(item.panels)]
+    things = [*dict.fromkeys(map(_thing, curves))]
+    charts = [_chart(panel, things, several=len({curve.kind for curve in curves}) > 1) for panel in item.panels]
     rows = [[check.what, check.paper, _ours(check), check.criterion, check.state] for check in item.checks]
-    checks = (
-        [blocks.table("Checks", ["quantity", "paper", "ours", "holds from", "state"], rows, left=2)] if rows else []
-    )
+    checks = [Table("Checks", ["quantity", "paper", "ours", "holds from", "state"], rows, left=2)] if rows else []
     reduced = f"In place of what the paper has: {item.reduced}." if item.reduced else ""
     lead = " ".join(part for part in (f"{item.source}: {item.claim}.", reduced, *item.notes) if part)
-    return blocks.section(
-        key, f"{item.id}: {item.title}", [*charts, *checks], lead=lead, groups=groups,
-        sources=[_STYLES[kind] for kind in kinds], places=places,
-    )  # fmt: skip
+    return Section(f"{item.id}: {item.title}", [*charts, *checks], lead)
 
 
 def _thing(curve: _Curve) -> str:
@@ -121,26 +108,24 @@ def _thing(curve: _Curve) -> str:
     return _HOW.sub("", curve.label) or "ours"
 
 
-def _chart(key: str, panel: _Panel, groups: Sequence[str], kinds: Sequence[str], places: list[Block]) -> Block:
-    series = []
+def _chart(panel: _Panel, things: Sequence[str], *, several: bool) -> Chart:
+    curves = []
     for curve in panel.curves:
-        x = blocks.numbers(curve.x)
-        places.append(
-            blocks.place(
-                np.log10(np.where(x > 0, x, np.nan)) if panel.log_x else x, [f"{panel.x} {value:.6g}" for value in x]
-            )
-        )
-        error = None if curve.error is None else blocks.numbers(curve.error)
-        ids = (groups.index(_thing(curve)), kinds.index(curve.kind), len(places) - 1)
-        series.append(blocks.series(*ids, blocks.numbers(curve.y), error=error))
+        kind, line = _LINES[curve.kind]
+        x, thing = numbers(curve.x), _thing(curve)
+        label = ", ".join([thing] * (len(things) > 1 or not several) + [kind] * several)
+        colour = things.index(thing) if len(things) > 1 else list(_LINES).index(curve.kind)
+        at = np.log10(np.where(x > 0, x, np.nan)) if panel.log_x else x
+        names = [f"{value:.6g}" for value in x]
+        drawn = Curve(label, at, numbers(curve.y), colour=colour, line=line, names=names)
+        curves.append(with_errors(drawn, None if curve.error is None else numbers(curve.error)))
     known = [y for curve in panel.curves for y in curve.y if y is not None and math.isfinite(y)]
     positive = bool(known) and min(known) > 0
     wide = positive and max(known) > 10 * min(known)
-    log = wide if panel.log_y is None else panel.log_y and positive
-    return blocks.chart(
-        key, panel.title or panel.y, series, x=panel.x, y=panel.y, scale="log" if log else "linear", positive=positive,
+    return Chart(
+        panel.title or panel.y, curves, panel.x, panel.y, positive=positive,
+        log=wide if panel.log_y is None else panel.log_y and positive, ticks=_ticks(panel) if panel.log_x else (),
         limits=(panel.limits[0], max(panel.limits[1], 1.05 * max(known, default=0.0))) if panel.limits else None,
-        ticks=_ticks(panel) if panel.log_x else (),
     )  # fmt: skip
 
 
@@ -156,10 +141,10 @@ def _ours(check: _Check) -> str:
     return number(check.ours) + (f" ± {check.standard_error:.2g}" if check.standard_error else "")
 
 
-def reproduction_findings(items: Mapping[str, Reproduced]) -> list[Block]:
+def _cards(items: Mapping[str, Reproduced]) -> list[Card]:
     """A card per reproduction: its verdict and what it rests on."""
     return [
-        blocks.card(
+        Card(
             _SEVERITIES.get(item.verdict, "note"), f"{item.id} ({item.source})", f"{item.title}: {item.verdict}",
             [item.reason],
         )
@@ -169,8 +154,8 @@ def reproduction_findings(items: Mapping[str, Reproduced]) -> list[Block]:
 
 PART = Part(
     types=(Reproduced,),
-    sections=lambda items, _: reproduction_sections(items),
-    cards=reproduction_findings,
+    sections=lambda items, _: [reproduction_section(item) for item in items.values()],
+    cards=_cards,
     names=list,
     readers=dict.fromkeys((SCHEMA, SCHEMA_OF_MANY), lambda _, data: dict(of_json(data))),
 )

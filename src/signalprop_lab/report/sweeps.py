@@ -11,21 +11,22 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+
 from signalprop.errors import InputError
 from signalprop.files.storage import is_below, read_json
-from signalprop.report.html import blocks
-from signalprop.report.html.blocks import Block, Cell
-from signalprop.report.html.parts import Part
+from signalprop.report.parts import Part
+from signalprop.report.sections import Card, Chart, Curve, Link, Section, Severity, Table, all_positive, with_errors
 from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, read_run
-from signalprop_lab.report.training import thinned
+from signalprop_lab.report.training import over_steps
 from signalprop_lab.training import tables, verdicts
 from signalprop_lab.training.cells import Summary, state_of, summaries
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 RESULTS = "results.json"
 _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
-_SEVERITIES: dict[str, blocks.Severity] = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
+_SEVERITIES: dict[str, Severity] = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
 _LARGEST = 1e150  # score of a run, whose square is still a number
@@ -118,21 +119,21 @@ def _folder(swept: Swept, row: Mapping[str, Any]) -> Path | None:
 # --- sections ----------------------------------------------------------------------------------------------------
 
 
-def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> list[Block]:
+def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> list[Section]:
     """Two sections for each: the result, and the runs behind it.
 
     Args:
         beside: directory of the report, from which links lead to runs; None: no links.
     """
     out = []
-    for k, swept in enumerate(items.values()):
+    for swept in items.values():
         cells = summaries(swept.store)
         if cells:
-            out += [_result_section(f"sweep-{k}", swept, cells), _runs_section(f"sweep-{k}-runs", swept, cells, beside)]
+            out += [_result_section(swept, cells), _runs_section(swept, cells, beside)]
     return out
 
 
-def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
+def _result_section(swept: Swept, cells: Sequence[Summary]) -> Section:
     sweep, store = swept.sweep, swept.store
     header, rows = tables.results_rows(store)
     close = tables.not_told_apart(store)
@@ -144,36 +145,24 @@ def _result_section(key: str, swept: Swept, cells: Sequence[Summary]) -> Block:
     )
     found = verdicts.verdicts(store)
     claim = [
-        blocks.table(
+        Table(
             "Verdict on the claim", ["claim", "verdict", "numbers"],
             [[verdicts.claim_of(one.check), one.words, one.told] for one in found], left=3,
         )
     ] if found else []  # fmt: skip
-    methods = [*dict.fromkeys(item.labels[0] for item in cells)]
-    places, curves, axis, ticks = _means(sweep, cells, methods)
-    chart = blocks.chart(
-        f"{key}-means", f"{_words(sweep.score)}: means and errors", curves, x=axis, y=_unit(sweep), zero=False,
-        bars=True, ticks=ticks, positive=_all_positive(curves),
-        caption="At the best value of every cell. A bar is two standard errors over seeds to either side.",
-    )  # fmt: skip
     lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
     lead = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", lead)  # links lead to pages beside the other one, in Markdown
     header = [name.replace("_", " ") for name in header]
-    return blocks.section(
-        key, sweep.title or sweep.name,
-        [chart, *claim, blocks.table("Result", header, rows, left=len(sweep.axes), caption=caption)],
-        lead=lead, groups=methods, sources=[("mean", "points")], places=places,
-    )  # fmt: skip
+    table = Table("Result", header, rows, left=len(sweep.axes), caption=caption)
+    return Section(sweep.title or sweep.name, [_means(sweep, cells), *claim, table], lead)
 
 
-def _means(
-    sweep: Sweep, cells: Sequence[Summary], methods: Sequence[str]
-) -> tuple[list[Block], list[Block], str, list[tuple[float, str]]]:
-    """Places, curves, the axis and its ticks: what is compared over the other axes, or by itself where there are none.
+def _means(sweep: Sweep, cells: Sequence[Summary]) -> Chart:
+    """Means with errors: what is compared over the other axes, or by itself where there are none.
 
     A single other axis whose labels are numbers is drawn to scale.
     """
-    others = sweep.compared[1:]
+    methods, others = [*dict.fromkeys(item.labels[0] for item in cells)], sweep.compared[1:]
     combinations = [*dict.fromkeys(item.labels[1:] for item in cells)]
     if others:
         scale = [_as_number(labels[0]) for labels in combinations] if len(others) == 1 else [None]
@@ -184,30 +173,29 @@ def _means(
     else:
         to_scale, at = False, {(): 0}
         ticks = [(float(k), method) for k, method in enumerate(methods)]
-    places, curves = [], []
+    curves = []
     for k, method in enumerate(methods):
         own = sorted((item for item in cells if item.labels[0] == method), key=lambda item: at[item.labels[1:]])
         shift = k if not others else 0.0 if to_scale else (k - (len(methods) - 1) / 2) * _APART
-        places.append(blocks.place([at[item.labels[1:]] + shift for item in own], [item.name for item in own]))
+        x, y = (np.array(column, np.float64) for column in ([at[item.labels[1:]] + shift for item in own],
+                                                            [item.mean for item in own]))  # fmt: skip
         errors = [math.nan if item.error is None else item.error for item in own]
-        curves.append(blocks.series(k, 0, k, [item.mean for item in own], error=errors))
-    return places, curves, SEPARATOR.join(others) or sweep.compared[0], ticks
-
-
-def _runs_section(key: str, swept: Swept, cells: Sequence[Summary], beside: Path | None) -> Block:
-    names = [item.name for item in cells]
-    places: list[Block] = []
-    made = [
-        *_rungs(f"{key}-rungs", swept.sweep, cells, places),
-        *_losses(key, swept, names, places),
-    ]
-    return blocks.section(
-        key, f"Runs of {swept.sweep.name}", [*made, _runs(swept, beside)], groups=names if made else [],
-        sources=[("run", "line")], places=places,
+        names = [item.name for item in own]
+        curves.append(with_errors(Curve(method, x, y, colour=k, line="points", names=names), errors))
+    return Chart(
+        f"{_words(sweep.score)}: means and errors", curves, SEPARATOR.join(others) or sweep.compared[0], _unit(sweep),
+        zero=False, bars=True, ticks=ticks, positive=all_positive(curves),
+        caption="At the best value of every cell. A bar is two standard errors over seeds to either side.",
     )  # fmt: skip
 
 
-def _rungs(key: str, sweep: Sweep, cells: Sequence[Summary], places: list[Block]) -> Iterator[Block]:
+def _runs_section(swept: Swept, cells: Sequence[Summary], beside: Path | None) -> Section:
+    names = [item.name for item in cells]
+    made = [*_rungs(swept.sweep, cells), *_losses(swept, names)]
+    return Section(f"Runs of {swept.sweep.name}", [*made, _runs(swept, beside)])
+
+
+def _rungs(sweep: Sweep, cells: Sequence[Summary]) -> Iterator[Chart]:
     """The score over the tuned number, on a logarithmic axis."""
     if sweep.tune is None:
         return
@@ -215,32 +203,31 @@ def _rungs(key: str, sweep: Sweep, cells: Sequence[Summary], places: list[Block]
     curves = []
     for k, item in enumerate(cells):
         tried = [(rate, cost) for rate, cost in item.tried.items() if rate is not None]
-        places.append(blocks.place([math.log10(rate) for rate, _ in tried], [f"{rate:g}" for rate, _ in tried]))
-        curves.append(blocks.series(k, 0, len(places) - 1, [sign * cost for _, cost in tried]))
+        x, y = (np.array(column, np.float64) for column in ([math.log10(rate) for rate, _ in tried],
+                                                            [sign * cost for _, cost in tried]))  # fmt: skip
+        curves.append(Curve(item.name, x, y, colour=k, names=[f"{rate:g}" for rate, _ in tried]))
     rates = sorted({rate for item in cells for rate in item.tried if rate is not None})
     which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
-    yield blocks.chart(
-        key, f"{_words(sweep.score)} over the {_words(sweep.tune.column).lower()}", curves,
-        x=_words(sweep.tune.column).lower(), y=_unit(sweep), zero=False,
-        ticks=[(math.log10(rate), f"{rate:g}") for rate in rates], positive=_all_positive(curves),
+    yield Chart(
+        f"{_words(sweep.score)} over the {_words(sweep.tune.column).lower()}", curves,
+        _words(sweep.tune.column).lower(), _unit(sweep), zero=False,
+        ticks=[(math.log10(rate), f"{rate:g}") for rate in rates], positive=all_positive(curves),
         caption=f"Of the runs that tuned: {which}. A run that failed is a gap.",
     )  # fmt: skip
 
 
-def _losses(key: str, swept: Swept, names: Sequence[str], places: list[Block]) -> Iterator[Block]:
+def _losses(swept: Swept, names: Sequence[str]) -> Iterator[Chart]:
     """Curves over steps of the best run of every cell."""
     for metric, title in _LOSSES:
-        curves = []
-        for name, run in swept.best.items():
-            if len(run.metrics.get(metric, ((),))[0]) > 1:
-                steps, values = thinned(*run.metrics[metric])
-                places.append(blocks.place(steps, [f"step {step}" for step in steps]))
-                curves.append(blocks.series(names.index(name), 0, len(places) - 1, values))
+        curves = [
+            over_steps(name, *run.metrics[metric], colour=names.index(name))
+            for name, run in swept.best.items() if len(run.metrics.get(metric, ((),))[0]) > 1
+        ]  # fmt: skip
         if curves:
-            yield blocks.chart(f"{key}-{metric}", title, curves, x="step", y="nats", positive=True, zero=False)
+            yield Chart(title, curves, "step", "nats", positive=True, zero=False)
 
 
-def _runs(swept: Swept, beside: Path | None) -> Block:
+def _runs(swept: Swept, beside: Path | None) -> Table:
     sweep = swept.sweep
     column = sweep.tune.column if sweep.tune else None
     header = [
@@ -252,7 +239,7 @@ def _runs(swept: Swept, beside: Path | None) -> Block:
         "seconds",
         "run",
     ]
-    rows: list[list[Cell]] = []
+    rows: list[list[str | Link]] = []
     for row in swept.store["rows"]:
         rows.append(
             [
@@ -266,21 +253,17 @@ def _runs(swept: Swept, beside: Path | None) -> Block:
             rate = item.get("rate")
             shown = [f"{rate:g}" if as_double(rate) is not None else "-"] if column else []
             rows.append([str(item.get("cell")), *shown, str(item.get("seed")), f"failed: {error}", "-", "-", "-"])
-    return blocks.table("All runs", header, rows, left=1, search=True)
+    return Table("All runs", header, rows)
 
 
-def _link(swept: Swept, row: Mapping[str, Any], beside: Path | None) -> Cell:
+def _link(swept: Swept, row: Mapping[str, Any], beside: Path | None) -> str | Link:
     """To the run's own report, or to its directory."""
     folder = _folder(swept, row)
     if folder is None or beside is None:
         return str(row.get("directory") or "-")
     page = folder / "report.html"
     target = os.path.relpath(page if page.is_file() else folder, beside)
-    return blocks.link("report" if page.is_file() else "files", quote(PurePosixPath(Path(target)).as_posix()))
-
-
-def _all_positive(curves: Sequence[Block]) -> bool:
-    return all(y is None or y > 0 for curve in curves for y in curve["y"])
+    return Link("report" if page.is_file() else "files", quote(PurePosixPath(Path(target)).as_posix()))
 
 
 def _words(name: str) -> str:
@@ -301,9 +284,9 @@ def _as_number(label: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
+def _cards(items: Mapping[str, Swept]) -> list[Card]:
     """A card per sweep: the verdict on its claim, part by part, and what is best."""
-    out: list[Block] = []
+    out: list[Card] = []
     for swept in items.values():
         found = verdicts.verdicts(swept.store)
         overall = verdicts.overall(found)
@@ -312,7 +295,7 @@ def sweep_findings(items: Mapping[str, Swept]) -> list[Block]:
         texts.append(f"{n} runs" + (f", {failed} more failed with an error" if failed else ""))
         kinds = {one.kind for one in found}
         severity = "warning" if failed else _SEVERITIES.get(kinds.pop(), "note") if len(kinds) == 1 else "note"
-        out.append(blocks.card(severity, swept.sweep.name, f"claim: {overall}" if found else f"{n} runs", texts))
+        out.append(Card(severity, swept.sweep.name, f"claim: {overall}" if found else f"{n} runs", texts))
     return out
 
 
@@ -329,7 +312,7 @@ def _directory(path: Path) -> dict[str, Any] | None:
 PART = Part(
     types=(Swept,),
     sections=sweep_sections,
-    cards=sweep_findings,
+    cards=_cards,
     names=lambda items: [item.sweep.name for item in items.values()],
     readers={tables.SCHEMA: lambda source, data: {source.stem: of_results(data, source.parent)}},
     folder=_directory,

@@ -81,9 +81,12 @@ def figures_1_7(settings: Settings) -> Findings:
 
 
 def _maps(found: dict[str, Trace]) -> Any:
-    from signalprop.report.kernel_plots import heat_maps
+    from signalprop.report.kernels import cosine_maps
+    from signalprop.report.plots import sections_figure
+    from signalprop.report.sections import Section
 
-    return heat_maps(found, at=DEPTHS, title="Normalised kernels, attention only; above each its mean cosine")
+    title = "Normalised kernels, attention only; above each its mean cosine"
+    return sections_figure([Section(title, cosine_maps(found, DEPTHS))], title, columns=len(DEPTHS), size=(2.3, 2.1))
 
 
 def figures_5_6(settings: Settings) -> Findings:

@@ -7,9 +7,8 @@ from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
-from signalprop.report.html import blocks
-from signalprop.report.plots import save_figure
-from signalprop.report.section_plots import sections_figure
+from signalprop.report.plots import save_figure, sections_figure
+from signalprop.report.sections import HeatMap, Section
 from signalprop_lab.report.reproductions import Reproduced, reproduction_section
 from signalprop_lab.reproductions.result import Reproduction
 
@@ -20,14 +19,11 @@ def picture(found: Reproduction) -> Any:
         raise InputError(f"{found.id} has no picture: {found.reason}")
     if found.findings.figure is not None:
         return found.findings.figure()
-    panels = reproduction_section("panels", Reproduced(**found.to_json()))
+    panels = reproduction_section(Reproduced(**found.to_json()))
     if not found.findings.maps:
         return sections_figure([panels], found.title, columns=2, size=(5.2, 3.9))
-    maps = [
-        blocks.heat_map(name, name, {"": matrix}, x="", y="", limits=(0, 1))
-        for name, matrix in found.findings.maps.items()
-    ]
-    return sections_figure([blocks.section("maps", "", maps), panels], found.title)
+    maps = [HeatMap(name, {"": matrix}, "", "", (0, 1)) for name, matrix in found.findings.maps.items()]
+    return sections_figure([Section("", maps), panels], found.title)
 
 
 def save(directory: Path, found: Reproduction) -> list[Path]:

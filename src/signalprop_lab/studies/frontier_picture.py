@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from signalprop.report.section_plots import COLOURS
+from signalprop.report.sections import COLOURS
 from signalprop_lab.studies.frontier import Cell, Frontier
 
 

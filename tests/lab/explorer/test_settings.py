@@ -7,12 +7,13 @@ import io
 import json
 import shlex
 from typing import Any
-from urllib.parse import parse_qsl
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+pytest.importorskip("plotly")
+pytest.importorskip("dash")
 
 from signalprop.cli import run
 from signalprop.errors import InputError
@@ -20,8 +21,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
 from signalprop.schemes.base import parametrized
-from signalprop_lab.explorer.curves import predicted, report, shown, takes_long
-from signalprop_lab.explorer.settings import Settings, of_preset, starts
+from signalprop_lab.explorer.app import drawn, of_address, predicted
+from signalprop_lab.explorer.settings import Settings, address, of_preset, starts
 
 EXAMPLES = [
     Settings(n_layers=5),
@@ -74,7 +75,7 @@ def test_python_and_command_agree_for_any_settings(
         qk_scale=qk_scale, seq_len=16,
     )  # fmt: skip
     try:
-        mine = predicted(s).profile
+        mine = predicted(s)[0]
     except InputError:  # a k that is too large for so few layers: the copies say so too
         with contextlib.redirect_stderr(io.StringIO()):
             assert run([*shlex.split(s.command())[1:], "--json", "-"]) == 2
@@ -85,36 +86,23 @@ def test_python_and_command_agree_for_any_settings(
     assert numbers(scope["profile"]) == numbers(by_command(s.command())) == numbers(mine)
 
 
-class TestShown:
-    def test_curves_are_those_of_the_profile(self) -> None:
-        s = EXAMPLES[1]
-        p = predicted(s).profile
-        found = shown(s, [])
-        charts = {block["id"]: block["series"][0]["y"] for block in found["section"]["blocks"]}
-        stream = p.forward["stream_out"]
-        assert charts["forward-variance"] == pytest.approx(stream.variance, rel=1e-7)
-        assert charts["gradient-variance"] == pytest.approx(p.gradient["stream_in"].variance, rel=1e-7)
-        assert charts["token-correlation"] == pytest.approx(stream.token_correlation, rel=1e-7)
-        assert charts["sensitivity"] == pytest.approx(p.layer_sensitivities, rel=1e-7)
+@pytest.mark.parametrize("s", EXAMPLES)
+def test_an_address_is_the_settings(s: Settings) -> None:
+    assert of_address(address(s, [Settings(), s])) == (s, [Settings(), s])
 
-    def test_the_report_holds_every_curve_and_table(self) -> None:
-        pytest.importorskip("plotly")
-        text = report(EXAMPLES[0], [EXAMPLES[1]])
-        data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-        by_id = {section["id"]: section for section in data["sections"]}
-        assert len(by_id["signal"]["groups"]) == 2
-        assert "parametrization" in by_id
-        heights = [series["y"] for series in by_id["signal"]["blocks"][0]["series"]]
-        wanted = [predicted(s).profile.forward["stream_out"].variance for s in EXAMPLES[:2]]
-        assert all(any(len(y) == len(w) and np.allclose(y, w, rtol=1e-7) for y in heights) for w in wanted)
 
-    def test_kernels_that_take_minutes_are_refused_with_a_way_out(self) -> None:
-        s = Settings(kind="decoder", n_layers=400, fidelity="auto", norm_placement="none")
-        with pytest.raises(InputError, match=r"at most (\d+) tokens") as refused:
-            predicted(s)
-        longest = int(str(refused.value).partition("at most ")[2].split()[0])
-        assert 2 * 400 * longest**2 <= 6_500_000 < 2 * 400 * (longest + 1) ** 2
-        assert predicted(s.model_copy(update={"fidelity": "moments"})).profile.fidelity == "moments"
+def test_curves_have_names_and_colours_of_their_own() -> None:
+    found = drawn(EXAMPLES[:2])
+    assert len({item.group for item in found}) == len({item.colour for item in found}) == 2
+    with pytest.raises(InputError, match="8 curves at once"):
+        drawn([Settings(n_layers=1, seq_len=4 + k) for k in range(8)])
+
+
+@pytest.mark.parametrize("words", ["?n_layers=many", "?k=x", "?kind=both", "?n_layers=2.5", "?dropout=nan"])
+def test_a_bad_address_is_a_line(words: str) -> None:
+    with pytest.raises(InputError) as refused:
+        of_address(words)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -127,12 +115,8 @@ def test_every_preset_is_the_network_of_that_name(name: str) -> None:
 
 @pytest.mark.parametrize("where", starts().values(), ids=list(starts()))
 def test_where_to_start_is_an_address_of_settings(where: str) -> None:
-    said = dict(parse_qsl(where[1:]))
-    pins = [dict(parse_qsl(words)) for name, words in parse_qsl(where[1:]) if name == "pin"]
-    for words in ({k: v for k, v in said.items() if k != "pin"}, *pins):
-        strings = {k: v for k, v in words.items() if isinstance(getattr(Settings(), k), str)}
-        numbers = {k: float(v) if "." in v else int(v) for k, v in words.items() if k not in strings}
-        assert takes_long(Settings(**{**strings, **numbers})) is (words["kind"] == "decoder")
+    settings, pinned = of_address(where)
+    assert address(settings, pinned) == where
 
 
 class TestReading:

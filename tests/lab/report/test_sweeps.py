@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,6 +14,7 @@ from reported import write_run
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
 from signalprop.report.html import document, read
+from signalprop.report.sections import Chart, Document, Link
 from signalprop_lab.report.sweeps import of_results
 from signalprop_lab.training import tables
 from signalprop_lab.training.cells import summaries
@@ -84,58 +86,52 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def section_of(content: dict[str, Any], key: str) -> dict[str, Any]:
-    (found,) = [item for item in content["sections"] if item["id"] == key]
-    return found
+def blocks_of(content: Document, k: int) -> dict[str, Any]:
+    """Blocks of a section by their titles."""
+    return {block.title: block for block in content.sections[k].blocks}
 
 
-def blocks_of(section: dict[str, Any]) -> dict[str, Any]:
-    return {block.get("id") or block["title"]: block for block in section["blocks"]}
-
-
-def drawn(section: dict[str, Any], chart: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Heights of a chart by its groups and by the names of their places."""
+def drawn(chart: Chart) -> dict[str, dict[str, float | None]]:
+    """Heights of a chart by its labels and by the names of their points."""
     return {
-        section["groups"][series["group"]]: dict(
-            zip(section["places"][series["place"]]["names"], series["y"], strict=True)
-        )
-        for series in chart["series"]
+        curve.label: {
+            name: y if math.isfinite(y) else None
+            for name, y in zip(curve.names or [f"step {x:g}" for x in curve.x], curve.y.tolist(), strict=True)
+        }
+        for curve in chart.curves
     }
 
 
 class TestResult:
     def test_means_and_errors_are_those_of_the_tables(self, root: Path) -> None:
-        section = section_of(document(read(root)), "sweep-0")
-        assert section["lead"] == "Scaled is better. Models of another sweep."
-        chart = blocks_of(section)["sweep-0-means"]
+        content = document(read(root))
+        assert content.sections[0].lead == "Scaled is better. Models of another sweep."
+        chart = blocks_of(content, 0)["Eval loss: means and errors"]
         by_name = {item.name: item for item in summaries(results())}
-        heights = {name: y for curve in drawn(section, chart).values() for name, y in curve.items()}
-        assert heights.keys() == by_name.keys()
-        for series in chart["series"]:
-            for name, y, error in zip(
-                section["places"][series["place"]]["names"], series["y"], series["error"], strict=True
-            ):
+        assert {name for curve in chart.curves for name in curve.names} == by_name.keys()
+        for curve in chart.curves:
+            for name, y, high in zip(curve.names, curve.y, curve.high, strict=True):
                 item = by_name[name]
                 if name == "plain / 16":  # its best rate is the one that does not diverge
                     assert item.rate == 0.001
-                assert y == pytest.approx(item.mean) and error == pytest.approx(item.error)
-        assert section["places"][0]["x"] == [4, 16]  # depths are drawn to scale
-        assert section["groups"] == ["plain", "scaled"]
+                assert y == pytest.approx(item.mean) and (high - y) / 2 == pytest.approx(item.error)
+        assert chart.curves[0].x.tolist() == [4, 16]  # depths are drawn to scale
+        assert [curve.label for curve in chart.curves] == ["plain", "scaled"]
 
     def test_tables_are_those_of_the_markdown(self, root: Path) -> None:
-        found = blocks_of(section_of(document(read(root)), "sweep-0"))
+        found = blocks_of(document(read(root)), 0)
         markdown = tables.results_table(results()).replace("_", " ")  # columns in words
-        for row in (found["Result"]["header"], *found["Result"]["rows"]):
+        for row in (found["Result"].header, *found["Result"].rows):
             assert any([cell.strip() for cell in line.split("|")[1:-1]] == row for line in markdown.splitlines())
-        assert [row[:2] for row in found["Verdict on the claim"]["rows"]] == [
+        assert [row[:2] for row in found["Verdict on the claim"].rows] == [
             ["Scaled trains", "confirmed"],
             ["Plain trains", "confirmed"],
         ]
 
     @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
     def test_rungs_are_the_scores_and_failed_ones_are_gaps(self, direction: str, sign: int) -> None:
-        section = section_of(document({"s": of_results(results(direction=direction), Path("nowhere"))}), "sweep-0-runs")
-        curves = drawn(section, blocks_of(section)["sweep-0-runs-rungs"])
+        content = document({"s": of_results(results(direction=direction), Path("nowhere"))})
+        curves = drawn(content.sections[1].blocks[0])  # type: ignore[arg-type]
         for name, curve in curves.items():
             for rate in RATES:
                 found = [losses(*name.split(" / "), rate, seed) for seed in SEEDS]  # type: ignore[arg-type]
@@ -146,19 +142,18 @@ class TestResult:
 
 class TestRuns:
     def test_the_curves_are_those_of_the_best_runs(self, root: Path) -> None:
-        section = section_of(document(read(root)), "sweep-0-runs")
-        curves = drawn(section, blocks_of(section)["sweep-0-runs-loss"])
+        curves = drawn(blocks_of(document(read(root)), 1)["Loss of the best runs"])
         assert curves.keys() == {"plain / 4", "scaled / 4", "scaled / 16"}  # that of plain / 16 has gone
         assert curves["plain / 4"]["step 40"] == pytest.approx(10.0 / 40)
 
     def test_links_lead_from_the_report_to_the_runs(self, root: Path) -> None:
         for beside in (root, root.parent, root / "runs"):
-            rows = blocks_of(section_of(document(read(root), beside=beside), "sweep-0-runs"))["All runs"]["rows"]
-            links = [row[-1] for row in rows if isinstance(row[-1], dict)]
-            assert sorted(link["text"] for link in links) == ["files", "files", "files", "report"]
-            assert all((beside / unquote(link["href"])).exists() and " " not in link["href"] for link in links)
-        rows = blocks_of(section_of(document(read(root)), "sweep-0-runs"))["All runs"]["rows"]
-        assert not [row for row in rows if isinstance(row[-1], dict)], "nobody knows where the report will be"
+            rows = blocks_of(document(read(root), beside=beside), 1)["All runs"].rows
+            links = [row[-1] for row in rows if isinstance(row[-1], Link)]
+            assert sorted(link.text for link in links) == ["files", "files", "files", "report"]
+            assert all((beside / unquote(link.target)).exists() and " " not in link.target for link in links)
+        rows = blocks_of(document(read(root)), 1)["All runs"].rows
+        assert not [row for row in rows if isinstance(row[-1], Link)], "nobody knows where the report will be"
 
     @pytest.mark.parametrize("directory", ["../both", "/tmp", "..", "javascript:alert(1)", "runs/../..", "", None, 3])
     def test_nothing_leads_out_of_the_sweep(self, root: Path, directory: Any) -> None:
@@ -166,14 +161,14 @@ class TestRuns:
         for row in data["rows"]:
             row["directory"] = directory
         content = document({"s": of_results(data, root)}, beside=root)
-        rows = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"]
-        assert not [row for row in rows if isinstance(row[-1], dict)]
+        rows = blocks_of(content, 1)["All runs"].rows
+        assert not [row for row in rows if isinstance(row[-1], Link)]
         assert not of_results(data, root).best
 
     def test_failed_runs_are_listed(self, root: Path) -> None:
         data = {**results(), "failed": [{"cell": "plain / 4", "rate": 0.1, "seed": 5, "error": "out of\nmemory"}]}
         content = document({"s": of_results(data, root)})
-        row = blocks_of(section_of(content, "sweep-0-runs"))["All runs"]["rows"][-1]
+        row = blocks_of(content, 1)["All runs"].rows[-1]
         assert row[:4] == ["plain / 4", "0.1", "5", "failed: out of memory"]
 
 

@@ -1,4 +1,4 @@
-"""What the page knows of one kind of result: how it is read, its cards and its sections."""
+"""What a report knows of one kind of result: how it is read, its cards and its sections."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from signalprop.report.html.blocks import Block
+from signalprop.report.sections import Card, Section
 
 Items = Mapping[str, Any]
 Reader = Callable[[Path, dict[str, Any]], dict[str, Any]]
@@ -41,8 +41,8 @@ class Part:
     """
 
     types: tuple[type, ...]
-    sections: Callable[[Items, Path | None], list[Block]]
-    cards: Callable[[Items], list[Block]] = _none
+    sections: Callable[[Items, Path | None], list[Section]]
+    cards: Callable[[Items], list[Card]] = _none
     names: Callable[[Items], list[str]] = _none
     notes: Callable[[Items], list[str]] = _none
     subtitle: Callable[[Items], str] = lambda _: ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.files.storage import read_text
 from signalprop.network.moments import FloatArray
-from signalprop.report.html import blocks
-from signalprop.report.html.blocks import Block
-from signalprop.report.html.parts import Items, Part
+from signalprop.report.parts import Items, Part
+from signalprop.report.sections import Card, Chart, Curve, HeatMap, Section, Table, all_positive, numbers
 from signalprop.results.text import number, spread
 
 _LAYER = re.compile(r"[^/].*?/layer_([0-9]{1,5})/(.+)")
 _CELLS = 20_000_000  # steps times layers of a file
-_FRAMES, _POINTS = 60, 600  # steps on the slider; points of a curve over steps
+_FRAMES = 16  # steps on the slider
 _APART = 2.0  # runs part where a layer's numbers are this many times as large
 _SIGNED = ("token_correlation", "alignment", "cosine", "removal")  # compared by their difference, of a tenth
 _DIFFERENT = 0.1
@@ -88,8 +87,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         row = None
     good = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("warnings", []), list)
-    numbers = [v for v in row.values() if isinstance(v, (int, float))] if good else []
-    if not good or not all(abs(v) < 1e300 for v in numbers) or ("jump" in row and not _is_jump(row["jump"])):
+    given = [v for v in row.values() if isinstance(v, (int, float))] if good else []
+    if not good or not all(abs(v) < 1e300 for v in given) or ("jump" in row and not _is_jump(row["jump"])):
         raise InputError(f"{where}: this is not a line of a SignalMonitor's file")
     return row  # type: ignore[no-any-return]
 
@@ -97,8 +96,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
 def _is_jump(data: Any) -> bool:
     ring: Any = data.get("ring") if isinstance(data, dict) else None
     try:
-        shapes = [blocks.numbers(ring[name]).shape for name in ("step", "loss")]
-        tables = [np.array([blocks.numbers(row) for row in ring[name]]).shape for name in ("gradient_norm", "update")]
+        shapes = [numbers(ring[name]).shape for name in ("step", "loss")]
+        tables = [np.array([numbers(row) for row in ring[name]]).shape for name in ("gradient_norm", "update")]
     except (TypeError, ValueError, KeyError):
         return False
     places = ring.get("place")
@@ -135,111 +134,80 @@ def partings(a: Monitored, b: Monitored) -> list[tuple[str, int, int, float, flo
     return sorted(out, key=lambda item: item[1])
 
 
-def _layers_section(runs: Mapping[str, Monitored]) -> Block:
-    steps = sorted({s for run in runs.values() for s in spread(run.steps, _FRAMES)})
-    groups, places, made = list(runs), [], []
-    quantities = dict.fromkeys(q for run in runs.values() for q in run.layers if q not in _NAMES)
-    for quantity in quantities:
+def _layers_section(runs: Mapping[str, Monitored]) -> Section:
+    made = []
+    for quantity in dict.fromkeys(q for run in runs.values() for q in run.layers if q not in _NAMES):
         curves = []
-        for k, run in enumerate(runs.values()):
-            if quantity not in run.layers:
-                continue
-            table = run.layers[quantity]
-            places.append(blocks.place(np.arange(table.shape[1]), [f"layer {i}" for i in range(table.shape[1])]))
-            for source, shown in ((0, spread(run.steps, _FRAMES)), (1, run.steps[:1])):
-                for step in shown:
-                    made_of = blocks.series(k, source, len(places) - 1, table[run.steps.index(step)])
-                    curves.append(made_of | ({} if source else {"step": step}))
-        positive = all(c is None or c > 0 for curve in curves for c in curve["y"])
+        for k, (name, run) in enumerate(runs.items()):
+            if quantity in run.layers:
+                x = np.arange(float(run.layers[quantity].shape[1]))
+                names = [f"layer {i}" for i in range(len(x))]
+                rows = {step: run.layers[quantity][run.steps.index(step)] for step in spread(run.steps, _FRAMES)}
+                curves += [Curve(name, x, y, colour=k, names=names, frame=str(step)) for step, y in rows.items()]
+                first = f"{name}, step {run.steps[0]}"
+                curves.append(Curve(first, x, rows[run.steps[0]], colour=k, names=names, line="dotted"))
+        curves.sort(key=lambda curve: -1 if curve.frame is None else int(curve.frame))
+        title, positive = quantity.replace("_", " "), all_positive(curves)
+        log = positive and quantity in ("variance", "gradient", "update")
+        made.append(Chart(title, curves, "layer", title, log=log, positive=positive, slider="step"))
+    lead = "Move the slider through the sampled steps; the dotted line is the first."
+    return Section("The signal of the training", made, lead)
+
+
+def _steps_section(runs: Mapping[str, Monitored]) -> Section:
+    made: list[Any] = []
+    for quantity in dict.fromkeys(name for run in runs.values() for name in run.whole):
+        curves = [
+            Curve(name, np.array(run.steps, np.float64), run.whole[quantity], colour=k)
+            for k, (name, run) in enumerate(runs.items()) if quantity in run.whole
+        ]  # fmt: skip
         title = quantity.replace("_", " ")
-        scale: Any = "log" if positive and quantity in ("variance", "gradient", "update") else "linear"
-        made.append(
-            blocks.chart(f"monitored-{quantity}", title, curves, x="layer", y=title, scale=scale, positive=positive)
-        )
-    return blocks.section(
-        "monitored",
-        "The signal of the training",
-        made,
-        lead="Move the slider through the sampled steps; the dotted line is the first.",
-        groups=groups,
-        sources=[("at the step", "line"), ("at the first step", "dotted")],
-        places=places,
-        slider={"label": "step", "values": [str(step) for step in steps], "start": len(steps) - 1},
-    )
-
-
-def _steps_section(runs: Mapping[str, Monitored]) -> Block:
-    places, made = [], []
-    for name in dict.fromkeys(name for run in runs.values() for name in run.whole):
-        curves = []
-        for k, run in enumerate(runs.values()):
-            if name in run.whole:
-                keep = spread(range(len(run.steps)), _POINTS)
-                at = [run.steps[i] for i in keep]
-                places.append(blocks.place(at, [f"step {step}" for step in at]))
-                curves.append(blocks.series(k, 0, len(places) - 1, run.whole[name][keep]))
-        title = name.replace("_", " ")
-        positive = all(c is None or c > 0 for curve in curves for c in curve["y"])
-        made.append(blocks.chart(f"steps-{name}", title, curves, x="step", y=title, positive=positive, zero=False))
+        made.append(Chart(title, curves, "step", title, positive=all_positive(curves), zero=False))
     for name, run in runs.items():
         made += [_before_a_jump(f"{name}, " if len(runs) > 1 else "", step, jump) for step, jump in run.jumps]
     items = list(runs.items())
-    made += [_apart(*items[0], *other) for other in items[1:]]
-    return blocks.section(
-        "through-steps", "Through the steps", made, groups=list(runs), sources=[("logged", "line")], places=places
-    )
+    return Section("Through the steps", [*made, *(_apart(*items[0], *other) for other in items[1:])])
 
 
-def _before_a_jump(name: str, step: int, jump: Mapping[str, Any]) -> Block:
-    table = np.array([blocks.numbers(row) for row in jump["ring"]["update"]]).T
+def _before_a_jump(name: str, step: int, jump: Mapping[str, Any]) -> HeatMap:
+    table = np.array([numbers(row) for row in jump["ring"]["update"]]).T
     with np.errstate(all="ignore"):
         usual = np.nanmedian(np.where(np.isfinite(table), table, np.nan), axis=1, keepdims=True)
         logs = np.clip(np.log10(table / usual), -3, 3)
     what = "the loss" if jump.get("what", "loss") == "loss" else "the norm of the gradients"
     places = jump["ring"].get("place")
     named = "" if not places else f"Sublayers: {'; '.join(f'{k}: {place}' for k, place in enumerate(places[:60]))}."
-    return blocks.heat_map(
-        f"jump-{step}-{len(name)}", f"{name}before {what} jumped at step {step}", {"0": logs}, x="step",
-        y="sublayer" if places else "layer", limits=(-3, 3), origin=(jump["ring"]["step"][0], 0),
-        value="log10 of update over its median", caption=named,
+    return HeatMap(
+        f"{name}before {what} jumped at step {step}", {"": logs}, "step", "sublayer" if places else "layer", (-3, 3),
+        origin=(jump["ring"]["step"][0], 0), value="log10 of update over its median", caption=named,
     )  # fmt: skip
 
 
-def _apart(one: str, a: Monitored, other: str, b: Monitored) -> Block:
+def _apart(one: str, a: Monitored, other: str, b: Monitored) -> Table:
     rows = [
         [quantity.replace("_", " "), str(step), str(layer), number(x), number(y)]
         for quantity, step, layer, x, y in partings(a, b)
     ]
     caption = "The first common step at which a layer differs by a factor of 2, or by 0.1 where numbers have a sign."
-    return blocks.table(
-        f"Where {other} parts from {one}" + ("" if rows else ": nowhere"),
-        ["quantity", "step", "layer", one, other], rows, caption=caption,
-    )  # fmt: skip
+    title = f"Where {other} parts from {one}" + ("" if rows else ": nowhere")
+    return Table(title, ["quantity", "step", "layer", one, other], rows, caption=caption)
 
 
-def _cards(items: Items) -> list[Block]:
+def _cards(items: Items) -> list[Card]:
     out = []
     for name, run in items.items():
         texts = [text for _, text in run.warnings]
         title = f"{len(texts)} warning{'s' * (len(texts) != 1)}" if texts else "no warning"
-        shown = [*texts[:8], *([f"and {len(texts) - 8} more"] if len(texts) > 8 else [])]
-        said = shown or [f"{len(run.steps)} sampled steps, {run.steps[0]} to {run.steps[-1]}"]
-        out.append(blocks.card("warning" if texts else "good", name, title, said))
+        told = [*texts[:8], *([f"and {len(texts) - 8} more"] if len(texts) > 8 else [])]
+        told = told or [f"{len(run.steps)} sampled steps, {run.steps[0]} to {run.steps[-1]}"]
+        out.append(Card("warning" if texts else "good", name, title, told))
     return out
-
-
-def _of_file(path: Path) -> dict[str, Monitored]:
-    return {path.stem: read_monitored(path)}
-
-
-def _sections(items: Items, _: Path | None) -> Sequence[Block]:
-    return [_layers_section(items), _steps_section(items)]
 
 
 PART = Part(
     types=(Monitored,),
-    sections=lambda items, beside: list(_sections(items, beside)),
+    sections=lambda items, _: [_layers_section(items), _steps_section(items)],
     cards=_cards,
     names=list,
-    lines=_of_file,
+    lines=lambda path: {path.stem: read_monitored(path)},
 )

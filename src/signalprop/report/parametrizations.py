@@ -1,4 +1,4 @@
-"""The Parametrization table: every number of every sublayer, to be searched."""
+"""The numbers of a network in the report: every number of every sublayer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import SCHEMA, Parametrization
-from signalprop.report.html import blocks
-from signalprop.report.html.blocks import Block
-from signalprop.report.html.parts import Part
+from signalprop.report.parts import Part
+from signalprop.report.sections import Section, Table
 from signalprop.results.text import number
 
 _WORDS = {kind.name: kind.words for kind in kinds_where(lambda _: True)}
@@ -17,17 +16,7 @@ _FIRST = ("stack", "layer", "kind", "norm")
 _GROUPS = {"weights": "std", "biases": "bias std", "learning_rates": "rate"}
 
 
-def parametrization_section(items: Mapping[str, Parametrization]) -> Block:
-    """A searchable table per parametrization; the ends of the network stand above it."""
-    return blocks.section(
-        "parametrization",
-        "The numbers of the network",
-        [_table(name, p) for name, p in items.items()],
-        lead="Standard deviations, multipliers and norms of every sublayer. Type to search: a layer, a kind, a number.",
-    )
-
-
-def _table(name: str, p: Parametrization) -> Block:
+def _table(name: str, p: Parametrization) -> Table:
     rows = [_flat(row) for row in p.rows()]
     extra = list(dict.fromkeys(key for row in rows for key in row if key not in _FIRST))
     first = _FIRST if p.architecture.kind == "encoder-decoder" else _FIRST[1:]
@@ -35,7 +24,7 @@ def _table(name: str, p: Parametrization) -> Block:
     options = ", ".join(f"{key} = {value}" for key, value in p.options.items())
     title = p.scheme if p.scheme == name else f"{p.scheme} ({name})"
     caption = f"Embedding: {_end(p.embedding)}. Head: {_end(p.head)}." + (f" Options: {options}." if options else "")
-    return blocks.table(title, [*first, *extra], cells, left=len(first), search=True, caption=caption)
+    return Table(title, [*first, *extra], cells, left=len(first), caption=caption)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
@@ -64,6 +53,12 @@ def _shown(value: Any) -> str:
 
 PART = Part(
     types=(Parametrization,),
-    sections=lambda items, _: [parametrization_section(items)],
+    sections=lambda items, _: [
+        Section(
+            "The numbers of the network",
+            [_table(name, p) for name, p in items.items()],
+            lead="Standard deviations, multipliers and norms of every sublayer.",
+        )
+    ],
     readers={SCHEMA: lambda source, data: {source.stem: Parametrization.from_json(data)}},
 )
