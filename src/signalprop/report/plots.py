@@ -17,7 +17,8 @@ from signalprop.files.storage import write_bytes
 from signalprop.network.moments import FloatArray
 from signalprop.report.parts import numbered
 from signalprop.report.sections import COLOURS, WHOLE, Chart, Curve, HeatMap, Section
-from signalprop.report.signal import overview_maps, share_the_axis, shown, signal_section
+from signalprop.report.shown_profiles import shown
+from signalprop.report.signal import overview_maps, share_the_axis, signal_section
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
 from signalprop.results.text import network_in_words, spread

@@ -27,9 +27,10 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.report import findings
-from signalprop.report.html import CONFIG, chart_figure
+from signalprop.report.plotly_figures import CONFIG, chart_figure
 from signalprop.report.sections import COLOURS, Table
-from signalprop.report.signal import Shown, charts, glance_table
+from signalprop.report.shown_profiles import Shown
+from signalprop.report.signal import charts, glance_table
 from signalprop.results.profile import Profile
 from signalprop.schemes import SCHEMES
 from signalprop_lab.explorer.settings import Settings, address, labels, of_preset, starts

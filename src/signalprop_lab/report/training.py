@@ -10,7 +10,8 @@ import numpy as np
 from signalprop.report import findings
 from signalprop.report.parts import Items, Part
 from signalprop.report.sections import Card, Chart, Curve, Section, Severity, Table, Text
-from signalprop.report.signal import Shown, charts
+from signalprop.report.shown_profiles import Shown
+from signalprop.report.signal import charts
 from signalprop.results.text import number, spread
 from signalprop_lab.report.runs import Run, as_double, is_run, read_run
 
