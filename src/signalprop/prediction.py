@@ -14,7 +14,7 @@ from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture, Config
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import drawn_rows, kinds_in
+from signalprop.network.kinds import kinds_in
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction_notes import is_shaped, left_out_of, scores_of
 from signalprop.results.profile import EXPERT_LOAD, Profile
@@ -51,9 +51,7 @@ def predict(
             (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, classifiers,
             images; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without
             real ids on a grid of positions, `kernel` all of them.
-        backward: also the gradient, and as `statistics` of every layer the distance of its Jacobian from the identity
-            (`identity_distance`) and, of fidelity `moments`, ln of the gain from the last stream back to its input
-            (`log_gain`).
+        backward: also the gradient.
 
     The profile's `fidelity` says what was used, its `notes` why.
 
@@ -97,11 +95,6 @@ def predict(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, profile, loads)
-    a = parametrization.architecture
-    one = a.streams is None and parametrization.skip.ndim == 1
-    one = one and not drawn_rows(parametrization).any()
-    if backward and chosen != "simulate" and one and not is_shaped(parametrization):
-        profile = _with_nearness(parametrization, profile)
     if parametrization.skip.ndim == 1:
         largest = float(scores_of(parametrization).max(initial=0.0))
         profile = replace(profile, statistics={**profile.statistics, SCORE_VARIANCE: largest})
@@ -212,17 +205,6 @@ def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoad
         statistics={**profile.statistics, EXPERT_LOAD: loads.tolist()},
         notes=(*profile.notes, *([note] if len(layers) else [])),
     )
-
-
-def _with_nearness(p: Parametrization, profile: Profile) -> Profile:
-    """The profile with the nearness of layers to the identity as `statistics`; of averages with the gain of those after
-    each, too: averages of what a kernel profile has resolved by position do not compound (docs/theory/depth.md)."""
-    from signalprop.theory.bounds import nearness
-
-    found = nearness(p, profile).statistics()
-    if profile.fidelity == "kernel":
-        del found["log_gain"]
-    return replace(profile, statistics={**profile.statistics, **found})
 
 
 def check_fidelity(name: str) -> Fidelity:

@@ -54,10 +54,6 @@ class Nearness:
     log_gain: FloatArray
     log_plain_gain: FloatArray
 
-    def statistics(self) -> dict[str, Any]:
-        """As `Profile.statistics` holds it: a number per layer each."""
-        return {"identity_distance": self.identity_distance, "log_gain": self.log_gain}
-
 
 def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     """Nearness of a network's layers to the identity, at the forward signal that a profile tells of.
@@ -68,8 +64,11 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
     the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
 
+    Gains want the profile of fidelity `moments`: averages of what a kernel profile has resolved by position do not
+    compound (docs/theory/depth.md).
+
     Raises:
-        InputError: attention is shaped or has ALiBi, or the profile is of another number of sublayers.
+        InputError: attention is shaped or has ALiBi, kinds are drawn, or the profile is of another number of sublayers.
     """
     p = _as_run(parametrization, profile)
     back = returned(p, profile)
