@@ -139,3 +139,13 @@ def test_no_line_contradicts_another(start: int) -> None:
 @pytest.mark.parametrize("start", range(60, 2060, 100))
 def test_no_line_contradicts_another_of_2000(start: int) -> None:
     assert [found for seed in range(start, start + 100) for found in contradictions(seed)] == []
+
+
+def test_trained_weights_are_said_to_be_taken_as_random() -> None:
+    import torch
+
+    model = sp.build(sp.scheme("xavier")(sp.Architecture.preset("gpt2", n_layers=2, d_model=32, n_heads=2, seq_len=16)))
+    assert not any("trained" in note for note in sp.predict(model).notes)
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if "norm" in name and p.ndim == 1)[0] = 1.5
+    assert any("trained" in note for note in sp.predict(model).notes)

@@ -110,7 +110,21 @@ def _of_model(model: nn.Module) -> tuple[Parametrization, str]:
 
     attached = require_roles(attach(model))
     table = parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
-    return table, equal_layers(attached)
+    return table, "; ".join(filter(None, (equal_layers(attached), _TRAINED * _trained(model))))
+
+
+_TRAINED = (
+    "the gains of norms differ between features, so the weights are trained ones, and are taken as random all the "
+    "same: of a Llama of 6 layers after 250 steps the stream's variance was 395, where .05 is predicted; measure it"
+)
+
+
+def _trained(model: nn.Module) -> bool:
+    """Whether some norm has gains that differ, which none has at the start."""
+    gains = (getattr(part, "weight", None) for part in model.modules() if "norm" in type(part).__name__.lower())
+    return any(
+        x is not None and x.ndim == 1 and x.numel() > 1 and float(x.detach().float().std()) > 1e-6 for x in gains
+    )
 
 
 _LONGEST_DRAWN = 256  # tokens that drawn sublayers are followed over, unless more are asked for
