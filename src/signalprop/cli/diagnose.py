@@ -73,6 +73,9 @@ def diagnose(
     expect: Annotated[
         str | None, typer.Option("--expect", metavar="SCHEME", help="Scheme that the model is meant to carry: lns.")
     ] = None,
+    trials: Annotated[
+        bool, typer.Option("--trials/--no-trials", help="Try other conventions of trained weights on a short text.")
+    ] = True,
     against: Annotated[
         str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to stand beside.")
     ] = None,
@@ -174,7 +177,7 @@ def _diagnosed(
         found = diagnosed(
             subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
             skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy, expected=asked.expect or "",
-            progress=step,
+            trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
 

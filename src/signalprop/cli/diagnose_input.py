@@ -32,6 +32,7 @@ class Asked(NamedTuple):
     trust_remote_code: bool
     skip_first: int
     expect: str | None
+    trials: bool
     device: str
     audio: Path | None
     inside: str | None

@@ -34,5 +34,14 @@ IDLE_JACOBIAN = 0.1
 GRADIENT_RANGE = 1e5
 # Variance after the last layer over that after the first from which growth is told. Not a fault at any size.
 GROWN = 4.0
+# Norm of a row of a table over the median row's from which it lies outside. Trained: 4.4 (SmolLM2).
+OUTLYING_ROW = 20.0
+# Nats per token by which a change has to lower the loss to be the repair: where no error is known, and beside four
+# standard errors. The best of 22 changes lowers it by 0.01 (SmolLM2).
+REPAIRED, REPAIRED_CLEARLY = 0.3, 0.05
+# Variance of the logits of a fresh model from which its first loss lies far above ln V (by half of it).
+FRESH_LOGITS = 4.0
+# Loss over ln V from which a trained model predicts no better than guessing.
+GUESSING = 0.9
 # Loss that a cast may cost, in nats per token, beside three standard errors. bfloat16 costs SmolLM2 0.000.
 CAST_LOSS = 0.01

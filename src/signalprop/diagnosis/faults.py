@@ -26,7 +26,7 @@ def faults(diagnosis: Diagnosis, expected: str) -> Iterable[Verdict]:
 
 def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
     bad = [item.layer for item in d.signal if not item.finite]
-    if bad:
+    if bad and not d.bad_tensors:
         first = bad[0]
         signal, weights = next(pair for pair in paired(d) if pair[0].layer == first)
         broken = [role for role, std in weights.std.items() if std is None] if weights else []
@@ -35,7 +35,10 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
         elif signal.variance_in is None:
             cause = "what it reads is not finite already: look at the embeddings and the input"
         else:
-            cause = "its matrices are finite: a bias or a gain that is not, an overflow (float16?), or a division by 0"
+            cause = (
+                "possible, not tested: an overflow of the number format, a mask row that allows no key, or a division "
+                "by 0; every parameter and buffer is finite, so that is ruled out"
+            )
         yield Verdict(
             severity="fault",
             kind="not finite",
@@ -131,7 +134,10 @@ def weight_ratios(d: Diagnosis) -> dict[int, dict[str, float]]:
 
 def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
     """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
+    muted = set() if d.fresh is None else {s.layer for s in d.signal if s.attention_share == 0 == s.feed_forward_share}
     for layer, found in weight_ratios(d).items():
+        if layer in muted:
+            continue  # `whole_model` says whether they can learn
         ratios = {role: ratio for role, ratio in found.items() if not SMALL_WEIGHT <= ratio <= LARGE_WEIGHT}
         if not ratios:
             continue
@@ -153,6 +159,8 @@ def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
+    if d.fresh is not None and d.fresh.reached:
+        return  # `whole_model` says whether they can learn
     silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
     told = {layer for rule in (_odd_weights, _norms_off) for verdict in rule(d) for layer in verdict.layers}
     left = tuple(layer for layer in silent if layer not in told)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -11,13 +13,16 @@ from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
+from signalprop.diagnosis.ends import bad_tensors, ends_of
+from signalprop.diagnosis.fresh import fresh_of
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
 from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.removal import lists_of, removal
-from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
+from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, Tried, number
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
+from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.errors import InputError
@@ -26,6 +31,8 @@ from signalprop.repair.record import record_of
 from signalprop.streams.placement import weights_here
 
 Stage = Callable[[str, int, int], None]
+_TRIAL_TOKENS = 96  # of the one sequence that all trials read
+_TRIAL_SEQUENCES = 8  # that the promising ones read, about
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
@@ -43,6 +50,7 @@ def diagnose(
     jacobian_sequences: int = 2,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     expected: str = "",
+    trials: bool = True,
     progress: Stage | None = None,
 ) -> Diagnosis:
     """What the layers of a model do on real data, and what is wrong with them.
@@ -59,6 +67,7 @@ def diagnose(
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
         accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
+        trials: try other conventions of trained weights on a short text: some 20 forward passes of it.
         progress: called with (section, done, all).
 
     Raises:
@@ -87,6 +96,17 @@ def diagnose(
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
             tell = step("loss")
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
+        with weights_here(model):
+            bad = bad_tensors(model)
+            ends = ends_of(attached, _short(held[0])) if whole is not None else None
+        tried: tuple[Tried, ...] = ()
+        worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
+        if trials and worth and _has_short(mapping):
+            short = _short(held[0])
+            tried = try_all(attached, short, held[: -(-_TRIAL_SEQUENCES // len(held[0].inputs))], step("trials"))
+        fresh = None
+        if ends is not None and not ends.learnt:
+            fresh = fresh_of(attached, _short(held[0]), backward=not blocked)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         with weights_here(model):
             weights, said = live_weights(attached, inputs, _length(held))
@@ -128,6 +148,10 @@ def diagnose(
         identity=near,
         removal=removed,
         casts=cast_rows,
+        bad_tensors=bad,
+        ends=ends,
+        trials=tried,
+        fresh=fresh,
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
@@ -142,6 +166,19 @@ def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: 
     if remove:
         lists_of(model, mapping)
     first_sequences(batches, 1)
+
+
+def _has_short(mapping: Mapping) -> bool:
+    return mapping.architecture.kind != "encoder-decoder" and mapping.architecture.input == "tokens"
+
+
+def _short(batch: Batch) -> Batch:
+    """The first sequence, as much of it as trials read."""
+    if batch.tokens is None or batch.decoder_tokens is not None:
+        return batch
+    shape = batch.tokens.shape
+    parts = {k: v[:1, :_TRIAL_TOKENS] for k, v in vars(batch).items() if getattr(v, "shape", None) == shape}
+    return replace(batch, **parts)
 
 
 def _count(model: nn.Module) -> int:

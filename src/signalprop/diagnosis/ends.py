@@ -1,0 +1,146 @@
+"""What is not a layer: tensors that are not finite, the token table, the final norm, the head, and the logits."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.arguments import read_by
+from signalprop.attachment.attached import Attached, Held
+from signalprop.data.batches import Batch
+from signalprop.diagnosis.bounds import OUTLYING_ROW
+from signalprop.diagnosis.layers import lean
+from signalprop.diagnosis.result import BadTensor, Ends, OutlyingRow, number
+from signalprop.hooks import loss_and_logits
+from signalprop.measurement.measuring import arguments_of
+from signalprop.repair.freshness import learnt, unlike_draws
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def bad_tensors(model: nn.Module) -> tuple[BadTensor, ...]:
+    """Every parameter and buffer that holds NaN or infinite numbers, in the order of the model."""
+    found = []
+    named: list[tuple[str, str, Tensor]] = [("parameter", n, p) for n, p in model.named_parameters()]
+    named += [("buffer", n, b) for n, b in model.named_buffers()]
+    for kind, name, tensor in named:
+        if tensor.is_meta or not tensor.is_floating_point():
+            continue
+        bad = ~torch.isfinite(tensor.detach())
+        if kind == "buffer" and bool((tensor == -math.inf).any()) and not bool(torch.isnan(tensor).any()):
+            continue  # a mask
+        if bool(bad.any()):
+            nan = int(torch.isnan(tensor).sum())
+            layer = _LAYER.search(name)
+            first = tuple(int(i) for i in torch.nonzero(bad)[0])
+            found.append(
+                BadTensor(
+                    name=name, kind=kind, layer=int(layer[1]) if layer else None, first=first, nan=nan,
+                    infinite=int(bad.sum()) - nan, n=tensor.numel(),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def ends_of(attached: Attached, batch: Batch) -> Ends | None:
+    """The ends of a language model on a text, and what its weights tell of themselves; None of another model."""
+    model, mapping, ends = attached.model, attached.mapping, attached.ends
+    a = mapping.architecture
+    if a.head != "lm" or mapping.arguments is None:
+        return None
+    arguments = arguments_of(model, mapping, read_by(mapping.arguments, batch))
+    seen: dict[str, Tensor] = {}
+    norm = ends.final_norm
+    hooks = []
+    if norm is not None:
+        hooks.append(norm.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0]) if args else None))
+    if ends.head is not None and not ends.head.problem and isinstance(ends.head.holder, nn.Module):
+        hooks.append(
+            ends.head.holder.register_forward_pre_hook(lambda _, args: seen.update(read=args[0]) if args else None)
+        )
+    try:
+        with torch.inference_mode():
+            logits = loss_and_logits(lean(model, arguments))[1]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    table, head = _matrix(ends.token), _matrix(ends.head)
+    gain = _gain(norm, mapping.gain_offset)
+    return Ends(
+        log_vocab=math.log(a.vocab_size),
+        logits_variance=_spread(logits),
+        stream_variance=_spread(seen.get("stream")),
+        read_rms=_rms(seen.get("read")),
+        table_rms=_rms(table),
+        head_rms=_rms(head),
+        tied=head is None or (table is not None and head.data_ptr() == table.data_ptr()),
+        final_gain=_rms(gain),
+        final_gain_constant=_constant(gain),
+        layer_gains_constant=_layer_gains(attached),
+        head_drawn=head is not None and not unlike_draws(head),
+        outlying=tuple(_outlying(attached)),
+        learnt=learnt(attached),
+        drawn_layers=tuple(_drawn_layers(attached)),
+    )
+
+
+def _matrix(held: Held | None) -> Tensor | None:
+    """A table or map, (rows, features)."""
+    if held is None or held.problem or not isinstance(held.weight, Tensor) or held.weight.is_meta:
+        return None
+    weight = held.weight.detach()
+    return weight.t() if held.transposed and weight.ndim == 2 else weight
+
+
+def _gain(norm: nn.Module | None, offset: float) -> Tensor | None:
+    weight = getattr(norm, "weight", None)
+    return weight.detach() + offset if isinstance(weight, Tensor) and not weight.is_meta else None
+
+
+def _constant(gain: Tensor | None) -> float | None:
+    """The number that all gains are, if they are one."""
+    return float(gain[0]) if gain is not None and gain.numel() > 1 and bool((gain == gain[0]).all()) else None
+
+
+def _layer_gains(attached: Attached) -> bool | None:
+    """Whether the gains of every layer's norms are constant; None where there are none."""
+    gains = [g for row in attached.rows if (g := _gain(row.norm, 0.0)) is not None]
+    return all(_constant(g) is not None for g in gains) if gains else None
+
+
+def _rms(x: Tensor | None) -> float | None:
+    return None if x is None else number(float(x.float().square().mean().sqrt()))
+
+
+def _spread(x: Tensor | None) -> float | None:
+    """Variance over the last axis, mean over all others."""
+    return None if x is None else number(float(x.float().var(-1, correction=0).mean()))
+
+
+def _outlying(attached: Attached) -> Iterator[OutlyingRow]:
+    """Rows of the token table and of the head that are far larger than the others of their table."""
+    tables = {"token table": _matrix(attached.ends.token), "head": _matrix(attached.ends.head)}
+    for name, table in {id(t): (n, t) for n, t in tables.items() if t is not None}.values():
+        sizes = torch.linalg.vector_norm(table.float(), dim=-1)
+        middle = float(sizes.median())
+        if math.isfinite(middle) and middle > 0:
+            ratio, row = (float(x) for x in (sizes / middle).max(0))
+            if math.isfinite(ratio) and ratio > OUTLYING_ROW:
+                count = int((sizes / middle > OUTLYING_ROW).sum())
+                yield OutlyingRow(table=name, row=int(row), ratio=ratio, count=count)
+
+
+def _drawn_layers(attached: Attached) -> Iterator[int]:
+    """Layers whose gains are constant and whose matrices look like independent draws: nothing was learnt in them."""
+    for layer in dict.fromkeys(row.layer for row in attached.rows):
+        rows = [row for row in attached.rows if row.layer == layer]
+        gains = [g for row in rows if (g := _gain(row.norm, 0.0)) is not None]
+        if not gains or any(_constant(g) is None for g in gains):
+            continue
+        held = [h for row in rows for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]
+        if held and all(not unlike_draws(h.weight.detach().flatten(0, -2)) for h in held if h.weight.ndim > 1):
+            yield layer

@@ -1,0 +1,74 @@
+"""A model whose weights are fresh: held against its own initialiser, and which sublayers a gradient reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from signalprop.attachment.arguments import read_by
+from signalprop.attachment.attached import Attached
+from signalprop.data.batches import Batch
+from signalprop.diagnosis.result import Fresh, Off, Reached
+from signalprop.errors import InputError
+from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.repair.check_result import Row
+from signalprop.repair.checks import check
+
+
+def fresh_of(attached: Attached, batch: Batch, *, backward: bool) -> Fresh:
+    """What is off of the family's own initialiser, and the sublayers that add nothing.
+
+    Args:
+        attached: a model whose weights are fresh. batch: a short text.
+        backward: run a backward pass too, for `Fresh.reached`.
+    """
+    off: tuple[Off, ...] = ()
+    note = ""
+    try:
+        off = tuple(_grouped(check(attached.model, "huggingface", mapping=attached.mapping).wrong))
+    except InputError as error:
+        note = str(error)
+    return Fresh(off=off, reached=_reached(attached, batch) if backward else (), not_checked=note)
+
+
+def _grouped(rows: Iterable[Row]) -> list[Off]:
+    """The rows that are wrong, those of one role together."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.kind or row.place, row.name), []).append(row)
+    out = []
+    for (place, name), members in groups.items():
+        first = members[0]
+        layers = tuple(row.layer for row in members if row.layer is not None)
+        zeros = all(row.measured == 0 for row in members)
+        out.append(
+            Off(
+                place=place, name=name, layers=layers, wanted=first.wanted, measured=first.measured, zeros=zeros,
+                paths=tuple(row.path for row in members[:1] if row.path),
+            )
+        )  # fmt: skip
+    return out
+
+
+def _reached(attached: Attached, batch: Batch) -> tuple[Reached, ...]:
+    """Of every sublayer, how many of its norm's and maps' parameters get a gradient that is not 0."""
+    model, mapping = attached.model, attached.mapping
+    one = read_by(mapping.arguments, batch)
+    parts: list[list[Tensor]] = []
+    for row in attached.rows:
+        held = [h.weight for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]
+        held += [p for norm in (row.norm, row.post_norm) if norm is not None for p in norm.parameters()]
+        parts.append(list({id(p): p for p in held}.values()))
+    with torch.inference_mode(False), torch.enable_grad(), lent_gradients(model):
+        leaves = list({id(p): p for group in parts for p in group if p.requires_grad}.values())
+        if not leaves:
+            return ()
+        loss = loss_of(model(**arguments_of(model, mapping, one)), one, None)
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    alive = {id(p) for p, g in zip(leaves, found, strict=True) if g is not None and bool((g != 0).any())}
+    return tuple(
+        Reached(layer=row.layer, kind=row.kind.name, reached=sum(id(p) in alive for p in group), n=len(group))
+        for row, group in zip(attached.rows, parts, strict=True)
+    )

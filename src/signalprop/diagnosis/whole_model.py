@@ -1,0 +1,255 @@
+"""What the loss, the ends and the trials of a diagnosis mean, in words: faults of the whole model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from signalprop.diagnosis.bounds import FRESH_LOGITS, GUESSING, REPAIRED, REPAIRED_CLEARLY
+from signalprop.diagnosis.result import BadTensor, Diagnosis, Ends, Fresh, Off, Tried, Verdict
+from signalprop.results.text import named, number
+
+
+def whole_model(d: Diagnosis) -> Iterator[Verdict]:
+    """Faults that concern the model as a whole."""
+    yield from _bad_tensors(d)
+    yield from _repaired(d)
+    if d.ends is not None:
+        yield from _layers_not_loaded(d, d.ends)
+        yield from _ends_not_loaded(d, d.ends)
+        yield from _guessing(d, d.ends)
+        yield from _outlying(d.ends)
+        yield from _first_loss(d, d.ends)
+    if d.fresh is not None:
+        yield from _unlike_initialiser(d, d.fresh)
+        yield from _muted(d, d.fresh)
+
+
+def repair_of(d: Diagnosis) -> Tried | None:
+    """The change that repairs the model, if one does: clearly, and to a loss below that of guessing."""
+    best = next(iter(d.trials), None)
+    if best is None or d.ends is None or best.loss > GUESSING * d.ends.log_vocab:
+        return None
+    gain, error = best.before - best.loss, best.standard_error
+    clear = REPAIRED if error is None else max(REPAIRED_CLEARLY, 4 * error)
+    return best if gain > clear else None
+
+
+def _bad_tensors(d: Diagnosis) -> Iterable[Verdict]:
+    for one in d.bad_tensors[:8]:
+        what = " and ".join(f"{n:,} {word}" for n, word in ((one.nan, "NaN"), (one.infinite, "infinite numbers")) if n)
+        yield Verdict(
+            severity="fault",
+            kind="not finite",
+            layers=() if one.layer is None else (one.layer,),
+            text=f"{one.name} ({one.kind}) holds {what} among {one.n:,}, the first at {list(one.first)}",
+            cause=_why_not_finite(one),
+            advice="restore it from the last good checkpoint"
+            if one.kind == "parameter"
+            else "compute the buffer again (reload the model, or run what fills it after to_empty)",
+        )
+    left = len(d.bad_tensors) - 8
+    if left > 0:
+        yield Verdict(
+            severity="fault", kind="not finite", layers=(), text=f"{left} more tensors hold NaN or infinite numbers"
+        )
+
+
+def _why_not_finite(one: BadTensor) -> str:
+    if one.kind == "buffer":
+        return "possible, not tested: memory that was never filled, as to_empty leaves it"
+    if one.nan + one.infinite == one.n:
+        return "possible, not tested: an optimiser's step with a gradient that was not finite"
+    return "possible, not tested: a damaged file, or a step whose gradient was not finite there"
+
+
+def _repaired(d: Diagnosis) -> Iterable[Verdict]:
+    found = repair_of(d)
+    if found is not None:
+        yield Verdict(
+            severity="fault",
+            kind="weights of another convention",
+            layers=(),
+            text=f"{found.fault}: with {found.repair} the loss of a short text falls from {found.before:.2f} to "
+            f"{found.loss:.2f}",
+            cause="tested: of the changes that were tried, this one repairs the loss",
+            advice="convert the checkpoint again with this change; what else stands out may follow from it",
+        )
+
+
+def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+    if e.drawn_layers and len(e.drawn_layers) < len(d.signal) and e.learnt:
+        one = len(e.drawn_layers) == 1
+        yield Verdict(
+            severity="fault",
+            kind="layers not loaded",
+            layers=e.drawn_layers,
+            text=f"{named(e.drawn_layers)} {'was' if one else 'were'} not trained: matrices are independent draws and "
+            "norm gains are all one number, while other layers are trained",
+            cause="possible, not tested: the checkpoint has no weights under the names that the model asks for",
+            advice="look at what the loader reports as missing and unexpected keys",
+        )
+
+
+def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+    if not e.learnt or e.layer_gains_constant is not False:
+        return
+    if e.final_gain_constant is not None:
+        zero = e.final_gain_constant == 0
+        yield Verdict(
+            severity="fault",
+            kind="final norm not loaded",
+            layers=(),
+            text=f"the gains of the final norm are all {e.final_gain_constant:g}, while the gains in the layers were "
+            "trained" + (": the logits are the same for every word" if zero else ""),
+            cause="possible, not tested: the loader found no weights for it",
+            advice="look for the final norm's name among the checkpoint's unexpected keys",
+        )
+    if e.head_drawn and not e.tied:
+        yield Verdict(
+            severity="fault",
+            kind="head not loaded",
+            layers=(),
+            text=f"the head looks freshly drawn (independent draws, standard deviation {e.head_rms:.3g}), while other "
+            "weights are trained",
+            cause="possible, not tested: the checkpoint has no head, as its model uses the token table as its head",
+            advice="set tie_word_embeddings, or load the head's own weights",
+        )
+
+
+def _guessing(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+    """A trained model that predicts no better than guessing, and where its logits come from."""
+    value = None if d.loss is None else d.loss.value
+    if value is None or not e.learnt or value < GUESSING * e.log_vocab:
+        return
+    how = "worse than guessing" if value > e.log_vocab else "hardly better than guessing"
+    parts = [
+        f"{word} {x:.3g}"
+        for word, x in (
+            ("logits have variance", e.logits_variance),
+            ("the last stream has variance", e.stream_variance),
+            ("final gains have rms", e.final_gain),
+            ("the head reads numbers of rms", e.read_rms),
+            ("its weights have rms", e.head_rms if e.head_rms is not None else e.table_rms),
+        )
+        if x is not None
+    ]
+    tried = f"; {len(d.trials)} other conventions of its weights were tried, none repairs it" if d.trials else ""
+    yield Verdict(
+        severity="warning" if repair_of(d) else "fault",
+        kind="no better than guessing",
+        layers=(),
+        text=f"the loss is {value:.2f} and ln V is {e.log_vocab:.2f}, {how}, though weights were trained "
+        f"({e.learnt}): {', '.join(parts)}{tried}",
+        cause="possible, not tested: weights of another model or convention, or a tokenizer that is not this model's",
+        advice="" if d.trials else "diagnose without --no-trials tries the usual conventions",
+    )
+
+
+def _outlying(e: Ends) -> Iterable[Verdict]:
+    for one in e.outlying:
+        more = f", {one.count} rows beyond 20 times" if one.count > 1 else ""
+        yield Verdict(
+            severity="warning",
+            kind="outlying rows",
+            layers=(),
+            text=f"row {one.row} of the {one.table} is {one.ratio:.3g} times as large as its median row{more}",
+            cause="possible, not tested: a row that was added, never trained, or overwritten",
+            advice="compare the row with the checkpoint it came from",
+        )
+
+
+# --- fresh weights -----------------------------------------------------------------------------------------------
+
+
+def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+    """A fresh model should guess: its loss is ln V, and half of the variance of its logits above."""
+    value = None if d.loss is None else d.loss.value
+    if e.learnt or value is None or e.logits_variance is None:
+        return
+    if e.logits_variance > FRESH_LOGITS:
+        weights = "the token table, which is the head," if e.tied else "the head"
+        size = e.table_rms if e.tied else e.head_rms
+        yield Verdict(
+            severity="fault",
+            kind="first loss far above ln V",
+            layers=(),
+            text=f"the weights are fresh and the loss is {value:.2f}, where guessing costs ln V = {e.log_vocab:.2f}: "
+            f"logits have variance {e.logits_variance:.3g}, as {weights} has entries of rms {number(size)} and reads "
+            f"numbers of rms {number(e.read_rms)}",
+            advice="draw it with a standard deviation of 0.02 (or below 1/sqrt(d_model)), or multiply the logits down",
+        )
+    elif e.logits_variance == 0:
+        yield Verdict(
+            severity="fault",
+            kind="logits are all alike",
+            layers=(),
+            text=f"every word has the same logit (loss {value:.2f}, ln V {e.log_vocab:.2f}): the final gains have rms "
+            f"{number(e.final_gain)}, the head's weights {number(e.table_rms if e.head_rms is None else e.head_rms)}",
+            cause="tested: one of the two is 0" if 0 in (e.final_gain, e.head_rms, e.table_rms) else "",
+            advice="gains start at 1; a head of zeros trains, a head behind gains of 0 does not",
+        )
+
+
+def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
+    n = len(d.signal)
+    said = [_off_words(one, n) for one in f.off if not (one.zeros and len(one.layers) < n and one.layers)]
+    if not said:
+        return
+    scaled = next((one for one in f.off if _depth_scaled(one, n)), None)
+    cause = ""
+    if scaled is not None:
+        cause = (
+            f"possible, not tested: {scaled.name} has the factor 1/sqrt(2 N) that is meant for maps that end a branch"
+        )
+    yield Verdict(
+        severity="warning",
+        kind="unlike its own initialiser",
+        layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
+        text="the weights are fresh, and not what this family's initialiser draws: "
+        + "; ".join(said[:4])
+        + (f"; and {len(said) - 4} more" if len(said) > 4 else ""),
+        cause=cause,
+        advice="signalprop check MODEL --scheme huggingface lists every weight",
+    )
+
+
+def _off_words(one: Off, n: int) -> str:
+    where = "" if not one.layers else " in every layer" if len(one.layers) == n else f" in {named(one.layers)}"
+    path = f" ({one.paths[0]})" if one.paths else ""
+    return f"{one.place} {one.name}{where}{path} is {number(one.measured)} instead of {number(one.wanted)}"
+
+
+def _depth_scaled(one: Off, n: int) -> bool:
+    """Whether a map that does not end a branch has GPT-2's factor for depth."""
+    if one.name in ("output", "down") or not one.wanted or not one.measured or len(one.layers) < n:
+        return False
+    return bool(abs(one.measured / one.wanted * math.sqrt(2 * n) - 1) < 0.1)
+
+
+def _muted(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
+    """Layers that add nothing: whether they can learn was tried."""
+    silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
+    counts = {layer: [r.reached for r in f.reached if r.layer == layer] for layer in silent}
+    dead = tuple(layer for layer in silent if counts[layer] and 0 in counts[layer])
+    design = tuple(layer for layer in silent if counts[layer] and layer not in dead)
+    if dead:
+        never = [f"{r.kind} of layer {r.layer}" for r in f.reached if r.layer in dead and not r.reached]
+        yield Verdict(
+            severity="fault",
+            kind="no gradient arrives",
+            layers=dead,
+            text=f"{named(dead)}: nothing is added to the stream, and no gradient reaches any weight of: "
+            f"{', '.join(never[:6])}",
+            cause="tested by a backward pass; norms with gains of 0 mute what reads them and what they read",
+            advice="set the gains to 1, and mute a new block by zero weights in its output and down maps instead",
+        )
+    if design:
+        yield Verdict(
+            severity="note",
+            kind="identity blocks",
+            layers=design,
+            text=f"{named(design)}: nothing is added to the stream yet, and gradients reach the maps that end their "
+            "branches: identity blocks by design, they train",
+            cause="tested by a backward pass",
+        )
