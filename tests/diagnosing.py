@@ -102,14 +102,18 @@ def logits_of(model: nn.Module, batch: Batch, mapping: Mapping | None = None) ->
     return found
 
 
+# What is true of models of random weights that are no initialiser's.
+UNTRAINED = ("no better than guessing", "head not loaded", "unlike its own initialiser", "first loss far above ln V")
+
+
 def diagnosed(model: nn.Module, **options: Any) -> Diagnosis:
     """The diagnosis on one small batch."""
-    return diagnose(model, [text_batch(model)], **options)
+    return diagnose(model, [text_batch(model)], **{"trials": False} | options)
 
 
 def findings(found: Diagnosis, *severities: str) -> list[tuple[str, tuple[int, ...]]]:
-    """(kind, layers) of the verdicts of these severities."""
-    return [(v.kind, v.layers) for v in found.verdicts if v.severity in severities]
+    """(kind, layers) of the verdicts of these severities; that random weights predict nothing goes without saying."""
+    return [(v.kind, v.layers) for v in found.verdicts if v.severity in severities and v.kind not in UNTRAINED]
 
 
 def weights_of(model: nn.Module, layer: int, roles: Sequence[str]) -> list[tuple[torch.Tensor, Any]]:

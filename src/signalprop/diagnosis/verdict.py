@@ -27,7 +27,7 @@ from signalprop.diagnosis.bounds import (
 )
 from signalprop.diagnosis.faults import faults
 from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict, known
-from signalprop.diagnosis.whole_model import repair_of, whole_model
+from signalprop.diagnosis.whole_model import guessing, repair_of, whole_model
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
@@ -52,6 +52,7 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
     found = list(whole_model(diagnosis))
     if repair_of(diagnosis) is None:  # else all else may follow from it
         found += [verdict for rule in rules for verdict in rule(diagnosis)]
+    found += guessing(diagnosis, any(verdict.severity == "fault" for verdict in found))
     order = {"fault": 0, "warning": 1, "note": 2}
     return tuple(sorted(found, key=lambda verdict: order[verdict.severity]))
 

@@ -17,7 +17,6 @@ def whole_model(d: Diagnosis) -> Iterator[Verdict]:
     if d.ends is not None:
         yield from _layers_not_loaded(d, d.ends)
         yield from _ends_not_loaded(d, d.ends)
-        yield from _guessing(d, d.ends)
         yield from _outlying(d.ends)
         yield from _first_loss(d, d.ends)
     if d.fresh is not None:
@@ -105,7 +104,7 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
             cause="possible, not tested: the loader found no weights for it",
             advice="look for the final norm's name among the checkpoint's unexpected keys",
         )
-    if e.head_drawn and not e.tied:
+    if e.head_drawn and not e.tied and e.final_gain_constant is None:
         yield Verdict(
             severity="fault",
             kind="head not loaded",
@@ -117,10 +116,14 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
         )
 
 
-def _guessing(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
-    """A trained model that predicts no better than guessing, and where its logits come from."""
-    value = None if d.loss is None else d.loss.value
-    if value is None or not e.learnt or value < GUESSING * e.log_vocab:
+def guessing(d: Diagnosis, others: bool) -> Iterable[Verdict]:
+    """A trained model that predicts no better than guessing, and where its logits come from.
+
+    Args:
+        others: whether a fault was found that can be why.
+    """
+    value, e = None if d.loss is None else d.loss.value, d.ends
+    if e is None or value is None or not e.learnt or value < GUESSING * e.log_vocab:
         return
     how = "worse than guessing" if value > e.log_vocab else "hardly better than guessing"
     parts = [
@@ -136,7 +139,7 @@ def _guessing(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
     ]
     tried = f"; {len(d.trials)} other conventions of its weights were tried, none repairs it" if d.trials else ""
     yield Verdict(
-        severity="warning" if repair_of(d) else "fault",
+        severity="warning" if others else "fault",
         kind="no better than guessing",
         layers=(),
         text=f"the loss is {value:.2f} and ln V is {e.log_vocab:.2f}, {how}, though weights were trained "

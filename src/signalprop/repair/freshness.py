@@ -63,7 +63,7 @@ def learnt(attached: Attached) -> str:
             continue
         for chosen in parts.get(id(parameter), [lambda tensor: tensor]):
             values = _matrix(chosen(_whole(parameter)))
-            why = _unlike_draws(values)
+            why = unlike_draws(values)
             if not why:
                 continue
             own = own or [_own_values(attached.model, method) for method in ("_init_weights", "reset_parameters")]
@@ -153,7 +153,7 @@ def _matrix(tensor: Tensor) -> Tensor:
     return matrix[: max(1, _LARGEST // columns), :columns].float()
 
 
-def _unlike_draws(x: Tensor) -> str:
+def unlike_draws(x: Tensor) -> str:
     """Why numbers cannot be constants or independent draws of one distribution of mean 0; '' where they can."""
     n = x.numel()
     if n < 2 or bool((x == x.flatten()[0]).all()):
@@ -298,7 +298,7 @@ def _like(values: Tensor, own: Tensor) -> bool:
         values, own, rtol=1e-2, atol=0
     ):  # too few to tell, or computed (in half precision too)
         return True
-    if values.ndim > 1 and not _unlike_draws(own):
+    if values.ndim > 1 and not unlike_draws(own):
         return False  # the initialiser's own are independent draws
     one, other = values.double().flatten().sort().values, own.double().flatten().sort().values
     n, variance = len(one), float(other.var())

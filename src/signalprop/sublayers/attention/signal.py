@@ -122,7 +122,7 @@ class SelfAttention(Heads):
     def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
         """Over all three paths; what a sink's share changes with the scores is left out."""
         if several := self._by_sight(i):
-            return Sent(_together([(at, self.backward(rows, _of(x, at), g).stream) for at, rows in several]))
+            return Sent(_together([(at, self.backward(rows, _of(x, at), _of(g, at)).stream) for at, rows in several]))
         row = self.at(i)
         made = self.attentions.pop(i, None) if isinstance(i, int) else None
         averages = self.averages(i, x) if made is None else made
