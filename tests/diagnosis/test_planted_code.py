@@ -100,12 +100,13 @@ def class_of_the_tokenizer(folder: Path) -> Path:
     return folder
 
 
+# What is asked for is refused, with these words, or (none) is not read at all.
 ATTACKS: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], str]] = {
     "class": ("applied", class_in_the_record, ("check", "--scheme", "lns"), "AutoModelForCausalLM, which is not"),
-    "gguf": ("gguf", tokenizer_beside_a_gguf, ("diagnose", "--no-report"), "brings code of its own"),
-    "kernel": ("plain", kernel_in_an_object, ("measure",), "may be code of the hub"),
-    "another configuration": ("plain", another_configuration, ("measure",), "may be code of the hub"),
-    "class of the tokenizer": ("plain", class_of_the_tokenizer, ("diagnose", "--no-report"), "tokenizer class"),
+    "gguf": ("gguf", tokenizer_beside_a_gguf, ("diagnose", "--no-report"), ""),
+    "kernel": ("plain", kernel_in_an_object, ("measure",), ""),
+    "another configuration": ("plain", another_configuration, ("measure",), ""),
+    "class of the tokenizer": ("plain", class_of_the_tokenizer, ("diagnose", "--no-report"), ""),
 }
 
 
@@ -172,11 +173,11 @@ def test_processes(made: Callable[[str], Path], place: Path, how: str) -> None:
     begin = time.monotonic()
     status, out, err = answered(process, how, environment)
     assert no_code(place), err
-    assert status == 0 and out.splitlines() == ["status 2"] * len(ATTACKS), (out, err)
+    statuses = [f"status {2 if says else 0}" for _, _, _, says in ATTACKS.values()]
+    assert status == 0 and [line for line in out.splitlines() if line.startswith("status ")] == statuses, (out, err)
     lines = [line for line in err.splitlines() if line.startswith("signalprop: ")]
-    assert len(lines) == len(ATTACKS), err
-    for line, (_, _, _, says) in zip(lines, ATTACKS.values(), strict=True):
-        assert says in line
+    assert len(lines) == sum(bool(says) for _, _, _, says in ATTACKS.values()), err
+    assert all(says in err for _, _, _, says in ATTACKS.values())
     assert "[y/N]" not in out + err
     assert time.monotonic() - begin < 300
 
@@ -217,15 +218,22 @@ def test_classes_that_are_not_models(made: Callable[[str], Path], name: str) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["AutoTokenizer", "AutoTokenizerFast", "AutoModelFastFast", "AutoConfig", "RagTokenizer", "pipeline"]
+    "name", ["AutoTokenizer", "AutoTokenizerFast", "AutoModelFastFast", "RagTokenizer", "pipeline"]
 )
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_classes_that_are_not_tokenizers(made: Callable[[str], Path], name: str, file: str) -> None:
+    """No class is looked for where there is a tokenizer.json, and else none that is not a tokenizer."""
     folder = made("plain")
+    before = read_tokenizer(folder)("the Union").input_ids
     change(folder / file, tokenizer_class=name)
+    if file == "config.json":
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": None}))
     for read in (lambda: read_tokenizer(folder), lambda: tokenizers.load(str(folder))):
-        with pytest.raises(InputError, match=f"asks for the tokenizer class '{name}'"):
-            read()
+        assert read()("the Union").input_ids == before
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=f"its tokenizer class '{name}' is not among"):
+        read_tokenizer(folder)
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
@@ -233,27 +241,31 @@ def test_classes_that_are_not_tokenizers(made: Callable[[str], Path], name: str,
     "value", [{"": KERNEL}, {"text_config": {"": KERNEL}}, [[KERNEL]], f"paged|{KERNEL}", "flash_attention_2"]
 )
 def test_kernels_at_any_depth(made: Callable[[str], Path], key: str, value: Any) -> None:
+    """The entry is not taken."""
     folder = made("plain")
+    before = read_model(folder).config  # type: ignore[union-attr]
     change(folder / "config.json", **{key: value})
-    with pytest.raises(InputError, match="may be code of the hub"):
-        read_model(folder)
-    change(folder / "config.json", **{key: "sdpa"})
-    read_model(folder)
+    after = read_model(folder).config  # type: ignore[union-attr]
+    assert after._attn_implementation == before._attn_implementation and after.to_dict() == before.to_dict()
 
 
 @pytest.mark.parametrize("value", [["../config.4.0.0.json"], ["own/config.4.0.0.json"], "config.4.0.0.json", [3]])
 def test_configurations_elsewhere(made: Callable[[str], Path], value: Any) -> None:
+    """config.json alone is read."""
     folder = made("plain")
+    before = read_model(folder).config.to_dict()  # type: ignore[union-attr]
+    (folder / "config.4.0.0.json").write_text(json.dumps(before | {"num_hidden_layers": 1}))
     change(folder / "config.json", configuration_files=value)
-    with pytest.raises(InputError, match=r"expected names of config\*.json in its directory"):
-        read_model(folder)
+    assert read_model(folder).config.to_dict() == before  # type: ignore[union-attr]
 
 
 def test_weights_elsewhere(made: Callable[[str], Path]) -> None:
+    """model.safetensors is read, whatever config.json names."""
     folder = made("plain")
+    before = read_model(folder).state_dict()
     change(folder / "config.json", transformers_weights="../model.safetensors")
-    with pytest.raises(InputError, match=r"transformers_weights is .*, which does not lie in its directory"):
-        read_model(folder)
+    after = read_model(folder).state_dict()
+    assert all(tensor.equal(before[name]) for name, tensor in after.items()) and len(after) == len(before)
 
 
 def test_kernels_in_a_recipe() -> None:
@@ -265,14 +277,14 @@ def test_kernels_in_a_recipe() -> None:
     own = {"model_type": "gpt2", "n_layer": 1, "_attn_implementation": {"": KERNEL}}
     recipe = parse({"name": "x", "task": "causal-lm", "model": {"huggingface": own}})
     prepared: Any = SimpleNamespace(facts={})
-    with pytest.raises(InputError, match="may be code of the hub"):
+    with pytest.raises(InputError, match="takes no _attn_implementation"):
         network_of(recipe, prepared)
 
 
 def test_a_checkpoint_of_the_hub_is_looked_through(
     made: Callable[[str], Path], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a directory is: its configurations are fetched first, and the others of the same commit."""
+    """As a directory is: its configurations are fetched first, and the others after them."""
     commit = 40 * "a"
     cached = place / "cache" / "models--somebody--tiny"
     (cached / "refs").mkdir(parents=True)
@@ -280,7 +292,8 @@ def test_a_checkpoint_of_the_hub_is_looked_through(
     shutil.copytree(kernel_in_an_object(made("plain")), cached / "snapshots" / commit)
     for name in ("constants.HF_HUB_CACHE", "file_download.HF_HUB_CACHE", "_snapshot_download.HF_HUB_CACHE"):
         monkeypatch.setattr(f"huggingface_hub.{name}", str(place / "cache"), raising=False)
-    with pytest.raises(InputError, match="may be code of the hub"):
+    change(cached / "snapshots" / commit / "config.json", hidden_act="somebody/kernel")
+    with pytest.raises(InputError, match="hidden_act is 'somebody/kernel'; expected a word"):
         load("somebody/tiny")
 
 

@@ -23,6 +23,7 @@ from gguf_file import write_gguf
 from signalprop.cli.loading import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
+from signalprop.files.tensor_files import stored_tensors
 from signalprop_lab.training import checkpoints, tokenizers
 from signalprop_lab.training.checkpoints import MARKER, problem_of
 from signalprop_lab.training.networks import network_of
@@ -190,7 +191,9 @@ class TestElsewhere:
         (folder / "model.safetensors").rename(folder.parent / "secret.safetensors")
         found = {"metadata": {}, "weight_map": {"transformer.wte.weight": name}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(found))
-        refused_by_all(folder, "which does not lie in its directory")
+        for read in (read_model, load, stored_tensors):
+            with pytest.raises(InputError, match="which does not lie in its directory"):
+                read(folder)
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
     def test_links(self, folder: Path, name: str) -> None:
@@ -230,12 +233,36 @@ class TestElsewhere:
         (folder / "model.safetensors").unlink()
         refused_by_all(folder, "holds an adapter")
 
-    @pytest.mark.parametrize("entry", ["vocab_file", "tokenizer_file", "merges_file", "fast_tokenizer_files"])
-    def test_vocabularies(self, folder: Path, entry: str) -> None:
+    @pytest.mark.parametrize(
+        "entry",
+        ["vocab_file", "tokenizer_file", "merges_file", "fast_tokenizer_files", "vocab", "merges", "init_inputs"],
+    )
+    @pytest.mark.parametrize("name", ["../secret.json", "/dev/zero", "/dev/stdin"])
+    def test_vocabularies(self, folder: Path, entry: str, name: str) -> None:
+        """What names one in tokenizer_config.json is not read."""
+        before = read_tokenizer(folder)("the state").input_ids
         (folder.parent / "secret.json").write_text("{}")
-        value = "../secret.json"
-        change(folder / "tokenizer_config.json", **{entry: [value] if entry.endswith("s") else value})
-        refused_by_all(folder, "outside of its directory")
+        for kind in ("GPT2Tokenizer", "PreTrainedTokenizerFast"):
+            change(folder / "tokenizer_config.json", tokenizer_class=kind, **{entry: [name], f"{entry}s": name})
+            assert read_tokenizer(folder)("the state").input_ids == before
+
+    @pytest.mark.parametrize("name", ["../secret.json", "/dev/zero"])
+    def test_vocabularies_without_a_tokenizer_json(self, folder: Path, name: str) -> None:
+        """Of the class that it names, from the plain files beside it."""
+        data = json.loads((folder / "tokenizer.json").read_text())["model"]
+        (folder / "tokenizer.json").unlink()
+        (folder / "vocab.json").write_text(json.dumps(data["vocab"]))
+        pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in data["merges"]]
+        (folder / "merges.txt").write_text("\n".join(pairs))
+        change(
+            folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", vocab=name, merges=name, vocab_file=name
+        )
+        found = read_tokenizer(folder)
+        assert found.get_vocab().items() >= data["vocab"].items()
+        (folder / "vocab.json").unlink()
+        (folder / "vocab.json").symlink_to("/dev/zero")
+        with pytest.raises(InputError, match="it is a device"):
+            read_tokenizer(folder)
 
     def test_a_companion_is_not_copied_from_elsewhere(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "key").write_text("secret")
@@ -260,10 +287,11 @@ class TestCode:
             load(folder)
         assert not marker.exists()
 
-    def test_names_that_steer_the_terminal(self, folder: Path) -> None:
+    def test_names_that_steer_the_terminal(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
         token = {"content": "[PAD]", "\x1b[2J": 1, "__type": "AddedToken"}
-        change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token})
-        refused_by_all(folder, "a name that cannot be printed")
+        change(folder / "tokenizer_config.json", added_tokens_decoder={"0": token}, **{"\x1b[2J": 1})
+        read_tokenizer(folder)
+        assert "\x1b" not in "".join(capfd.readouterr())
 
 
 class TestRuns:

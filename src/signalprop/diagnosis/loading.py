@@ -102,7 +102,7 @@ def read_model(
         place = _copy_with_record(place) or place
     trust = {"trust_remote_code": trust_remote_code}
     if isinstance(place, Path):
-        check_folder(place, trust_remote_code=trust_remote_code)
+        check_folder(place)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
         from signalprop.models.transformer import Transformer, build
         from signalprop.repair import initialize
@@ -129,7 +129,7 @@ def read_model(
         options: dict[str, Any] = {"output_loading_info": True, _dtype_option(transformers.__version__): dtype}
         loaded: nn.Module
         for tried in (cls, transformers.AutoModel):
-            loaded, found = checkpoint_loading.pretrained(tried, place, **trust, **options)
+            loaded, found = checkpoint_loading.pretrained(tried, place, config, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
             if not missing or not _only_head(loaded, missing):
                 break
@@ -312,6 +312,4 @@ def _why(what: str, place: str | Path, error: Exception) -> str:
             f"{what}: {text.rstrip('.')}; expected a directory, a .gguf file, or the name of a model on the hub "
             f"(without a connection: one that is in transformers' cache){preset_instead(place)}"
         )
-    if list(place.glob("*.gguf")) and not (place / "config.json").is_file():
-        return f"{what}: it holds no config.json; give the .gguf file itself"
     return f"{what}: {text}"

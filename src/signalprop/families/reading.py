@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from signalprop.errors import InputError
 from signalprop.families import find, unknown
-from signalprop.files.checkpoint_folder import check_links
-from signalprop.files.model_size import check_counts
+from signalprop.files.checkpoint_folder import check_folder
+from signalprop.files.configuration import check_sizes
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 
@@ -79,7 +79,7 @@ def _load(source: Any) -> tuple[Config, str]:
         path = Path(source)
         if path.is_dir():
             path = path / "config.json"
-            check_links(path.parent)
+            check_folder(path.parent)
             if not path.is_file():
                 raise InputError(f"{source} holds no config.json; expected a Hugging Face model directory")
         source = read_json(path)
@@ -96,7 +96,7 @@ def _load(source: Any) -> tuple[Config, str]:
                 "dictionary, or path of a directory or config.json"
             )
         source = source.to_dict()
-    check_counts(dict(source), "the configuration")
+    check_sizes(dict(source), "the configuration")
     names = source.get("architectures")
     return source, class_name or (str(names[0]) if isinstance(names, (list, tuple)) and names else "")
 

@@ -1,45 +1,79 @@
 """The only place where transformers and datasets load anything: nothing that a checkpoint brings is run.
 
-Every directory is looked through first (`check_folder`), the classes that its files name are looked up in transformers'
-own lists, `trust_remote_code` is always given, and transformers cannot ask whether code may run. A test reads the
-source tree and finds any other call that loads.
+Of a checkpoint come a configuration that is built anew (`signalprop.files.configuration`), safetensors or GGUF and a
+tokenizer, each handed to transformers in a directory of its own, offline and under a guard. What the user trusts with
+`trust_remote_code` is loaded as transformers loads it. A test reads the source tree and finds any other such call.
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError, release, require
-from signalprop.files.checkpoint_folder import check_code, check_folder, check_kernels, json_object
-from signalprop.files.model_size import check_counts, check_gguf, check_model
+from signalprop.files.checkpoint_folder import INDEX, WEIGHTS, check_folder, json_object, shards, weights
+from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_file, tokenizer_of
+from signalprop.files.configuration import fresh_configuration, taken
+from signalprop.files.guard import alone, budget, guarded
+from signalprop.files.limits import memory_free
+from signalprop.files.model_size import BUDGET, check_gguf, check_model
+from signalprop.files.storage import read_json, write_json
 
-_TOKENIZERS = frozenset(
-    ["PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend", "PythonBackend", "SentencePieceBackend"]
-)
-_LOADS_OTHERS = frozenset(["RagTokenizer"])  # it loads two tokenizers from directories below, without asking us
+__all__ = [
+    "configuration", "configuration_of", "data_set", "fetched", "fresh", "gguf_model", "gguf_tokenizer", "model_class",
+    "pretrained", "saved_data_set", "tokenizer", "tokenizer_file", "without_numbers",
+]  # fmt: skip
 _OTHER_MODELS = frozenset(["GPT2DoubleHeadsModel"])  # in none of transformers' tables
 
 
-def configuration(place: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a directory or of a name on the hub."""
+def configuration(place: str | Path, *, trust_remote_code: bool = False, **changes: Any) -> Any:
+    """The configuration of a directory or of a name on the hub, built anew from what is taken of its config.json.
+
+    Args:
+        changes: entries of config.json that the user gives.
+    """
     transformers = require("transformers", "models")
-    with _looked_through(place, trust_remote_code) as found:
-        return transformers.AutoConfig.from_pretrained(place, **found)
+    if trust_remote_code:
+        with _never_asked():
+            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=True, **changes)
+    folder = _folder(place)
+    file = folder / "config.json"
+    if not file.is_file():
+        instead = "; give the .gguf file itself" if any(folder.glob("*.gguf")) else ""
+        raise InputError(f"cannot read a configuration from {folder}: it holds no config.json{instead}")
+    data = read_json(file)
+    if not isinstance(data, dict):
+        raise InputError(f"{file} holds no configuration; expected a JSON object with a model_type")
+    if "num_labels" in changes:
+        data = {key: value for key, value in data.items() if key not in ("id2label", "label2id")}
+    with _built(file):
+        found = fresh_configuration(data | changes, file)
+    names = data.get("architectures")
+    found.architectures = [name for name in names if isinstance(name, str)] if isinstance(names, list) else None
+    found.name_or_path = str(place)
+    return found
 
 
 def configuration_of(family: str, **fields: Any) -> Any:
-    """A configuration of a family (a `model_type` of transformers), with fields that somebody gives."""
-    check_kernels(fields, f"the configuration of {family}")
-    check_counts(fields, f"the configuration of {family}")
-    return require("transformers", "models").AutoConfig.for_model(family, **fields)
+    """A configuration of a family (a `model_type` of transformers), with fields that somebody gives.
+
+    Raises:
+        ValueError: a family that transformers does not have. InputError: a field that is not taken.
+    """
+    mapping: Any = require("transformers", "models").models.auto.configuration_auto.CONFIG_MAPPING
+    if family not in mapping:
+        raise ValueError(f"transformers has no {family}")
+    where = f"the configuration of {family}"
+    with _built(where):
+        found = taken(fields, mapping[family], where)
+        if left := sorted(set(fields) - set(found)):
+            raise InputError(f"{where} takes no {left[0]:.80}; delete it")
+        return mapping[family](**found)
 
 
 def model_class(name: str, where: str | Path) -> Any:
@@ -58,62 +92,77 @@ def model_class(name: str, where: str | Path) -> Any:
     return found
 
 
-def pretrained(cls: Any, place: str | Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
+def pretrained(
+    cls: Any, place: str | Path, config: Any = None, *, trust_remote_code: bool = False, **options: Any
+) -> Any:
     """What `from_pretrained` of a class of transformers returns; weights are read from safetensors only.
 
     Args:
         cls: a class of a model, one of transformers' own (`model_class`) or an auto class.
+        config: from `configuration`; None: that of the place.
         options: of `from_pretrained`.
     """
-    transformers = require("transformers", "models")
-    with _looked_through(place, trust_remote_code) as found:
-        if not trust_remote_code:
-            config = transformers.AutoConfig.from_pretrained(place, **found)
-            check_model(lambda: _made(cls, config), place, _itemsize(config, options))
-        return _matching(cls, place, place, use_safetensors=True, **found, **options)
+    if trust_remote_code:
+        with _never_asked():
+            return _matching(cls, place, place, use_safetensors=True, trust_remote_code=True, **options)
+    folder = _folder(place, with_weights=True)
+    config = copy.deepcopy(configuration(place) if config is None else config)
+    check_model(lambda: _made(cls, config), place, _itemsize(config, options))
+    files = weights(folder)
+    options = {"config": config, "use_safetensors": True, **options}
+    generation = json_object(folder / "generation_config.json")
+    with alone(*files) as only, _never_asked(), guarded(place, only, *files):
+        if generation:
+            numbers = {key: value for key, value in generation.items() if _is_number(value)}
+            write_json(only / "generation_config.json", numbers)
+        found = _matching(cls, place, only, **options)
+        model = found[0] if isinstance(found, tuple) else found
+        model.config._name_or_path = model.name_or_path = str(place)
+    return found
 
 
 def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
     """A model of a class with fresh weights, as its configuration says."""
-    with _never_asked():
-        if not trust_remote_code:
-            check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
-        return _made(cls, config, trust_remote_code)
+    if trust_remote_code:
+        with _never_asked():
+            return _made(cls, config, True)
+    check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
+    with _never_asked(), guarded("this configuration"), budget(memory_free() or 1 << 40, "this configuration"):
+        return _made(cls, config)
 
 
 def without_numbers(cls: Any, config: Any) -> Any:
     """A model of a class on the meta device. Raises whatever transformers raises."""
-    with _never_asked(), require("torch", "models").device("meta"):
+    with _built("this configuration"), require("torch", "models").device("meta"):
         return _made(cls, config)
 
 
 def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a directory or of a name on the hub."""
-    transformers = require("transformers", "models")
-    with _looked_through(place, trust_remote_code, tokenizer=True) as found:
-        return transformers.AutoTokenizer.from_pretrained(place, **found)
-
-
-def tokenizer_file(path: Path) -> Any:
-    """The tokenizer in a tokenizer.json alone."""
-    return require("transformers", "models").PreTrainedTokenizerFast(tokenizer_file=str(path))
+    if trust_remote_code:
+        with _never_asked():
+            return require("transformers", "models").AutoTokenizer.from_pretrained(place, trust_remote_code=True)
+    folder = Path(place) if Path(place).is_dir() else fetched(str(place), ["*.json", *FILES], without=["*/*"])
+    check_folder(folder)
+    return tokenizer_of(folder)
 
 
 def gguf_model(path: Path, **options: Any) -> Any:
     """The model in a GGUF file; nothing that lies beside it is read. `options`: of `from_pretrained`."""
     transformers = require("transformers", "models")
     cls = transformers.AutoModelForCausalLM
-    config = _gguf(path, transformers.AutoConfig.from_pretrained)
+    with budget(BUDGET + path.stat().st_size, path):
+        said = _gguf(path, transformers.AutoConfig.from_pretrained)
+    with _built(path):
+        config = fresh_configuration(said.to_dict(), path)
     check_model(lambda: _made(cls, config), path, _itemsize(config, options))
-    model = _gguf(path, partial(_matching, cls, path), config=config, **options)
+    model = _gguf(path, lambda place, **given: _matching(cls, path, place, **given), config=config, **options)
     model.config._name_or_path = model.name_or_path = str(path.parent)
     return model
 
 
 def gguf_tokenizer(path: Path) -> Any:
     """The tokenizer in a GGUF file; nothing that lies beside it is read."""
-    for name in ("config.json", "tokenizer_config.json"):
-        check_code(path.parent / name)
     return _gguf(path, require("transformers", "models").AutoTokenizer.from_pretrained)
 
 
@@ -137,38 +186,29 @@ def fetched(name: str, patterns: Sequence[str], without: Sequence[str] = ()) -> 
     return Path(hub.snapshot_download(name, allow_patterns=list(patterns), ignore_patterns=list(without)))
 
 
-@contextmanager
-def _looked_through(place: str | Path, trust_remote_code: bool, *, tokenizer: bool = False) -> Iterator[dict[str, Any]]:
-    """Look through a checkpoint, and give the options with which transformers loads what was looked through."""
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if Path(place).is_dir():
-        folder = Path(place)
-    else:  # of the hub: its small files first, and then the others of the same commit
+def _folder(place: str | Path, *, with_weights: bool = False) -> Path:
+    """The directory of a checkpoint, that of its local copy where it is on the hub, looked through."""
+    folder = Path(place)
+    if not folder.is_dir():
         folder = fetched(str(place), ["*.json"], without=["*/*"])
-        options["revision"] = folder.name
-    check_folder(folder, trust_remote_code=trust_remote_code)
-    if tokenizer and not trust_remote_code:
-        _check_tokenizer(folder)
-    with _never_asked():
-        yield options
+        if with_weights:
+            folder = fetched(str(place), ["*.json", *(shards(folder) if (folder / INDEX).is_file() else [WEIGHTS])])
+    check_folder(folder)
+    return folder
 
 
-def _check_tokenizer(folder: Path) -> None:
-    """Refuse a class of transformers that is not one of its tokenizers; transformers would call anything of its own."""
-    transformers = require("transformers", "models")
-    for path in (folder / "tokenizer_config.json", *sorted(folder.glob("config*.json"))):
-        name = json_object(path).get("tokenizer_class")
-        plain = name.rstrip() if isinstance(name, str) else ""
-        while plain.endswith("Fast"):  # transformers takes it off where it finds nothing
-            plain = plain.removesuffix("Fast")
-        names = {name, plain, f"{plain}Fast"} if plain else set()
-        if names & _tokenizer_classes() - _LOADS_OTHERS:
-            continue
-        if any(hasattr(transformers, str(name)) for name in names):
-            raise InputError(
-                f"{path} asks for the tokenizer class {name!r:.80}, which is not among transformers' tokenizers; "
-                "expected the name of one, such as PreTrainedTokenizerFast"
-            )
+@contextmanager
+def _built(where: str | Path) -> Iterator[None]:
+    """Around what makes objects of a stranger's values: nothing is asked or opened, and memory ends at a budget."""
+    with _never_asked(), guarded(where), budget(BUDGET, where):
+        yield
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, a truth value or a list of whole numbers, as most of what says how to generate."""
+    if isinstance(value, list):
+        return all(isinstance(item, int) for item in value)
+    return isinstance(value, (bool, int, float))
 
 
 @contextmanager
@@ -224,21 +264,14 @@ def _matching(cls: Any, where: str | Path, place: str | Path, **options: Any) ->
 def _gguf(path: Path, load: Callable[..., Any], **options: Any) -> Any:
     """transformers would read configurations and adapters beside the file, so it sees the file alone."""
     check_gguf(path)
-    with tempfile.TemporaryDirectory() as alone, _never_asked(), redirect_stderr(io.StringIO()):
-        os.symlink(path.resolve(), Path(alone) / path.name)
-        return load(alone, gguf_file=path.name, trust_remote_code=False, **options)
+    with alone(path) as place, _never_asked(), redirect_stderr(io.StringIO()), guarded(path, place, path):
+        return load(place, gguf_file=path.name, trust_remote_code=False, **options)
 
 
 @cache
 def _model_classes() -> frozenset[str]:
     """Names of models in transformers' tables, which the auto classes choose from."""
     return _names_in("transformers.models.auto.modeling_auto", "MODEL") | _OTHER_MODELS
-
-
-@cache
-def _tokenizer_classes() -> frozenset[str]:
-    """Names of tokenizers in transformers' table."""
-    return _names_in("transformers.models.auto.tokenization_auto", "TOKENIZER") | _TOKENIZERS
 
 
 def _names_in(module: str, beginning: str) -> frozenset[str]:

@@ -1,12 +1,11 @@
 """Whether the model that a checkpoint's configuration describes fits into memory, before transformers makes any of it.
 
-A configuration of a few hundred bytes can ask for a billion layers or class names. What transformers makes objects of
-is counted first; then the model is made on the meta device, where tensors have sizes and no numbers.
+A configuration of a few hundred bytes can ask for any number of layers. The model is made on the meta device, where
+tensors have sizes and no numbers, within a budget for all else that it makes.
 """
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from io import BufferedReader
@@ -14,43 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from signalprop.errors import InputError
+from signalprop.files.configuration import check_sizes
+from signalprop.files.guard import budget, guarded
 from signalprop.files.limits import check_fits, memory_limit
 from signalprop.files.storage import opened
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Entries whose number transformers makes Python objects of, and bytes of each at least (measured: 35 kB a layer of
-# GPT-2 or Llama without its numbers, 200 B a label).
-_OBJECTS = {
-    re.compile(r"(^|_)(layers?|blocks?|depths?|experts|groups|codebooks|stages|block_count|expert_count)$"): 30_000,
-    re.compile(r"^num_(labels|classes)$"): 150,
-}
+BUDGET = 1 << 30  # bytes that objects may take which hold no numbers of a model
 _TENSOR = 1_000  # bytes of a parameter beside its numbers, at least
-_CURE = "correct the entry, or use a larger machine"
+_MOST_TENSORS = 300_000  # the largest checkpoint known, of 384 experts in 60 layers, has 70,000, and as many scales
 # GGUF: struct's letters of the types of values; 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NO_MODEL = ("general.", "tokenizer.", "split.")  # entries that say nothing of sizes of the model
 _STRING, _ARRAY, _MOST_DIMS = 8, 9, 8
-
-
-def check_counts(config: Any, where: str | Path) -> None:
-    """Refuse a configuration that counts more layers, experts or labels than there is memory for.
-
-    Args:
-        config: the object of a config.json, or the metadata of a GGUF file. where: for messages.
-    """
-    waiting = [("", config)]
-    while waiting:
-        key, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [(str(name), item) for name, item in value.items()]
-        elif isinstance(value, list):
-            waiting += [(key, item) for item in value if isinstance(item, (int, list, dict))]
-        elif isinstance(value, int) and not isinstance(value, bool):
-            name = key.rpartition(".")[2]
-            size = next((size for pattern, size in _OBJECTS.items() if pattern.search(name)), 0)
-            if size and value > 0:
-                check_fits(size * value, f"{where}: {key} {value:,}", _CURE)
 
 
 def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: float = 4) -> None:
@@ -65,15 +42,18 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
     from torch.nn.modules import module as modules
 
     limit = memory_limit()
-    total = 0.0
+    total, tensors = 0.0, 0
 
     def needs(size: float) -> None:
         check_fits(size, f"the model of {where}", "correct its sizes, or use a larger machine")
 
     def count(_: Any, name: str, tensor: Tensor | None) -> None:
-        nonlocal total
+        nonlocal total, tensors
         if tensor is not None:
             total += tensor.numel() * itemsize + _TENSOR
+            tensors += 1
+            if tensors > _MOST_TENSORS:
+                raise InputError(f"the model of {where} has more than {_MOST_TENSORS:,} tensors; correct its sizes")
             if limit is not None and total > 2 * limit:  # a tied table is counted twice until it is tied
                 needs(total / 2)
 
@@ -82,7 +62,7 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
         modules.register_module_buffer_registration_hook(count),
     ]
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with guarded(where), budget(BUDGET, where), torch.random.fork_rng(devices=[]), torch.device("meta"):
             model = make()
     except InputError:
         raise
@@ -95,7 +75,7 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse a GGUF file whose header counts more than the file holds, or more layers than there is memory for.
+    """Refuse a GGUF file whose header counts more than the file holds, or sizes beyond what models have.
 
     The package gguf believes such counts: an array of 2^60 numbers takes memory until there is none.
     """
@@ -108,7 +88,7 @@ def check_gguf(path: Path) -> None:
         if isinstance(error, InputError):
             raise
         raise InputError(f"cannot read {path}: it is not a GGUF file, or it is damaged ({error!s:.80})") from None
-    check_counts(metadata, path)
+    check_sizes({key: value for key, value in metadata.items() if not key.startswith(_NO_MODEL)}, path)
 
 
 class _Header:

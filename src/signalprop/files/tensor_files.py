@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
-from signalprop.files.checkpoint_folder import check_folder, json_object
+from signalprop.files.checkpoint_folder import INDEX, check_folder, shards
 from signalprop.files.storage import opened, reading
 
 PIECE = 1 << 18  # numbers that are read at once
@@ -88,12 +88,12 @@ def _files(source: Path) -> list[Path]:
             "files on this disk (of a model on the hub: download it first)"
         )
     check_folder(source)
-    index = source / "model.safetensors.index.json"
-    shards = json_object(index).get("weight_map")
-    names = sorted({str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+    names = shards(source) if (source / INDEX).is_file() else []
     missing = next((name for name in names if not (source / name).is_file()), None)
     if missing is not None:
-        raise InputError(f"{index} names {missing!r:.80}, which is missing; download the shards that are not there")
+        raise InputError(
+            f"{source / INDEX} names {missing!r:.80}, which is missing; download the shards that are not there"
+        )
     files = [source / name for name in names] or sorted(source.glob("*.safetensors"))
     if not files:
         raise InputError(f"{source} holds no .safetensors files, the only ones that are read; save the weights as such")
