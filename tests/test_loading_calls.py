@@ -32,8 +32,9 @@ LOOKED_AT = {
 
 # Calls that read a file by its path, and are not of `storage`: what they read is no user's, or was opened or checked.
 FILES = {
-    ("src/signalprop/diagnosis/kept.py", "open"): 1,  # written to
     ("src/signalprop/diagnosis/tasks.py", "open"): 1,  # of the system, written to
+    ("src/signalprop/files/configuration.py", "read_text"): 1,  # of transformers
+    ("src/signalprop/files/guard.py", "read_text"): 1,  # of the system
     ("src/signalprop/files/limits.py", "read_text"): 4,  # of the system
     ("src/signalprop/files/storage.py", "open"): 1,  # `opened` itself
     ("src/signalprop/files/storage.py", "np.load"): 1,  # opened
@@ -43,6 +44,8 @@ FILES = {
     ("src/signalprop/report/kernels.py", "np.load"): 1,  # opened
     ("src/signalprop_lab/explorer/app.py", "read_text"): 1,  # of the package
     ("src/signalprop_lab/reproductions/registry.py", "read_text"): 1,  # of the package
+    ("src/signalprop_lab/mutants.py", "open"): 1,  # written to
+    ("src/signalprop_lab/mutants.py", "read_text"): 2,  # of the package
     ("src/signalprop_lab/training/lines.py", "open"): 1,  # written to
     ("src/signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
     ("src/signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package

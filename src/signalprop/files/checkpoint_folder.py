@@ -50,7 +50,7 @@ def weights(folder: Path) -> list[Path]:
     found = [folder / name for name in shards(folder)]
     if not found:
         raise InputError(
-            f"{folder} holds neither {WEIGHTS} nor {INDEX}; weights are read from safetensors: save them as such"
+            f"cannot load the weights in {folder}: it holds neither {WEIGHTS} nor {INDEX}; only safetensors are read"
         )
     odd = next((file for file in found if file.parent != folder or file.suffix != ".safetensors"), None)
     missing = next((file for file in found if not file.is_file()), None)

@@ -24,8 +24,12 @@ _MOST = {
     re.compile(""): 100_000_000,
 }
 _NO_SIZES = re.compile(r"(^rope_\w+|rotary_emb_base|theta|base_freq|_id|_ids|_index|factor)$")
-# Read from configurations of former versions, beside the fields that a class declares and what it takes in their place.
-_FORMER = frozenset(["num_labels", "rope_theta", "rope_scaling", "partial_rotary_factor", "per_layer_config"])
+# Read beside the fields that a class declares and what it takes in their place: of former versions, and of all models.
+_FORMER = frozenset(
+    ["num_labels", "rope_theta", "rope_scaling", "partial_rotary_factor", "per_layer_config", "tie_word_embeddings",
+     "is_decoder", "add_cross_attention", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
+     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"]
+)  # fmt: skip
 # Fields that are tables of numbers and words; other objects are taken where a class has a configuration in that place.
 _TABLES = frozenset(
     ["rope_parameters", "rope_scaling", "compress_rates", "relative_bias_args", "bin_configurations", "image_size",
