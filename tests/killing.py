@@ -192,9 +192,8 @@ def cases(given: Path) -> dict[str, Case]:
         "sweep": Case(("sweep", str(given / "sweep.yaml"), "--out", "sweep"), ("sweep/results.json",), goes_on=True),
         "diagnose": Case(
             ("diagnose", str(given / "plain"), "--data", str(given / "text.txt"), "--tokens", "64", "--seq-len", "16",
-             "--prune", "1", "--save", "pruned", "--json", "d.json", "--plot", "d.png", "--report", "d.html"),
-            ("pruned", "d.json", "d.png", "d.html"),
-            ("pruned",),
+             "--json", "d.json", "--plot", "d.png", "--report", "d.html"),
+            ("d.json", "d.png", "d.html"),
         ),
         "fold": Case(("fold", str(given / "applied" / "deep"), "--out", "folded", "--json", "f.json"),
                      ("folded", "f.json"), ("folded",)),

@@ -14,7 +14,6 @@ import sys
 import tomllib
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -62,7 +61,6 @@ NOT_RUN = {
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
     ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
     ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
-    ("docs/diagnosing.md", "signalprop diagnose ./step-1000"): "needs three checkpoints of one training",
     ("docs/verification.md", "component"): "minutes; tests/lab/test_verification.py checks the formulas in less",
 }
 
@@ -276,8 +274,10 @@ def test_extras_and_targets_in_the_text_exist() -> None:
 
 def _module(name: str) -> object:
     """Of the library, or of the laboratory."""
-    package = "signalprop" if find_spec(f"signalprop.{name.partition('.')[0]}") else "signalprop_lab"
-    return import_module(f"{package}.{name}")
+    try:
+        return import_module(f"signalprop.{name}")
+    except ModuleNotFoundError:
+        return import_module(f"signalprop_lab.{name}")
 
 
 def test_tests_that_the_pages_name_exist() -> None:

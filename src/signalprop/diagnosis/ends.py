@@ -14,7 +14,8 @@ from signalprop.attachment.attached import Attached, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.bounds import OUTLYING_ROW
 from signalprop.diagnosis.layers import lean
-from signalprop.diagnosis.result import BadTensor, Ends, OutlyingRow, number
+from signalprop.diagnosis.result import number
+from signalprop.diagnosis.whole_model_values import BadTensor, Ends, OutlyingRow
 from signalprop.hooks import loss_and_logits
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt, unlike_draws

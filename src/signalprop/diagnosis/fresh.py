@@ -10,7 +10,7 @@ from torch import Tensor
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.result import Fresh, Off, Reached
+from signalprop.diagnosis.whole_model_values import Fresh, Off, Reached
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
 from signalprop.repair.check_result import Row

@@ -19,12 +19,13 @@ from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
 from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.removal import lists_of, removal
-from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, Tried, number
+from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
+from signalprop.diagnosis.whole_model_values import Tried
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.repair.record import record_of

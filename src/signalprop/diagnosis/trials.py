@@ -10,8 +10,7 @@ and takes the change back.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,16 @@ from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.removal import lists_of
-from signalprop.diagnosis.result import Tried
 from signalprop.diagnosis.stream import LossResult, loss
+from signalprop.diagnosis.temporary_changes import (
+    Copies,
+    changed,
+    other_attributes,
+    other_values,
+    output_times,
+    part_of,
+)
+from signalprop.diagnosis.whole_model_values import Tried
 from signalprop.errors import InputError
 
 BASES = (1e4, 5e4, 1e5, 5e5, 1e6, 1e7)  # of rotary positions, in released configurations
@@ -96,85 +103,6 @@ def trials(attached: Attached) -> Iterator[Trial]:
     yield from _matrices(attached)
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _values(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Other numbers in tensors, for as long as the block runs. The old ones are put back bit by bit."""
-    kept = []
-    try:
-        for tensor, other in pairs:
-            kept.append((tensor, tensor.data))
-            tensor.data = other
-        yield
-    finally:
-        for tensor, data in kept:
-            tensor.data = data
-
-
-@contextmanager
-def _attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    kept = []
-    try:
-        for owner, name, value in changes:
-            kept.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, value)
-        yield
-    finally:
-        for owner, name, value in reversed(kept):
-            setattr(owner, name, value)
-
-
-@contextmanager
-def _output_times(module: nn.Module, factor: float) -> Iterator[None]:
-    handle = module.register_forward_hook(lambda _, __, out: out * factor)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-class _Copies:
-    """Copies of whole tensors in which single roles are changed; several roles can share one."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def change(
-        self, tensor: Tensor, rows: slice | Sequence[int] | None, axis: int, to: Callable[[Tensor], Tensor]
-    ) -> None:
-        """`to` gets the role's part with its outputs on the first axis, as a copy, and gives the other values."""
-        _, copy = self._made.setdefault(id(tensor), (tensor, tensor.data.clone()))
-        view = copy.movedim(axis, 0)
-        where = slice(None) if rows is None else rows if isinstance(rows, slice) else list(rows)
-        view[where] = to(view[where].clone())
-
-    def weights(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
-        """Outputs of a weight, (outputs, inputs), and of its bias, (outputs,)."""
-        self.change(held.weight, held.rows, int(held.transposed), to)
-        if isinstance(held.bias, Tensor):
-            self.change(held.bias, held.rows, 0, to)
-
-    def inputs(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
-        """Inputs of a weight on the first axis."""
-        self.change(held.weight, None, 1 - int(held.transposed), to)
-
-    def made(self) -> list[tuple[Tensor, Tensor]]:
-        return list(self._made.values())
-
-
-def _changed(make: Callable[[_Copies], None]) -> Callable[[], Any]:
-    @contextmanager
-    def change() -> Iterator[None]:
-        copies = _Copies()
-        make(copies)
-        with _values(copies.made()):
-            yield
-
-    return change
-
-
 def _plain(held: Held | None) -> bool:
     """Whether a weight is one matrix in memory."""
     return (
@@ -206,7 +134,7 @@ def _gains(attached: Attached) -> Iterator[Trial]:
     for shift, word in ((-1.0, "above"), (1.0, "below")):
         yield Trial(
             "gains", f"norm gains are 1 {word} what this model reads", f"gains {'-' if shift < 0 else '+'} 1",
-            lambda shift=shift: _values([(w, w.data + shift) for w in gains]),  # type: ignore[misc]
+            lambda shift=shift: other_values([(w, w.data + shift) for w in gains]),  # type: ignore[misc]
         )  # fmt: skip
 
 
@@ -218,7 +146,7 @@ def _rotary_pairs(attached: Attached) -> Iterator[Trial]:
     if a.positions != "rotary" or turned < 4 or not rows:
         return
 
-    def reordered(copies: _Copies, *, to_halves: bool) -> None:
+    def reordered(copies: Copies, *, to_halves: bool) -> None:
         for row in rows:
             for role in ("query", "key"):
                 held = row.weights[role]
@@ -237,7 +165,7 @@ def _rotary_pairs(attached: Attached) -> Iterator[Trial]:
             "rotary pairs",
             f"queries and keys are stored for rotary positions by {stored}, which this model does not read",
             f"query and key rows reordered to {'two halves' if to_halves else 'interleaved pairs'}",
-            _changed(lambda copies, to_halves=to_halves: reordered(copies, to_halves=to_halves)),  # type: ignore[misc]
+            changed(lambda copies, to_halves=to_halves: reordered(copies, to_halves=to_halves)),  # type: ignore[misc]
         )
 
 
@@ -254,7 +182,7 @@ def _grouping(attached: Attached) -> Iterator[Trial]:
         del every["h // group"]
     for word, chosen in every.items():
 
-        def regrouped(copies: _Copies, chosen: Tensor = chosen) -> None:
+        def regrouped(copies: Copies, chosen: Tensor = chosen) -> None:
             for row in rows:
 
                 def heads(x: Tensor) -> Tensor:
@@ -266,7 +194,7 @@ def _grouping(attached: Attached) -> Iterator[Trial]:
         yield Trial(
             "grouping", "query heads are stored in another order than the key heads that they read",
             f"query heads (and the output map's inputs) reordered, as if head h read key head {word}",
-            _changed(regrouped),
+            changed(regrouped),
         )  # fmt: skip
 
 
@@ -283,7 +211,7 @@ def _rotary_bases(model: nn.Module) -> Iterator[Trial]:
         yield Trial(
             "rotary base", f"the rotary base {said}; these weights were trained with about {base:g}",
             f"rope_theta = {base:g}",
-            lambda base=base: _values([(b, _frequencies(b, base)) for _, b in held]),  # type: ignore[misc]
+            lambda base=base: other_values([(b, _frequencies(b, base)) for _, b in held]),  # type: ignore[misc]
         )  # fmt: skip
 
 
@@ -314,7 +242,7 @@ def _scores(attached: Attached) -> Iterator[Trial]:
             yield Trial(
                 "score scale", f"scores are multiplied by {own:.4g}; these weights were trained with {factor:.4g}",
                 f"a factor of {factor:.4g} on scores",
-                lambda factor=factor: _attributes([(o, n, factor) for o, n, _ in numbers]),  # type: ignore[misc]
+                lambda factor=factor: other_attributes([(o, n, factor) for o, n, _ in numbers]),  # type: ignore[misc]
             )  # fmt: skip
 
 
@@ -328,14 +256,14 @@ def _ends(attached: Attached) -> Iterator[Trial]:
             yield Trial(
                 "embedding scale", f"embeddings are to be read {word} sqrt(d_model)",
                 f"embeddings {word} {math.sqrt(d):.4g}",
-                lambda factor=factor: _output_times(token.holder, factor),  # type: ignore[misc]
+                lambda factor=factor: output_times(token.holder, factor),  # type: ignore[misc]
             )  # fmt: skip
     own_head = _plain(head) and _plain(token) and head is not None and head.weight is not token.weight
     if own_head and head is not None and head.weight.shape == token.weight.shape:
         yield Trial(
             "head", "the head is not the token table, as it is in the model that was trained",
             "the head tied to the token table (tie_word_embeddings)",
-            lambda: _values([(head.weight, token.weight.data)]),
+            lambda: other_values([(head.weight, token.weight.data)]),
         )  # fmt: skip
 
 
@@ -353,7 +281,7 @@ def _order(attached: Attached) -> Iterator[Trial]:
         for owner, name, held in stacks:
             at = order(len(held))
             changes.append((owner, name, nn.ModuleList(held[at.index(i)] for i in range(len(held)))))
-        return lambda: _attributes(changes)
+        return lambda: other_attributes(changes)
 
     longest = max(len(held) for *_, held in stacks)
     if longest > 10:
@@ -390,30 +318,24 @@ def _matrices(attached: Attached) -> Iterator[Trial]:
         if not roles:
             continue
 
-        def turned(copies: _Copies, roles: tuple[str, ...] = roles) -> None:
+        def turned(copies: Copies, roles: tuple[str, ...] = roles) -> None:
             for held in (held for role in roles for held in found[role]):
                 copies.change(held.weight, held.rows, int(held.transposed), lambda x: x.t())
 
         yield Trial(
             "transposed", f"square {', '.join(roles)} maps are stored the other way round",
-            f"{', '.join(roles)} transposed", _changed(turned),
+            f"{', '.join(roles)} transposed", changed(turned),
         )  # fmt: skip
     gated = [row for row in rows if _plain(row.weights.get("gate")) and _plain(row.weights.get("up"))]
     if gated:
 
-        def swapped(copies: _Copies) -> None:
+        def swapped(copies: Copies) -> None:
             for row in gated:
                 gate, up = row.weights["gate"], row.weights["up"]
-                for held, other in ((gate, _part(up).clone()), (up, _part(gate).clone())):
+                for held, other in ((gate, part_of(up).clone()), (up, part_of(gate).clone())):
                     copies.change(held.weight, held.rows, int(held.transposed), lambda _, other=other: other)  # type: ignore[misc]
 
         yield Trial(
             "gate and up", "gate and up projections have changed places", "gate and up projections swapped",
-            _changed(swapped),
+            changed(swapped),
         )  # fmt: skip
-
-
-def _part(held: Held) -> Tensor:
-    """A role's own outputs of a weight, (outputs, inputs)."""
-    turned: Tensor = held.weight.data.movedim(int(held.transposed), 0)
-    return turned if held.rows is None else turned[held.rows if isinstance(held.rows, slice) else list(held.rows)]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 
 from signalprop.diagnosis.bounds import FRESH_LOGITS, GUESSING, REPAIRED, REPAIRED_CLEARLY
-from signalprop.diagnosis.result import BadTensor, Diagnosis, Ends, Fresh, Off, Tried, Verdict
+from signalprop.diagnosis.result import Diagnosis, Verdict
+from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off, Tried
 from signalprop.results.text import named, number
 
 

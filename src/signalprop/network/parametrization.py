@@ -345,9 +345,7 @@ class Parametrization(Document):
         first = items[0]
         for item in items[1:]:
             if item.architecture != first.architecture or not np.array_equal(item.placement, first.placement):
-                raise InputError(
-                    "a sweep needs one architecture and one norm placement; predict the others by themselves"
-                )
+                raise InputError("a sweep needs one architecture and one norm placement; predict the others alone")
             if item.embedding != first.embedding or item.head != first.head:
                 raise InputError("a sweep needs one embedding and one head row; predict the others by themselves")
             if item.shaping != first.shaping:
