@@ -78,7 +78,7 @@ BOOK = Path(__file__)
         (["verify", "--component", "perceptron"], "perceptron"),
         (["schemes", "magic"], ", deepscalelm, "),
         (["schemes", "--architecture", "tgs", "--option", "k=1"], "NAME of a scheme"),
-        (["schemes", "xavier", "--layers", "3"], "need --architecture"),
+        (["schemes", "xavier", "--layers", "3"], "need --for"),
         (["compute", "tgs", "--output-fraction", "2"], "output_fraction"),
         (["compute", "tgs", "--steps", "0"], "--steps"),
     ],

@@ -136,7 +136,9 @@ def test_a_fresh_model_is_what_its_configuration_says(family: str) -> None:
 
 
 def test_every_factor_of_falcon_h1_reaches_its_branch() -> None:
-    """Variances of the three branches of three layers, means of 4 models; without a factor of 2 one is 4 times off."""
+    """Variances of the three branches of three layers, means of 4 models: within 35 % and 3 standard errors of
+    the draws; without a factor of 2 one is 4 times off.
+    """
     ids = np.random.default_rng(0).integers(3, 300, (2, 24))
     batch, profiles = Batch(tokens=ids, targets=ids), []
     for seed in range(4):
@@ -145,11 +147,12 @@ def test_every_factor_of_falcon_h1_reaches_its_branch() -> None:
         architecture = sp.Architecture.from_hf(model).replace(seq_len=24)
         profiles.append(sp.measure(model, batch, backward=False))
     table = sp.scheme("huggingface")(architecture)
-    predicted = sp.predict(table, batch.statistics(architecture), fidelity="moments")
-    assert any("no norm follows the scan" in note for note in predicted.notes)
+    predicted = sp.predict(table, batch.statistics(architecture), fidelity="kernel")
     for point in ("branch", "stream_out"):
-        ratio = predicted.forward[point].variance / sp.average(profiles).forward[point].variance
-        assert ratio == pytest.approx(1, rel=0.35)
+        found, measured = predicted.forward[point], sp.average(profiles).forward[point].variance
+        assert found.variance_se is not None  # scans are drawn
+        off = np.abs(found.variance / measured - 1)
+        assert (off < 0.35 + 3 * found.variance_se / measured).all(), off
 
 
 def test_more_tokens_than_an_indexer_selects_are_refused() -> None:

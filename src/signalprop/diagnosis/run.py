@@ -74,6 +74,9 @@ def diagnose(
     Raises:
         InputError: an unknown family, data that does not fit, or as the sections.
     """
+    for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
+        if value < 0:
+            raise InputError(f"{name_of} is {value}; expected a number from 0 on")
     attached = reading_batches(attach(model, mapping))
     model, mapping = attached.model, attached.mapping
     held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)

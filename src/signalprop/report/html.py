@@ -84,6 +84,9 @@ def write_report(
 def render(content: Document) -> str:
     """The HTML of a document.
 
+    Args:
+        content: the document, as `signalprop.report` makes it of results.
+
     Raises:
         MissingExtra: plotly is not installed.
     """

@@ -68,7 +68,7 @@ def warn_if_depth_scaled(table: Parametrization, base: str, inputs: InputStatist
         f"{table.scheme} on {base}: both make branches smaller with depth; the layers together are predicted to add "
         f"{_added(table, inputs):.3g} times the variance that the input has left, {_added(alone, inputs):.3g} times "
         f"with {base} alone; choose a base that does not know the depth, such as 'xavier' or 'fixed'",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
