@@ -223,6 +223,15 @@ class TestTrained:
         kinds = {v.kind: v for v in read(trained).verdicts if v.severity == "fault"}
         assert kinds["final norm not loaded"].layers == () and kinds["layers not loaded"].layers == (1,)
 
+    def test_gains_around_0(self, trained: Any) -> None:
+        with torch.no_grad():
+            for name, parameter in trained.named_parameters():
+                if "norm" in name:
+                    parameter.sub_(1.0).mul_(0.1)
+        found = read(trained, trials=False)
+        faults = [v.kind for v in found.verdicts if v.severity == "fault"]
+        assert faults[0] == "norm gains around 0" and "head not loaded" not in faults
+
     def test_a_row_that_is_not_a_number(self, trained: Any) -> None:
         with torch.no_grad():
             trained.get_input_embeddings().weight[255] = math.nan

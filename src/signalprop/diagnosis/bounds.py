@@ -41,6 +41,8 @@ OUTLYING_ROW = 20.0
 REPAIRED, REPAIRED_CLEARLY = 0.3, 0.05
 # Variance of the logits of a fresh model from which its first loss lies far above ln V (by half of it).
 FRESH_LOGITS = 4.0
+# Root mean square of gains, of the layers' norms and of the final one, below which all lie around 0. Fresh: 1.
+GAINS_AROUND_ZERO = 0.1
 # Loss over ln V from which a trained model predicts no better than guessing.
 GUESSING = 0.9
 # Loss that a cast may cost, in nats per token, beside three standard errors. bfloat16 costs SmolLM2 0.000.

@@ -70,6 +70,9 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
         for hook in hooks:
             hook.remove()
     table, head = _matrix(ends.token), _matrix(ends.head)
+    weight = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
+    if head is None and isinstance(weight, Tensor):  # the mapping has the table for the head
+        head = weight.detach()
     gain = _gain(norm, mapping.gain_offset)
     return Ends(
         log_vocab=math.log(a.vocab_size),
@@ -81,6 +84,7 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
         tied=head is None or (table is not None and head.data_ptr() == table.data_ptr()),
         final_gain=_rms(gain),
         final_gain_constant=_constant(gain),
+        layer_gain=_layer_gain(attached),
         layer_gains_constant=_layer_gains(attached),
         head_drawn=head is not None and not unlike_draws(head),
         outlying=tuple(_outlying(attached)),
@@ -111,6 +115,13 @@ def _layer_gains(attached: Attached) -> bool | None:
     """Whether the gains of every layer's norms are constant; None where there are none."""
     gains = [g for row in attached.rows if (g := _gain(row.norm, 0.0)) is not None]
     return all(_constant(g) is not None for g in gains) if gains else None
+
+
+def _layer_gain(attached: Attached) -> float | None:
+    """The median over norms before branches of their gains' root mean square."""
+    gains = [_rms(g) for row in attached.rows if (g := _gain(row.norm, attached.mapping.gain_offset)) is not None]
+    found = sorted(g for g in gains if g is not None)
+    return found[len(found) // 2] if found else None
 
 
 def _rms(x: Tensor | None) -> float | None:
