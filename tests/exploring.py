@@ -34,6 +34,7 @@ def explorer(*arguments: str, command: Sequence[str] = EXPLORE) -> Iterator[Expl
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # it may come ignored
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     try:
