@@ -19,6 +19,7 @@ from signalprop.diagnosis.whole_model_values import BadTensor, Ends, OutlyingRow
 from signalprop.hooks import loss_and_logits
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt, unlike_draws
+from signalprop.streams.proof import gain_and_bias
 
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -84,7 +85,6 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
         tied=head is None or (table is not None and head.data_ptr() == table.data_ptr()),
         final_gain=_rms(gain),
         final_gain_constant=_constant(gain),
-        layer_gain=_layer_gain(attached),
         layer_gains_constant=_layer_gains(attached),
         head_drawn=head is not None and not unlike_draws(head),
         outlying=tuple(_outlying(attached)),
@@ -102,7 +102,7 @@ def _matrix(held: Held | None) -> Tensor | None:
 
 
 def _gain(norm: nn.Module | None, offset: float) -> Tensor | None:
-    weight = getattr(norm, "weight", None)
+    weight = gain_and_bias(norm)[0]
     return weight.detach() + offset if isinstance(weight, Tensor) and not weight.is_meta else None
 
 
@@ -115,13 +115,6 @@ def _layer_gains(attached: Attached) -> bool | None:
     """Whether the gains of every layer's norms are constant; None where there are none."""
     gains = [g for row in attached.rows if (g := _gain(row.norm, 0.0)) is not None]
     return all(_constant(g) is not None for g in gains) if gains else None
-
-
-def _layer_gain(attached: Attached) -> float | None:
-    """The median over norms before branches of their gains' root mean square."""
-    gains = [_rms(g) for row in attached.rows if (g := _gain(row.norm, attached.mapping.gain_offset)) is not None]
-    found = sorted(g for g in gains if g is not None)
-    return found[len(found) // 2] if found else None
 
 
 def _rms(x: Tensor | None) -> float | None:

@@ -13,6 +13,7 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.result import Estimate, Removal, Removed
 from signalprop.diagnosis.stream import LossResult, loss
+from signalprop.diagnosis.temporary_changes import other_attributes
 from signalprop.errors import InputError
 
 # Lists in a config that hold one entry per layer.
@@ -62,16 +63,8 @@ def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterat
     caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
     """
     _check(model, mapping, layers)
-    changed: list[tuple[Any, str, Any]] = []
-    try:
-        for change in _changes(model, mapping, layers, renumber=not _by_number(model)):
-            owner, name, value = change
-            changed.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, value)
+    with other_attributes(_changes(model, mapping, layers, renumber=not _by_number(model))):
         yield
-    finally:
-        for owner, name, value in reversed(changed):
-            setattr(owner, name, value)
 
 
 def _by_number(model: nn.Module) -> bool:

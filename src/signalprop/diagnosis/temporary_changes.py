@@ -27,6 +27,7 @@ def other_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
 
 @contextmanager
 def other_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Other values of attributes, (owner, name, value), for as long as the block runs."""
     kept = []
     try:
         for owner, name, value in changes:
@@ -40,6 +41,7 @@ def other_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def output_times(module: nn.Module, factor: float) -> Iterator[None]:
+    """What a module outputs times a factor, for as long as the block runs."""
     handle = module.register_forward_hook(lambda _, __, out: out * factor)
     try:
         yield

@@ -31,6 +31,7 @@ from signalprop.diagnosis.temporary_changes import (
 )
 from signalprop.diagnosis.whole_model_values import Tried
 from signalprop.errors import InputError
+from signalprop.streams.proof import gain_and_bias
 
 BASES = (1e4, 5e4, 1e5, 5e5, 1e6, 1e7)  # of rotary positions, in released configurations
 PROMISING = 0.04  # nats per token
@@ -128,7 +129,7 @@ def _with(attached: Attached, *roles: str) -> list[AttachedRow]:
 def _gains(attached: Attached) -> Iterator[Trial]:
     norms = {id(m): m for row in attached.rows for m in (row.norm, row.post_norm, row.query_norm, row.key_norm) if m}
     norms |= {id(m): m for m in attached.ends.final_norms}
-    gains = [w for m in norms.values() if isinstance(w := getattr(m, "weight", None), Tensor) and not w.is_meta]
+    gains = [w for m in norms.values() if isinstance(w := gain_and_bias(m)[0], Tensor) and not w.is_meta]
     if not gains:
         return
     for shift, word in ((-1.0, "above"), (1.0, "below")):

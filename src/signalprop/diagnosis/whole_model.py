@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from signalprop.diagnosis.bounds import FRESH_LOGITS, GAINS_AROUND_ZERO, GUESSING, REPAIRED, REPAIRED_CLEARLY
-from signalprop.diagnosis.result import Diagnosis, Verdict
+from signalprop.diagnosis.result import Diagnosis, Verdict, known
 from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off, Tried
 from signalprop.results.text import named, number
 
@@ -17,7 +17,7 @@ def whole_model(d: Diagnosis) -> Iterator[Verdict]:
     yield from _repaired(d)
     if d.ends is not None:
         yield from _layers_not_loaded(d, d.ends)
-        yield from _gains_around_zero(d.ends)
+        yield from _gains_around_zero(d, d.ends)
         yield from _ends_not_loaded(d, d.ends)
         yield from _outlying(d.ends)
         yield from _first_loss(d, d.ends)
@@ -92,19 +92,25 @@ def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
         )
 
 
-def around_zero(e: Ends) -> bool:
+def _layer_gain(d: Diagnosis) -> float | None:
+    """The middle one of the layers' norms, by the root mean square of their gains."""
+    gains = sorted(known(gain for weights in d.weights for gain in weights.norm_gain))
+    return gains[len(gains) // 2] if gains else None
+
+
+def _around_zero(d: Diagnosis, e: Ends) -> bool:
     """Whether the gains of all norms lie around 0, and differ, which no training leaves."""
-    gains = (e.layer_gain, e.final_gain)
+    gains = (_layer_gain(d), e.final_gain)
     return e.layer_gains_constant is False and all(g is not None and g < GAINS_AROUND_ZERO for g in gains)
 
 
-def _gains_around_zero(e: Ends) -> Iterable[Verdict]:
-    if around_zero(e):
+def _gains_around_zero(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+    if _around_zero(d, e):
         yield Verdict(
             severity="fault",
             kind="norm gains around 0",
             layers=(),
-            text=f"the gains of the layers' norms have rms {number(e.layer_gain)} (median), those of the final norm "
+            text=f"the gains of the layers' norms have rms {number(_layer_gain(d))} (median), those of the final norm "
             f"{number(e.final_gain)}; gains start at 1 and stay near it",
             cause="possible, not tested: gains stored around 0, for norms that add 1 to them, and read as they are",
             advice="add 1 to the gains, or use the model class whose norms add 1",
@@ -112,7 +118,7 @@ def _gains_around_zero(e: Ends) -> Iterable[Verdict]:
 
 
 def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
-    if not e.learnt or e.layer_gains_constant is not False or around_zero(e):
+    if not e.learnt or e.layer_gains_constant is not False or _around_zero(d, e):
         return
     if e.final_gain_constant is not None:
         zero = e.final_gain_constant == 0

@@ -45,7 +45,6 @@ class Ends(Value):
         stream_variance: of what the final norm reads, over features. read_rms: root mean square of what the head reads.
         table_rms, head_rms: of the weights. tied: the head is the table.
         final_gain: root mean square of the final norm's gains; final_gain_constant: their number, if all are one.
-        layer_gain: median of the root mean squares of the layers' norms.
         layer_gains_constant: whether the gains of every layer's norms are constant, as an initialiser leaves them.
         head_drawn: whether the head looks like independent draws. outlying: rows far outside the others.
         learnt: the first parameter that no initialiser leaves as it is, and why; '' where all are fresh.
@@ -61,7 +60,6 @@ class Ends(Value):
     tied: bool
     final_gain: Number
     final_gain_constant: Number
-    layer_gain: Number
     layer_gains_constant: bool | None
     head_drawn: bool
     outlying: tuple[OutlyingRow, ...] = ()
