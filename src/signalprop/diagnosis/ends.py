@@ -72,7 +72,8 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
             hook.remove()
     table, head = _matrix(ends.token), _matrix(ends.head)
     weight = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
-    if head is None and isinstance(weight, Tensor):  # the mapping has the table for the head
+    if head is None and isinstance(weight, Tensor) and not weight.is_meta:
+        # the mapping has the table for the head
         head = weight.detach()
     gain = _gain(norm, mapping.gain_offset)
     return Ends(
