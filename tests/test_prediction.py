@@ -116,7 +116,7 @@ def test_qk_norm_on_tokens_of_different_sizes_is_pointed_at(eps: float, fidelity
 @pytest.mark.parametrize(
     ("kind", "placement", "fidelity", "said"),
     [("encoder", "pre", "moments", "take fidelity kernel"), ("encoder", "pre", "auto", ""),
-     ("decoder", "pre", "auto", ""), ("encoder-decoder", "post", "auto", "of width 128"),
+     ("decoder", "pre", "auto", "under a causal mask"), ("encoder-decoder", "post", "auto", "of width 128"),
      ("encoder-decoder", "pre", "auto", "")],
 )  # fmt: skip
 def test_equal_tokens_meet_large_scores(kind: str, placement: str, fidelity: Any, said: str) -> None:

@@ -96,7 +96,7 @@ def predict(
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, profile, loads)
     if parametrization.skip.ndim == 1:
-        largest = float(scores_of(parametrization).max(initial=0.0))
+        largest = float(scores_of(parametrization, profile).max(initial=0.0))
         profile = replace(profile, statistics={**profile.statistics, SCORE_VARIANCE: largest})
     notes = (note, alike, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))

@@ -185,11 +185,6 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     return TopGradient(own, own_square, aligned, positive, alone, overlap, classes, through, s)
 
 
-def favours_what_is_read(a: Architecture) -> bool:
-    """Whether the head is the table of tokens, after a norm alone, which takes out what is along the stream."""
-    return a.has_tied_head and not a.head_transform and a.has_final_norm and not a.squash
-
-
 def _favoured(s: Array, raised: Array, aligned: Array, classes: int) -> tuple[Array, Array]:
     """Means of the probability of the token read, and of its square; of a kernel's pairs at its positions, (T, 1).
 
