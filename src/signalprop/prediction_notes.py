@@ -78,8 +78,8 @@ WINDOWS = (
 )
 CAUSAL = (
     "{:.2g} of all pairs of tokens enter as equal ones, scores have variance {:.3g}, and what equal keys under a "
-    "causal mask share counts to first order: first gradients of 2 layers were measured at .8 (a product of 1) to .6 times "
-    "(4.4) the prediction; use fidelity simulate"
+    "causal mask share counts to first order: first gradients of 2 layers were measured at .8 (a product of 1) to .6 "
+    "(4.4) times the prediction; use fidelity simulate"
 )
 _REPEATED_CAUSAL, _ONE_WORD = 0.5, 0.99  # that product; a share from which all tokens are one, which is exact
 NARROW = (
