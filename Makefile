@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
-	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png --report out/demo.html
+	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png --report out/demo.html --overwrite
 	@$(BIN)/python -c "import pathlib; print('open', pathlib.Path('out/demo.html').resolve().as_uri(), 'in a browser')"
 
 # A test uses one thread, so the suite takes as many processes as there are cores (four at most: each imports PyTorch).

@@ -30,7 +30,7 @@ from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
-from signalprop.cli.options import PANELS
+from signalprop.cli.options import PANELS, with_overwrite
 from signalprop.cli.output import drop_what_nobody_takes, note, send_to_nobody
 from signalprop.cli.predict import predict
 from signalprop.cli.presets import presets
@@ -96,7 +96,7 @@ def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
     )
     made.callback(invoke_without_command=True)(_root)
     for command in commands:
-        made.command(cls=_Command, help=_paragraphs(command.__doc__ or ""))(command)
+        made.command(cls=_Command, help=_paragraphs(command.__doc__ or ""))(with_overwrite(command))
     return made
 
 

@@ -61,7 +61,7 @@ def anatomy(
     from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
-    output.check_outputs(json_file)
+    output.check_outputs(json_file, write)
     place = opt.usable(device)
     whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)

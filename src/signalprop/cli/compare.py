@@ -71,7 +71,7 @@ def compare(
     from signalprop.report import tables
     from signalprop.studies import study
 
-    output.check_outputs(json_file, plot)
+    output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     page = output.report_file(report, no_report, json_file, REPORT)
     chosen = check_fidelity(fidelity)

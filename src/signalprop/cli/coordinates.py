@@ -43,7 +43,7 @@ def coordinates(
     Example:
       signalprop coordinates gpt2 --layers 2 --widths 64,128,256 --scheme mup --option base_width=64
     """
-    output.check_outputs(json_file, plot)
+    output.check_outputs(json_file, plot=plot)
     chosen = opt.several_numbers(widths, "--widths", "a width", "64,128,256") or []
     tables = [sources.parametrization(arch, changed | {"d_model": w}, scheme, option, longest=64) for w in chosen]
     place = opt.usable(device)

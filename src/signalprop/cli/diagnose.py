@@ -112,14 +112,16 @@ def diagnose(
       signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
     """
     if weights_only:
-        if unread := [name for name in opt.given(context) if name not in ("--weights-only", "--json", "--against")]:
+        if unread := [
+            name for name in opt.given(context) if name not in ("--weights-only", "--json", "--overwrite", "--against")
+        ]:
             raise InputError(f"--weights-only runs nothing and has no picture or page; leave out {', '.join(unread)}")
         _weights(model, against, json_file)
         return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.report import diagnosis_tables
 
-    output.check_outputs(json_file, plot)
+    output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     page = output.report_file(report, no_report, json_file, REPORT)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})

@@ -109,8 +109,7 @@ def kernel(
     from signalprop.report.sections import Section
 
     for picture in (plot, plot_curves):
-        output.check_outputs(json_file, picture)
-    output.check_outputs(None if matrices is None else str(matrices))
+        output.check_outputs(json_file, matrices, plot=picture)
     page = output.report_file(report, report is None, json_file)
     if matrices is not None and matrices.suffix != ".npz":
         raise InputError(f"cannot write {matrices}: expected a name that ends in .npz")

@@ -70,7 +70,7 @@ def measure(
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
 
-    output.check_outputs(json_file, plot)
+    output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):

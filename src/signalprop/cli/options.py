@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from signalprop.cli import output
 from signalprop.data.batches import LONGEST
 from signalprop.errors import InputError, first_line, require, unknown
 from signalprop.network.architecture import Architecture
@@ -161,12 +162,33 @@ def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
     return decorated
 
 
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
+
+
+def with_overwrite(command: Command) -> Command:
+    """The command, with --overwrite where one of its options names a file that it writes."""
+    own = list(signature(command, eval_str=True).parameters.values())
+    shown = {item.name: getattr(item.annotation, "__metadata__", ()) for item in own if item.name in PANELS["Output"]}
+    if not any(getattr(option, "metavar", None) == "FILE" for options in shown.values() for option in options):
+        return command
+
+    @wraps(command)
+    def run(overwrite: bool, **given: Any) -> None:
+        output.OVERWRITE.set(overwrite)
+        command(**given)
+
+    own.append(Parameter("overwrite", Parameter.KEYWORD_ONLY, default=False, annotation=_Overwrite))
+    run.__signature__ = Signature(own)  # type: ignore[attr-defined]
+    run.__annotations__ = {item.name: item.annotation for item in own}
+    return run
+
+
 # Groups of options in --help; those of a command's own stand in front.
 PANELS = {
     "Network": (*_NETWORK, "assignments"),
     "Initialisation": ("scheme", "option", "qk_scale", "random_init"),
     "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
-    "Output": ("all_rows", "fail_on", "json_file", "plot", "report", "no_report", "out"),
+    "Output": ("all_rows", "fail_on", "json_file", "plot", "report", "no_report", "out", "overwrite"),
 }
 
 

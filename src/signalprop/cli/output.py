@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from signalprop.report.html import Item
     from signalprop.results.findings import Findings, Severity
     from signalprop.results.profile import Profile
-
-# Where `signalprop report` writes its page unless it is told.
-REPORT = "signalprop-report.html"
 
 
 class ReportFile(NamedTuple):
@@ -47,18 +45,25 @@ def echo(text: str = "", *, nl: bool = True, style: str = "") -> None:
     Console(highlight=False).print(Text(printable(text), style=style), soft_wrap=True)
 
 
-def check_outputs(json_file: str | None, plot: Path | None = None) -> None:
-    """Refuse files that could not be written before the long work starts."""
+# Whether the running command has --overwrite.
+OVERWRITE: ContextVar[bool] = ContextVar("overwrite", default=False)
+
+
+def check_outputs(*names: str | Path | None, plot: Path | None = None) -> None:
+    """Refuse, before the long work starts, files that could not be written or that are there without --overwrite."""
     if plot is not None:
         from signalprop.report.plots import check_format
 
         check_format(plot)
         require("matplotlib", "report")
-    for name in (json_file, plot):
+    for name in (*names, plot):
         if name is None or str(name) == "-":
             continue
-        if real_path(name).is_dir():
+        target = real_path(name)
+        if target.is_dir():
             raise InputError(f"cannot write {name}: it is a directory")
+        if target.is_file() and not OVERWRITE.get():
+            raise InputError(f"cannot write {name}: it is there already; give --overwrite, or choose another name")
         check_parent(name)
 
 
@@ -282,27 +287,25 @@ def room() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
     """The path, or the first with a number behind its name that no file has: report.html, report-2.html."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return next(found for found in chain((path,), names) if not found.is_file())
 
 
-def report_file(
-    report: Path | None, no_report: bool, json_file: str | None, default: str = REPORT
-) -> ReportFile | None:
+def report_file(report: Path | None, no_report: bool, json_file: str | None, default: str = "") -> ReportFile | None:
     """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
 
     Args:
         default: the name where none is given; with a number where a file has it, so that none is overwritten.
     """
     if report is None:
-        return None if no_report or json_file == "-" else ReportFile(_free(Path(default)), asked=False)
+        return None if no_report or json_file == "-" else ReportFile(free(Path(default)), asked=False)
     if no_report:
         raise InputError("--report and --no-report exclude each other; leave one out")
     if str(report) == "-":
         raise InputError("--report needs the name of a file; standard output is for the result")
-    check_outputs(str(report))
+    check_outputs(report)
     require("plotly", "report")
     return ReportFile(report, asked=True)
 

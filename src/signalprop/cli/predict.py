@@ -57,7 +57,7 @@ def predict(
     from signalprop.prediction import check_fidelity, expected_cost
     from signalprop.prediction import predict as predicted
 
-    output.check_outputs(json_file, plot)
+    output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     chosen = check_fidelity(fidelity)
     schemes = opt.several_schemes(scheme, option)

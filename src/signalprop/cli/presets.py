@@ -20,6 +20,7 @@ def presets(json_file: opt.Json = None) -> None:
     from signalprop.results.cost import active_parameters, count_parameters
     from signalprop.results.text import network_in_words, text_table
 
+    output.check_outputs(json_file)
     found = {name: Architecture.preset(name) for name in PRESETS}
     sizes = {name: count_parameters(architecture)["total"] for name, architecture in found.items()}
     active = {name: active_parameters(architecture) for name, architecture in found.items()}

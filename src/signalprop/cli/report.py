@@ -9,6 +9,8 @@ import typer
 
 from signalprop.cli import output
 
+REPORT = "signalprop-report.html"
+
 
 def report(
     sources: Annotated[
@@ -19,7 +21,9 @@ def report(
             ".npz of kernel --matrices; the .jsonl of a SignalMonitor; directories of training runs and of sweeps.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path(output.REPORT),
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help=f"The file to write (default: {REPORT}).")
+    ] = None,
     title: Annotated[str | None, typer.Option("--title", help="Title of the page (default: what it shows).")] = None,
 ) -> None:
     """Make one interactive HTML page of results: it opens offline, in any browser.
@@ -35,7 +39,9 @@ def report(
     from signalprop.errors import require
 
     require("plotly", "report")
-    output.check_outputs(str(out))
+    if out is None:
+        out = output.free(Path(REPORT))
+    output.check_outputs(out)
     from signalprop.report.html import read, write_report
 
     items = [item for source in sources for item in read(source).items()]

@@ -190,6 +190,8 @@ class Finder:
         caveat = ""
         if part.gated:
             caveat = "the model multiplies it by a tensor that it computes"
+        elif part.again:
+            caveat = "it is the stream of an earlier place"
         elif not calls:
             caveat = "no module gives it"
         elif part.normed:

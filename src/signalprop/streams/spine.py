@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from signalprop.streams.tape import Call, Node
+from signalprop.streams.tape import Call, Node, multiple
 
 Factor = float | Tensor
 _FAR = math.inf
@@ -22,6 +22,7 @@ class Part:
         calls: the module calls whose first output it is, innermost first; empty where no module gives it.
         gated: it is multiplied by a tensor that the model computes. moved: its entries are put in another order.
         normed: a norm that is not a module stands between the modules and the addition.
+        again: it is the stream itself, as it was before or earlier.
     """
 
     node: Node
@@ -30,6 +31,7 @@ class Part:
     gated: bool = False
     moved: bool = False
     normed: bool = False
+    again: bool = False
 
 
 @dataclass
@@ -86,8 +88,12 @@ class Origins:
         return self._known[id(node)]
 
     def nearest(self, nodes: Sequence[Node]) -> Node:
-        """The one that comes from furthest back; of several the one with fewest norms between."""
-        return min(nodes, key=self.of)
+        """The one that comes from furthest back; of several the one with fewest norms between, then the latest."""
+        return min(nodes, key=lambda node: (*self.of(node), -multiple(node)[0].time))
+
+    def is_stream(self, node: Node, end: Node) -> bool:
+        """Whether a tensor comes from where the end does, without a norm between."""
+        return self.of(node) == (self.of(end)[0], 0)
 
 
 def _through(node: Node) -> tuple[Node, ...]:
@@ -128,8 +134,11 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
             at = node.inputs.index(stream)
             for k, other in enumerate(node.inputs):
                 if k != at:
-                    step.parts += parts_of(other, [*skip, node.factors[k]], given)
+                    step.parts += parts_of(
+                        other, [*skip, node.factors[k]], given, lambda one: origins.is_stream(one, end)
+                    )
             step.skip = [*skip, node.factors[at]]
+            _collect(step)
             # the stream before its own multiplier, where only the sum reads what the multiplier gives
             while step.before is not stop and step.before.operation == "scale" and len(read_as(step.before)) == 1:
                 step.skip += step.before.factors
@@ -140,11 +149,19 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
         if later is not None and step.parts and later.parts and later.before is step.after and _unread(step, later):
             later.parts = [*(_times(part, later.skip) for part in step.parts), *later.parts]
             later.before, later.skip, later.moved = step.before, [*step.skip, *later.skip], step.moved or later.moved
+            _collect(later)
         else:
             found.append(step)
     if skip or moved:
         found.append(Step(node, after, skip, moved=moved))
     return found[::-1], node
+
+
+def _collect(step: Step) -> None:
+    """The stream before is one term, however often it was added: x + (x + f) is 2 * x + f."""
+    for part in [part for part in step.parts if part.again and part.node is step.before]:
+        step.skip = [math.prod(step.skip) + math.prod(part.factors)]
+        step.parts = [other for other in step.parts if other is not part]
 
 
 def read_as(node: Node) -> list[Node]:
@@ -171,19 +188,25 @@ def _times(part: Part, factors: Sequence[Factor]) -> Part:
     return part
 
 
-def parts_of(node: Node, factors: list[Factor], given: dict[int, list[Call]]) -> list[Part]:
-    """What is added, down to the outputs of modules."""
+def parts_of(
+    node: Node, factors: list[Factor], given: dict[int, list[Call]], stream: Callable[[Node], bool]
+) -> list[Part]:
+    """What is added, down to the outputs of modules, and to the `stream` itself."""
     part = Part(node, list(factors), [])
     while True:
         here = part.node.numbers
         part.node = here
+        changed = part.moved or part.gated or part.normed or (here.operation == "scale" and stream(here.inputs[0]))
+        if not changed and stream(here):
+            part.again = True
+            return [part]
         calls = given.get(id(here), [])
         if calls:
             part.calls = calls
             return [part]
         if here.operation == "add" and len(here.inputs) > 1:
             pairs = zip(here.inputs, here.factors, strict=True)
-            return [inner for one, factor in pairs for inner in parts_of(one, [*part.factors, factor], given)]
+            return [inner for one, factor in pairs for inner in parts_of(one, [*part.factors, factor], given, stream)]
         if here.operation == "scale":
             part.factors.append(here.factors[0])
             part.node = here.inputs[0]

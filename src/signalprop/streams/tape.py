@@ -232,6 +232,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = [(node, factor) for node, factor in pairs if node is not None]
         if len(known) == 2 and any(node.shape[-1:] == (1,) for node, _ in known) and out.shape[-1:] != (1,):
             return "product", tuple(node for node, _ in known), ()  # a norm that takes the mean off
+        multiples = [multiple(node, factor) for node, factor in known]
+        if len(known) == 2 and multiples[0][0] is multiples[1][0]:
+            return "scale", (multiples[0][0],), (multiples[0][1] + multiples[1][1],)
         return "add", tuple(node for node, _ in known), tuple(factor for _, factor in known)
 
     def _fused(
@@ -279,6 +282,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, tensor: Tensor, operation: Operation, inputs: tuple[Node, ...], factors: tuple[float | Tensor, ...] = ()
     ) -> None:
         self._nodes[tensor] = self._node(operation, inputs, tensor.shape, factors)
+
+
+def multiple(node: Node, factor: float | Tensor = 1.0) -> tuple[Node, float | Tensor]:
+    """The tensor that this one is a view, a copy or a multiple of, and of which factor; `factor` times that."""
+    while node.operation in ("same", "scale"):
+        for own in node.factors:
+            factor = own * factor
+        node = node.inputs[0]
+    return node, factor
 
 
 def record(model: nn.Module, arguments: Dictionary[str, Any]) -> Tape:

@@ -55,7 +55,7 @@ def reproduce(
     from signalprop.files.storage import make_folder
     from signalprop.results.text import text_table
     from signalprop_lab.reproductions.registry import ROWS, find
-    from signalprop_lab.reproductions.result import SCALES, Settings
+    from signalprop_lab.reproductions.result import SCALES, Settings, slug
 
     if scale not in SCALES:
         raise InputError(f"--scale is {scale!r:.40}; expected {' or '.join(SCALES)}")
@@ -85,6 +85,7 @@ def reproduce(
             make_folder(out)
         except OSError as error:
             raise InputError(f"cannot write {out}: {error.strerror or error}; name another directory") from None
+        output.check_outputs(*(out / f"{slug(row.id)}{kind}" for row in rows for kind in (".json", ".png")))
     if checkpoint is not None and len(rows) > 1 and any(row.checkpoint for row in rows):
         require("torch", "models")
         from signalprop.diagnosis.loading import load
