@@ -20,7 +20,7 @@ from signalprop.prediction_notes import scores_of
 from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile
 from signalprop.results.text import headed, network_in_words, number, text_table
-from signalprop.results.verdicts import halves
+from signalprop.results.verdicts import cures, halves
 from signalprop.schemes import SCHEMES, scheme
 from signalprop.schemes.base import parametrized
 
@@ -34,6 +34,9 @@ UNKNOWN = (
     "sufficient"
 )
 _LARGEST = 1e6  # what a finding may count for; ln of factors beyond a bound
+_UNEVEN, _MOST_UNEVEN = 0.3, 5.0  # what ln of a ratio of gradients counts for, and up to which it does
+_UNDOES = -1.0  # a change that takes back what somebody set; it applies only there
+_NOT_NAMED = 2.0  # what a change counts for that no rule names against what was found
 
 
 class Change(NamedTuple):
@@ -201,9 +204,9 @@ _FOLDS = "no parameters; folds into the weights after training; a new start"
 _FRESH = "no parameters, no time; a new start"
 _NORM = "two norms' gains a layer where none were; does not fold; a new start"
 CHANGES: tuple[Change, ...] = (
-    Change("skip multipliers of 1", _without_skip_factors, _FRESH, 0.0, "p.with_columns(skip=1.0)", {}),
-    Change("branch multipliers of 1", _branches_of_one, _FRESH, 0.0, "p.with_columns(branch=1.0)", {}),
-    Change("norm gains of 1", _gains_of_one, _FRESH, 0.0, "p.with_columns(norm_gain=1.0)", {}),
+    Change("skip multipliers of 1", _without_skip_factors, _FRESH, _UNDOES, "p.with_columns(skip=1.0)", {}),
+    Change("branch multipliers of 1", _branches_of_one, _FRESH, _UNDOES, "p.with_columns(branch=1.0)", {}),
+    Change("norm gains of 1", _gains_of_one, _FRESH, _UNDOES, "p.with_columns(norm_gain=1.0)", {}),
     Change("scores of variance 1", _smaller_scores, f"weights of queries and keys; {_FRESH}", 0.2,
            "p.with_columns(weight__query=q / s**.25, weight__key=k / s**.25)",
            {"transformers": "attention scaling 1/sqrt(head_dim), smaller initializer_range for q_proj and k_proj"}),
@@ -236,7 +239,8 @@ def advise(
     """What is wrong with a network's start, and changes ranked by what theory predicts for this very network.
 
     Every change is applied to the description and predicted, at 128 tokens at most: first those that leave nothing
-    wrong, by how even they leave the gradient, and by what they cost.
+    wrong, among them those that the rules name against what was found, by what they cost and how even they leave the
+    gradient.
 
     Args:
         subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have.
@@ -255,6 +259,7 @@ def advise(
     profile = predict(p, default_statistics(p.architecture))
     if not profile.findings:
         return Advice(profile, (), {})
+    named = cures(profile)
     options, refused = [], dict[str, str]()
     for change in _all_changes():
         try:
@@ -265,7 +270,7 @@ def advise(
         except InputError as error:
             refused[change.name] = str(error)
             continue
-        options.append(_option(change, after))
+        options.append(_option(change, after, named))
     options.sort(key=lambda option: option.rank)
     better = [item for item in options if item.rank < rank_of(profile, 0.0)]
     return Advice(profile, tuple(better[:most]), refused)
@@ -308,13 +313,14 @@ def rank_of(profile: Profile, weighs: float = 0.0) -> float:
             beyond += 10 + min(abs(math.log(max(item.value, 1e-300) / item.bound)), 700)
         else:
             beyond += _LARGEST
-    return beyond + uneven(profile) + weighs
+    return beyond + _UNEVEN * min(uneven(profile), _MOST_UNEVEN) + weighs
 
 
-def _option(change: Change, after: Profile) -> Option:
+def _option(change: Change, after: Profile, named: frozenset[str]) -> Option:
+    weighs = change.weighs + _NOT_NAMED * (change.weighs >= 0 and named.isdisjoint(change.name.split(" and ")))
     return Option(
         change.name, change.cost, change.python, change.keys, after.findings, after.gradient_ratio or math.nan,
-        uneven(after), float(after.forward["stream_out"].variance[-1]), rank_of(after, change.weighs),
+        uneven(after), float(after.forward["stream_out"].variance[-1]), rank_of(after, weighs),
     )  # fmt: skip
 
 

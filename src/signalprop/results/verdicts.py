@@ -78,14 +78,26 @@ class Passed(NamedTuple):
     layers: tuple[int, ...] = ()
 
 
+class Remedy(NamedTuple):
+    """What to try. has: whether a network has it already. changes: names of the `advice.CHANGES` that do it."""
+
+    text: str
+    has: Callable[[Profile], bool]
+    changes: tuple[str, ...] = ()
+
+
+def _never(profile: Profile) -> bool:
+    return False
+
+
 class Rule(NamedTuple):
-    """One row of the table. remedies: what to try, each with whether a network has it already."""
+    """One row of the table. remedies: the first to try stands first."""
 
     name: str
     quantity: str
     evidence: str
     passed: Callable[[Profile, int | None], Iterator[Passed]]
-    remedies: tuple[tuple[str, Callable[[Profile], bool]], ...]
+    remedies: tuple[Remedy, ...]
     page: str = "what-would-cure-it"
 
 
@@ -218,32 +230,42 @@ def _placed(*placements: str) -> Callable[[Profile], bool]:
     return lambda profile: set(profile.architecture.placements) <= set(placements)
 
 
-_QK_NORM = ("QK-norm", lambda profile: bool(profile.architecture.qk_norm))
-_SMALLER = ("smaller weights of queries and keys", lambda profile: False)
-_NORM_BEFORE = ("a norm before every branch", _placed("pre", "sandwich"))
-_DEEPSCALELM = ("deepscalelm", _has(*_CONSERVE))
-_LARGER = ("larger weights (xavier, deepscalelm)", _has("xavier", "xavier-uniform", *_CONSERVE))
+_QK_NORM = Remedy("QK-norm", lambda profile: bool(profile.architecture.qk_norm), ("QK-norm",))
+_SMALLER = Remedy("smaller weights of queries and keys", _never, ("scores of variance 1",))
+_PRE_NORM = Remedy("pre-norm", _placed("pre", "sandwich"), ("pre-norm",))
+_NORM_BEFORE = Remedy("a norm before every branch", _placed("pre", "sandwich"), ("pre-norm", "sandwich norm"))
+_DEEPSCALELM = Remedy("deepscalelm", _has(*_CONSERVE), ("deepscalelm",))
+_DEEPNORM = Remedy("deepnorm", _has("deepnorm"), ("deepnorm",))
+_GPT2, _LNS = Remedy("gpt2", _has("gpt2"), ("gpt2",)), Remedy("lns", _has("lns"), ("lns",))
+_LARGER = Remedy("larger weights (xavier, deepscalelm)", _has("xavier", "xavier-uniform", *_CONSERVE),
+                 ("xavier", "deepscalelm"))  # fmt: skip
+_BRANCHES, _SKIPS = Remedy("branches as large as the stream", _never), Remedy("larger skips", _never)
 
 RULES: tuple[Rule, ...] = (
     Rule("vanishing gradient", "gradient variance, below over above", "BERT large 1/6, DeepScaleLM of 192 layers "
          "1/5.5; post-norm of 48 to 768 layers, which does not train (TGS table 4), 1/60", _vanishing,
-         (("pre-norm", _placed("pre", "sandwich")), _DEEPSCALELM, ("deepnorm", _has("deepnorm")))),
+         (_PRE_NORM, _DEEPSCALELM, _DEEPNORM)),
     Rule("exploding gradient", "gradient variance, below over above", "Llama 3 405B at 0.02: 7 in the upper half, "
          "6,600 beside the stream's growth in the lower", _exploding, (_NORM_BEFORE, _QK_NORM, _SMALLER, _DEEPSCALELM)),
     Rule("stream growth", "stream variance, top over middle", "equal branches on a skip of 1 give 2 at any depth, "
-         "Cerebras-GPT 111M 2.2", _growth,
-         (_NORM_BEFORE, _DEEPSCALELM, ("gpt2", _has("gpt2")), ("lns", _has("lns")))),
+         "Cerebras-GPT 111M 2.2", _growth, (_NORM_BEFORE, _DEEPSCALELM, _GPT2, _LNS)),
     Rule("rank collapse", "token correlation", "Qwen3 30B-A3B 0.946, across two streams Whisper small 0.985", _collapse,
-         (_DEEPSCALELM, ("larger skips", lambda profile: False))),
+         (_DEEPSCALELM, _SKIPS)),
     Rule("idle layers", "branch over stream variance, added up", "DeepNorm of 70 to 1000 layers 0.001", _idle,
-         (_LARGER, ("branches as large as the stream", lambda profile: False))),
+         (_LARGER, _BRANCHES)),
     Rule("norm epsilon", "stream variance over epsilon", "DeepSeek LLM at 0.006: 4", _epsilon,
-         (("larger embeddings", lambda profile: False), ("a smaller epsilon", lambda profile: False))),
+         (Remedy("larger embeddings", _never), Remedy("a smaller epsilon", _never))),
     Rule("one-hot attention", "variance of attention scores", "GPT-3 175B 24, Llama 3 405B at 0.02 43; entropy "
          "collapse (Zhai et al. 2023) from some hundred", _one_hot, (_QK_NORM, _SMALLER)),
     Rule("fp16 overflow", "variance", "largest number of the format", _overflow,
-         (("bf16 or fp32", lambda profile: False),), "the-four-numbers"),
+         (Remedy("bf16 or fp32", _never),), "the-four-numbers"),
 )  # fmt: skip
+
+
+def cures(profile: Profile) -> frozenset[str]:
+    """Names of the `advice.CHANGES` that the rules name against what is found in a profile."""
+    found = {item.name for item in findings_of(profile)}
+    return frozenset(name for rule in RULES if rule.name in found for item in rule.remedies for name in item.changes)
 
 
 def findings_of(profile: Profile, step: int | None = None) -> Findings:
@@ -256,7 +278,7 @@ def findings_of(profile: Profile, step: int | None = None) -> Findings:
     for rule in RULES:
         for passed in list(rule.passed(profile, step))[:1]:
             margin = "narrow, within a factor of 3 of the bound" if passed.beyond < math.log(NARROW) else "clear"
-            remedies = [name for name, has in rule.remedies if not has(profile)]
+            remedies = [remedy.text for remedy in rule.remedies if not remedy.has(profile)]
             found.append(
                 Finding(
                     name=rule.name, text=passed.text, layers=passed.layers, quantity=rule.quantity,

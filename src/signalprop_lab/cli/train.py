@@ -149,8 +149,10 @@ def _time(seconds: float | None) -> str:
 
 
 def _print(result: Result, folder: Path) -> None:
+    at_the_end = dict.fromkeys(item["name"] for item in result.findings if item["step"] == result.steps)
+    status = ", but with ".join(filter(None, (result.status, " and ".join(at_the_end))))
     told = {
-        "status": result.status if result.reason is None else f"{result.status}: {result.reason}",
+        "status": status if result.reason is None else f"{result.status}: {result.reason}",
         "steps": f"{result.steps}",
         "training loss": _nats(result.train_loss, result.status),
         "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
@@ -162,7 +164,8 @@ def _print(result: Result, folder: Path) -> None:
         "folded": f"{folder / 'folded'}" if not result.folded else f"no: {result.folded}",
         "run": f"{folder}",
     }
-    output.facts(*told.items())
+    wrong = [("wrong", f"{item['name']} at step {item['step']}: {item['text']}") for item in result.findings]
+    output.facts(*told.items(), *wrong)
 
 
 def _nats(loss: float | None, status: str) -> str:

@@ -82,6 +82,8 @@ def _metrics(path: Path) -> dict[str, tuple[tuple[int, ...], tuple[float, ...]]]
 def _signal(path: Path) -> Iterator[tuple[int, Profile]]:
     found: dict[int, Profile] = {}
     for row in read_lines(path):
+        if "error" in row:  # the signal was not finite
+            continue
         try:
             found[row["step"]] = Profile.from_json(row.get("profile"))
         except InputError as error:

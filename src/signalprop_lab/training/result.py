@@ -22,6 +22,7 @@ class Result:
         chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.
         throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
+        findings: what the rules say of the first signal that was measured and of the last, each with its step.
         scores: what else was measured on validation data, and `plateau_steps`, the step at which the run had left the
             plateau at chance (None: not yet; `plateau.left_at`). folded: why there is no folded checkpoint, or "".
     """
@@ -40,6 +41,7 @@ class Result:
     unit: str
     scores: dict[str, float | None] = field(default_factory=dict)
     folded: str = ""
+    findings: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As in result.json."""

@@ -24,6 +24,9 @@ from signalprop.files.storage import make_folder, write_json, write_text, writte
 from signalprop.files.validation import typed
 from signalprop.repair import fold, save
 from signalprop.repair.record import is_pretrained, record_of
+from signalprop.results.findings import Finding, Findings
+from signalprop.results.profile import Profile
+from signalprop.results.verdicts import findings_of
 from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto, validated
 from signalprop_lab.training.checkpoints import clear_leftovers, last_good, step_of
 from signalprop_lab.training.environment import environment
@@ -226,6 +229,7 @@ class _Run:
             | self._of_text(eval_loss)
             | {"plateau_steps": left_at(lines, self.trainer.chance)},
             folded=folded,
+            findings=_findings(self.folder / "signal.jsonl"),
         )
         write_json(self.folder / "result.json", result.to_json())
         return result
@@ -346,3 +350,17 @@ def _writers_leave_errors() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
+
+
+def _findings(path: Path) -> list[dict[str, Any]]:
+    """What the rules say of a run's first signal and of the last, with the step; what is not finite is a fault."""
+    lines = [line for line in read_lines(path) if "profile" in line or "error" in line] if path.is_file() else []
+    found = list[dict[str, Any]]()
+    for line in dict.fromkeys((0, len(lines) - 1)) if lines else ():
+        step, row = lines[line]["step"], lines[line]
+        if "error" in row:
+            said = Findings([Finding(name="not finite", severity="fault", text=row["error"])])
+        else:
+            said = findings_of(Profile.from_json(row["profile"]), step=step or None)
+        found += [{"step": step} | item for item in said.to_json()]
+    return found

@@ -13,6 +13,7 @@ from torch import nn
 
 from signalprop.cli import run as run_command
 from signalprop.errors import InputError
+from signalprop_lab.report.runs import read_run
 from signalprop_lab.training import environment
 from signalprop_lab.training.examples import Shuffled
 from signalprop_lab.training.networks import network_of
@@ -146,3 +147,18 @@ def test_factors_on_the_rates_of_roles() -> None:
     assert rates[torch.Size([64, 256])] == 0.5 and rates[torch.Size([64, 64])] == 1.0
     with pytest.raises(InputError, match=r"unknown role of model.rates 'dwon'; did you mean down\?"):
         network_of(load_recipe("bytes-decoder", ["model.rates={dwon: 0.5}"]), prepared)
+
+
+@pytest.mark.parametrize(
+    ("placement", "layers", "status", "found"),
+    [("post", 48, "finished", "rank collapse"), ("none", 96, "diverged", "not finite")],
+)
+def test_a_dead_run_says_what_died(tmp_path: Path, placement: str, layers: int, status: str, found: str) -> None:
+    sick = (f"model.architecture.norm_placement={placement}", f"model.architecture.n_layers={layers}",
+            "model.scheme=xavier", "model.ends=null", "budget.steps=1", "cadence.signal=1", "cadence.save=0",
+            "model.architecture.d_model=32", "budget.batch_size=2")  # fmt: skip
+    result = train("bytes-decoder", tmp_path / "run", settings=(*SMALL, *sick), progress=False, final=False)
+    assert (result.status, result.findings[0]["name"], result.findings[0]["step"]) == (status, found, 0)
+    shown = read_run(tmp_path / "run")
+    assert shown.result is not None and shown.result["findings"] == result.findings
+    assert [step for step, _ in shown.signal] == ([0, 1] if status == "finished" else [])
