@@ -11,12 +11,14 @@ import torch
 
 import signalprop as sp
 from commandline import TINY
-from damage import check_command, commanded
+from damage import check_command, check_line, commanded
 from signalprop.data import default_batch
 from signalprop.errors import InputError
+from signalprop.measurement import input_kernels
 from signalprop_lab.training.tables import SCHEMA
 from tiny import gpt2, llama
 
+TABLE = sp.scheme("xavier")(sp.Architecture(n_layers=1, d_model=16, n_heads=2, d_ff=16, vocab_size=20, seq_len=4))
 SWEEP = {
     "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],
     "axes": {"scheme": {"a": {"model.scheme": "xavier"}, "b": {"model.scheme": "lns"}}},
@@ -117,6 +119,42 @@ class TestMeasuring:
             model = gpt2()
         with pytest.raises(InputError, match=r"made under torch\.inference_mode"):
             sp.measure(model, {"input_ids": ids(2, 8), "labels": ids(2, 8)})
+
+    def test_arguments_that_the_model_does_not_take(self) -> None:
+        mask = {"attention_mask": torch.ones(2, 5, dtype=torch.long)}
+        for call in (sp.measure, input_kernels):
+            with pytest.raises(InputError, match="LlamaForCausalLM does not take attention_mask: You must specify"):
+                call(llama(), mask)
+
+    @pytest.mark.parametrize("loss", ["x", [], {}, 1j, object()])
+    def test_a_loss_that_is_no_number(self, loss: Any) -> None:
+        with pytest.raises(InputError, match="takes as loss: Tensor or float or None"):
+            sp.SignalMonitor(gpt2()).record(1, loss)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [sp.load, sp.Architecture.from_hf, sp.Profile.load, lambda path: sp.save(sp.build(TABLE), path)],
+    ids=["load", "from_hf", "Profile.load", "save"],
+)
+def test_a_path_that_is_too_long(call: Any) -> None:
+    with pytest.raises(InputError, match="too long") as caught:
+        call("x" * 5000)
+    check_line(str(caught.value))
+
+
+def test_a_file_in_the_place_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    applied = gpt2()
+    sp.apply(applied, "xavier")
+    for model in (applied, sp.build(TABLE)):
+        with pytest.raises(InputError, match="is a file; expected a directory"):
+            sp.save(model, tmp_path / "file")
+
+
+def test_one_token_has_no_cosines() -> None:
+    shown = commanded("kernel", "tgs", *TINY[:-1], "1").out
+    assert "nan" not in shown and "one token has no rank to lose" in shown
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from signalprop.errors import InputError
 
+T = TypeVar("T")
 # What is done with the first tensor that a module reads or outputs; a tensor that is returned takes its place.
 See = Callable[[Tensor | None], Tensor | None]
 Handle = torch.utils.hooks.RemovableHandle
@@ -268,6 +269,11 @@ def logits_of(output: Any) -> Tensor:
     if found is None:
         raise InputError(f"the model outputs a {type(output).__name__} without a tensor; expected logits")
     return found
+
+
+def whole(tensor: T) -> T:
+    """A tensor itself, or all of one that is sharded over processes (FSDP2): every one of them has to ask."""
+    return cast(T, tensor.full_tensor()) if hasattr(tensor, "full_tensor") else tensor
 
 
 def loss_and_logits(output: Any) -> tuple[Any, Any]:

@@ -60,6 +60,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     [
         ("torch", "models", ["predict", "tgs", "--fidelity", "simulate"]),
         ("torch", "models", ["compare", "tgs"]),
+        ("torch", "models", ["anatomy", "."]),
+        ("torch", "models", ["reproduce", "tgs-fig1"]),
         ("matplotlib", "report", ["predict", "tgs", "--plot", "a.png"]),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.hooks import Site
+from signalprop.hooks import Site, whole
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import layout
@@ -255,7 +255,6 @@ def describe(rows: Layout, index: int) -> str:
 def number(value: Number) -> float:
     """A multiplier as a float: the value, or the root mean square of a trainable vector."""
     if isinstance(value, Tensor):
-        whole = value.full_tensor() if hasattr(value, "full_tensor") else value  # of FSDP2
-        flat = whole.detach().double().flatten()
+        flat = whole(value).detach().double().flatten()
         return float(flat[0]) if flat.numel() == 1 else float((flat * flat).mean().sqrt())
     return float(value)

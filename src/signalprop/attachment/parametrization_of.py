@@ -16,6 +16,7 @@ from signalprop.attachment.live_model import with_adapters_merged, without_adapt
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import whole
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.kinds import ROLE
 from signalprop.network.moments import FloatArray
@@ -187,7 +188,7 @@ def numbers_of(owner: Any) -> Tensor | None:
     found = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(found, Tensor):
         return None
-    found = found.full_tensor() if hasattr(found, "full_tensor") else found
+    found = whole(found)
     found = found.dequantize() if found.is_quantized or type(found).__module__.startswith("torchao.") else found
     if not found.is_floating_point():
         raise InputError(f"a {type(owner).__name__} holds packed integers; read the model before it is quantised")

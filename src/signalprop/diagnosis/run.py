@@ -72,13 +72,17 @@ def diagnose(
         progress: called with (section, done, all).
 
     Raises:
-        InputError: an unknown family, data that does not fit, or as the sections.
+        InputError: an unknown family, weights that are sharded, data that does not fit, or as the sections.
     """
     for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
         if value < 0:
             raise InputError(f"{name_of} is {value}; expected a number from 0 on")
     attached = reading_batches(attach(model, mapping))
     model, mapping = attached.model, attached.mapping
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
+        raise InputError(
+            "its weights are sharded over processes (FSDP2); diagnose a checkpoint of it, or before sharding"
+        )
     held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
     check(model, held, mapping, remove, cast)
     n = sum(len(batch.inputs) for batch in held)

@@ -6,6 +6,7 @@ against its annotations.
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import re
@@ -75,7 +76,8 @@ class Value(BaseModel):
 def typed(function: Callable[P, R]) -> Callable[P, R]:
     """The function, or the class whose fields these are, with its arguments checked against their annotations.
 
-    Names of arguments and their number are left to Python, which says TypeError; values are left to the function.
+    Names of arguments and their number are left to Python, which says TypeError; values are left to the function. A
+    path that no system takes is refused, whichever call found out.
     """
     if isinstance(function, type):
         function.__init__ = _checked(function.__init__, function.__name__)  # type: ignore[misc]
@@ -98,7 +100,12 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
                     if not _is_a(item, hints[parameter]):
                         expected, got = _in_words(str(declared.annotation)), f"{type(item).__name__} {item!r:.60}"
                         raise InputError(f"{name} takes as {parameter}: {expected}; it was given the {got}")
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise InputError(f"the name {error.filename!r:.80} is too long for a file") from None
 
     return call
 

@@ -81,8 +81,8 @@ class Trace:
 
     @property
     def rank_collapse_depth(self) -> int | None:
-        """First depth with an effective rank below 1.01, of those where it was computed."""
-        return _first(self.forward.effective_rank < COLLAPSED_RANK)
+        """First depth with an effective rank below 1.01, of those where it was computed; None of one token."""
+        return None if self.n_tokens == 1 else _first(self.forward.effective_rank < COLLAPSED_RANK)
 
     @typed
     def cosines(self, depth: int) -> FloatArray:

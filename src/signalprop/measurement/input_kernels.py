@@ -14,7 +14,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks
-from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.measuring import arguments_of, output_of
 from signalprop.network.moments import FloatArray
 
 
@@ -46,7 +46,7 @@ def input_kernels(
     hooks = Hooks(attached.outer)
     hooks.sites([places.sites[places.stream_in[0]]], keep)
     with hooks, torch.no_grad():
-        attached.model(**arguments_of(attached.model, mapping, batch))
+        output_of(attached.model, arguments_of(attached.model, mapping, batch))
     if not seen:
         raise InputError("the model did not run its first sublayer; fix the mapping")
     x = seen[0] * mapping.sublayers[0].units[0]

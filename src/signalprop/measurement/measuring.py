@@ -22,7 +22,7 @@ from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
 from signalprop.hooks import is_compiled, loss_and_logits
 from signalprop.measurement.result import not_finite, profile_of, tables
@@ -103,13 +103,13 @@ def measure(
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
                 if backward:
                     with lent_gradients(model):
-                        value = loss_of(model(**arguments), batch, loss)
+                        value = loss_of(output_of(model, arguments), batch, loss)
                         problem = not_finite(recorder, tables(recorder)[0])
                         if problem:
                             raise InputError(problem)
                         value.backward()  # type: ignore[no-untyped-call]
                 else:
-                    model(**arguments)
+                    output_of(model, arguments)
         finally:
             recorder.detach()
             experts.detach()
@@ -185,6 +185,21 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
             "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
         )
     return placed(model, arguments)
+
+
+def output_of(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
+    """What a model gives for its keyword arguments.
+
+    Raises:
+        InputError: it does not take them.
+    """
+    try:
+        return model(**arguments)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        given = ", ".join(arguments) or "nothing"
+        raise InputError(f"the {type(model).__name__} does not take {given}: {first_line(error)}") from error
 
 
 class Probe:

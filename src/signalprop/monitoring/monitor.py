@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.mapping import Mapping
@@ -185,7 +185,7 @@ class SignalMonitor:
         self._inside = False
         self.close()
 
-    def step(self, loss: Any = None) -> dict[str, float] | None:
+    def step(self, loss: Tensor | float | None = None) -> dict[str, float] | None:
         """End a step, after its backward pass and before the optimizer's: the numbers if it was sampled, else None.
 
         Args:
@@ -228,7 +228,8 @@ class SignalMonitor:
         self._every_rank.check()
         return (self.active or self._everyone()) and (not self._samples or step % self.every == 0)
 
-    def record(self, step: int, loss: Any = None) -> None:
+    @typed
+    def record(self, step: int, loss: Tensor | float | None = None) -> None:
         """Keep how every sublayer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
 
         Args:

@@ -317,6 +317,7 @@ class Architecture(Value):
         return known.replace(**given)
 
     @classmethod
+    @typed
     def from_hf(cls, source: Any, **changes: Any) -> Architecture:
         """Read a Hugging Face config.
 

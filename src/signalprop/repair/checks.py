@@ -16,6 +16,7 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, number
 from signalprop.attachment.parametrization_of import score_scale, trainable
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import whole
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
@@ -170,7 +171,7 @@ def _entries(attached: Attached, p: Parametrization) -> tuple[list[_Entry], list
         before.append(part)
         if part.padding is not None and chosen.size > 1:
             chosen[part.padding] = False
-        tensor = part.tensor
+        tensor = whole(part.tensor)
         if not chosen.all():
             tensor = tensor.index_select(part.axis, torch.as_tensor(np.flatnonzero(chosen), device=tensor.device))
         path = names.get(id(part.tensor), "")

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError, first_line
-from signalprop.hooks import logits_of
+from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.goodness_of_fit import fault, sample
@@ -62,7 +62,7 @@ def learnt(attached: Attached) -> str:
         if parameter.is_meta or not parameter.is_floating_point():
             continue
         for chosen in parts.get(id(parameter), [lambda tensor: tensor]):
-            values = _matrix(chosen(_whole(parameter)))
+            values = _matrix(chosen(whole(parameter.detach())))
             why = unlike_draws(values)
             if not why:
                 continue
@@ -107,12 +107,6 @@ class Outputs:
         if moved <= rounding * largest:
             return ""
         return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A tensor without its history; gathered where it is sharded."""
-    found: Tensor = tensor.detach()
-    return found.full_tensor() if hasattr(found, "full_tensor") else found
 
 
 def _fused(attached: Attached) -> dict[int, list[Any]]:

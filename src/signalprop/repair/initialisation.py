@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.hooks import whole
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
@@ -142,11 +143,6 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     sharded: Any = tensor
     values = values.to(device=sharded.device_mesh.device_type, dtype=tensor.dtype)
     sharded.copy_(distribute_tensor(values, sharded.device_mesh, sharded.placements, src_data_rank=None))
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor itself, or all of one that is sharded over processes."""
-    return tensor if plain(tensor) else tensor.full_tensor()  # type: ignore[attr-defined]
 
 
 def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:

@@ -25,8 +25,8 @@ from signalprop.attachment.mapping_file import mapping_json
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
 from signalprop.files.validation import Value, typed
+from signalprop.hooks import whole
 from signalprop.models.transformer import Transformer
-from signalprop.repair.initialisation import whole
 from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, the_record
 from signalprop.streams.wrappers import unwrapped
@@ -100,6 +100,7 @@ def save_pretrained(
         raise InputError("signalprop saves safetensors only; leave out safe_serialization=False")
     if given.get("push_to_hub"):
         raise InputError("save first, then model.push_to_hub(name), which takes the scheme's files along")
+    _check_directory(Path(directory))
     tensors = added_tensors(model, record, given.get("state_dict"))
     document = _document(model, "transformers", record, tensors, {})
     config: Any = model.config
@@ -195,9 +196,13 @@ def _write_record(directory: Path, document: dict[str, Any], tensors: dict[str, 
     write_json(directory / RECORD, document)
 
 
-def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
+def _check_directory(directory: Path) -> None:
     if directory.is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
+
+
+def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None) -> None:
+    _check_directory(directory)
     make_folder(directory)
     own = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}

@@ -25,8 +25,8 @@ def table(traces: Mapping[str, Trace]) -> str:
         forward = item.forward
         for line, depth in enumerate(item.at):
             row = [name if line == 0 else "", str(depth), cosine(float(forward.distance[depth]))]
-            row += [f"{forward.lags[lag][depth]:.4f}" for lag in lags]
-            row += [f"{forward.min_cosine[depth]:.4f}", _rank(forward, depth)]
+            row += [_decimals(forward.lags[lag][depth], 4) for lag in lags]
+            row += [_decimals(forward.min_cosine[depth], 4), _decimals(forward.effective_rank[depth], 2)]
             row += [number(float(column[depth])) for column in _diagonal(forward)]
             if with_gradient:
                 row.append("-" if item.gradient is None else number(float(item.gradient.diagonal_mean[depth])))
@@ -44,7 +44,9 @@ def summary(traces: Mapping[str, Trace]) -> list[str]:
         lines.append(f"{'dropout':<20}on in {', '.join(dropping)}: it raises the diagonal alone, so cosines fall")
     for name, item in traces.items():
         depth, by_rank = item.collapse_depth, item.rank_collapse_depth
-        if depth is None and by_rank is None:
+        if item.n_tokens == 1:
+            said = "one token has no rank to lose"
+        elif depth is None and by_rank is None:
             said = f"none in {len(item.forward.distance) - 1} layers"
         else:
             where = [] if by_rank is None else [f"effective rank below {COLLAPSED_RANK} from depth {by_rank}"]
@@ -75,9 +77,9 @@ def _far(lags: list[int]) -> int:
     return max((lag for lag in lags if lag <= 50), default=1)
 
 
-def _rank(series: KernelSeries, depth: int) -> str:
-    value = float(series.effective_rank[depth])
-    return "-" if value != value else f"{value:.2f}"
+def _decimals(value: float, digits: int) -> str:
+    """A number; a dash where there is none, as of cosines of one token."""
+    return number(None) if value != value else f"{value:.{digits}f}"
 
 
 def _diagonal(series: KernelSeries) -> tuple[Any, ...]:

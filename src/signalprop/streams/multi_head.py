@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from signalprop.hooks import whole
 from signalprop.streams.replay import AttentionShape, Replayed, attended, fused_rows
 
 _ROLES = ("query", "key", "value")
@@ -21,7 +22,8 @@ def multi_head_attention(
         entry: what queries are made of, (tokens, features), float64. memory: what keys and values are made of; default:
             the same. given: what it output.
     """
-    packed, bias, d = module.in_proj_weight, module.in_proj_bias, module.embed_dim
+    packed, bias, d = whole(module.in_proj_weight), whole(module.in_proj_bias), module.embed_dim
+    weight, shift = whole(module.out_proj.weight), whole(module.out_proj.bias)
     if packed is None or module.bias_k is not None or module.add_zero_attn:
         return None
     rows = fused_rows(module.num_heads, module.num_heads, d // module.num_heads, "blocks")
@@ -34,9 +36,8 @@ def multi_head_attention(
         return made.reshape(len(made), module.num_heads, -1).transpose(0, 1)
 
     def error(found: Tensor) -> float:
-        last: nn.Linear = module.out_proj
-        made = found @ last.weight.double().cpu().mT
-        made = made if last.bias is None else made + last.bias.double().cpu()
+        made = found @ weight.double().cpu().mT
+        made = made if shift is None else made + shift.double().cpu()
         return float((made - given).abs().max()) / (float(given.abs().max()) or 1.0)
 
     with torch.no_grad():

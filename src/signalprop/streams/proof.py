@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits
+from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits, whole
 from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
@@ -117,8 +117,8 @@ def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dic
 
 def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
     if factor.tensor is not None:  # in the shape in which the model multiplies with it
-        return factor.tensor
-    return parameters[factor.parameter].detach().double() if factor.parameter else factor.value
+        return whole(factor.tensor)
+    return whole(parameters[factor.parameter]).detach().double() if factor.parameter else factor.value
 
 
 def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
@@ -128,7 +128,7 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
         return Norm(path, "unknown", None, None)
     module, wide, given = model.get_submodule(path), x.double(), y.double()
     own = epsilon(module)
-    weight, bias = gain_and_bias(module)
+    weight, bias = map(whole, gain_and_bias(module))
     if any(isinstance(held, Tensor) and held.is_meta for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # fetched only while it runs
     if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):

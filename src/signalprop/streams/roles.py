@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from signalprop.hooks import whole
 from signalprop.streams.arguments import text_config
 from signalprop.streams.convolutions import gated_convolution
 from signalprop.streams.experts import experts
@@ -160,7 +161,7 @@ class _Replay:
     def _stored(self, home: str, width: int) -> dict[str, Tensor]:
         """Parameters and buffers of a module that holds experts in tensors of three axes; else nothing."""
         inside = self.model.get_submodule(home)
-        held = {f"{home}.{name}": t for name, t in (*inside.named_parameters(), *inside.named_buffers())}
+        held = {f"{home}.{name}": whole(t) for name, t in (*inside.named_parameters(), *inside.named_buffers())}
         shapes = {tuple(t.shape) for t in held.values()}
         return held if any(t.ndim == 3 and (len(t), width) in shapes and t.shape[1] > 1 for t in held.values()) else {}
 
@@ -200,7 +201,7 @@ class _Replay:
         """Convolutions over tokens in a module, one filter per channel: path, weight and bias, in float64."""
         inside = self.model.get_submodule(home)
         found = [(name, m) for name, m in inside.named_modules() if isinstance(m, nn.Conv1d) and m.weight.shape[1] == 1]
-        wide = [(name, m.weight.detach().double().cpu(), m.bias) for name, m in found]
+        wide = [(name, whole(m.weight).detach().double().cpu(), whole(m.bias)) for name, m in found]
         return [(f"{home}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
 
     def _ends(self, home: str, ran: list[Map], given: Tensor) -> Map | None:
@@ -238,10 +239,10 @@ class _Replay:
             module: Any = self.model.get_submodule(path)
             x, y = self.at(path, "input"), self.at(path, "output")
             assert x is not None and y is not None
-            weight = module.weight.detach().double()
+            weight, bias = whole(module.weight).detach().double(), whole(getattr(module, "bias", None))
             fits = weight.shape == (y.shape[-1], x.shape[-1]) and type(module).__name__ != "Conv1D"
             made = x @ (weight.mT if fits else weight)
-            made = made + module.bias.detach().double() if isinstance(getattr(module, "bias", None), Tensor) else made
+            made = made + bias.detach().double() if isinstance(bias, Tensor) else made
             self.linear[path] = float((made - y).abs().max()) / (float(y.abs().max()) or 1.0)
         return self.linear[path]
 

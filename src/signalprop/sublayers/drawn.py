@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.errors import InputError
 from signalprop.kernels.stack import BranchKernel
 from signalprop.models.transformer import surroundings
 from signalprop.models.weights import draw, tensor_seed
@@ -73,7 +74,7 @@ class DrawnSublayers(BranchKernel):
         made = self._draw(i, kernel, grad=self.keeps)
         if self.keeps:
             self.last[self.network, i] = made
-        return _gram(made.inner, made.out) + made.bias
+        return self._finite(i, _gram(made.inner, made.out) + made.bias)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         made = self.last.pop((self.network, i), None)
@@ -82,7 +83,13 @@ class DrawnSublayers(BranchKernel):
         arrived = self._gaussian(_root(gradient), made.inner.shape[-1], i, "gradient")
         sent = torch.autograd.grad(made.inner, [x for x, _ in made.given], arrived, allow_unused=True)
         found = [_gram(x, back) for x, (_, back) in zip(sent, made.given, strict=True) if x is not None]
-        return np.asarray(made.back * np.sum([np.zeros_like(kernel), *found], 0))
+        return self._finite(i, np.asarray(made.back * np.sum([np.zeros_like(kernel), *found], 0)))
+
+    def _finite(self, i: int, kernel: FloatArray) -> FloatArray:
+        if not np.isfinite(kernel).all():
+            words = kind_of(self.p, i).words
+            raise InputError(f"sublayer {i} ({words}) overflows single precision, in which it is drawn; scale it down")
+        return kernel
 
     def _draw(self, i: int, kernel: FloatArray, *, grad: bool) -> Draw:
         kind, p, a = kind_of(self.p, i), self.p, self.p.architecture

@@ -109,13 +109,8 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
     totals = sums.sum(1)
     one = torch.ones_like(tokens)
     parts = [squares.sum(), (sums * sums).sum(), totals.sum(), (totals * counts).sum(), counts.sum()]
-    whole_parts = [_whole(part) for part in (*parts, (counts * counts).sum(), tokens, one * x.shape[2], one)]
+    whole_parts = [whole(part) for part in (*parts, (counts * counts).sum(), tokens, one * x.shape[2], one)]
     return torch.stack(whole_parts)
-
-
-def _whole(x: Tensor) -> Tensor:
-    """A number of this process's tensors, or of a DTensor's over its mesh."""
-    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 # --- hooks: traced into the graph -----------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.files.storage import finite, is_below, opened, read_json, sync, sync_names, written_whole
-from signalprop.repair.initialisation import fill, whole
+from signalprop.hooks import whole
+from signalprop.repair.initialisation import fill
 from signalprop.streams.wrappers import unwrapped
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import by_first, first, gathered

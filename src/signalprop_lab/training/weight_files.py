@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, require
 from signalprop.files.storage import check_regular
-from signalprop.repair.initialisation import fill, whole
+from signalprop.hooks import whole
+from signalprop.repair.initialisation import fill
 from signalprop.streams.wrappers import unwrapped
 from signalprop_lab.training.processes import first
 

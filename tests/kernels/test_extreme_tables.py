@@ -1,0 +1,63 @@
+"""Every column of a table at 0, at 1e-30 and at 1e30, for every kind of sublayer: a profile, or one line."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from tests.kernels.test_drawn import SETTINGS
+
+import signalprop as sp
+from damage import check_line
+from signalprop.errors import InputError
+from signalprop.network.kinds import KINDS, kind_named
+
+NAMES = [name for name in KINDS if kind_named(name).roles]
+VALUES = (0.0, 1e-30, 1e30)
+LONG = ("compressed_sparse_attention", "heavily_compressed_attention")  # variants of shared_kv_attention, drawn
+
+
+def table(name: str) -> sp.Parametrization:
+    """One such sublayer, small."""
+    memory = kind_named(name).reads_memory
+    fields: dict[str, Any] = {
+        "kind": "encoder-decoder" if memory else "decoder", "n_layers": 1, "d_model": 32, "n_heads": 4, "d_head": 16,
+        "d_ff": 24, "vocab_size": 30, "seq_len": 6, "norm": "rmsnorm", "norm_bias": False, "qkv_bias": True,
+    }  # fmt: skip
+    if memory:
+        fields |= {"n_decoder_layers": 1, "target_len": 5}
+    else:
+        narrow = {"d_rotary": 8} if name == "latent_attention" else {}
+        fields |= {"branches": (name,), "settings": {name: SETTINGS[name] | narrow} if name in SETTINGS else {}}
+    return sp.scheme("xavier")(sp.Architecture(**fields))
+
+
+def columns(p: sp.Parametrization, name: str) -> list[str]:
+    """What a table says of the weights of such a sublayer; beside a feed-forward all numbers that it holds."""
+    every = [column for column, values in p.columns().items() if values.dtype.kind == "f"]
+    roles = {role.name for role in kind_named(name).roles if role.exists(p.architecture)}
+    others = {"weight", "bias"} if name == "feed_forward" else set()
+    return [c for c in every if c.partition(".")[2] in roles or (others and c.partition(".")[0] not in others)]
+
+
+@pytest.mark.parametrize(
+    ("name", "fidelity"),
+    [
+        pytest.param(name, fidelity, marks=[pytest.mark.slow] * (name in LONG))
+        for name in NAMES
+        for fidelity in (("moments", "kernel") if kind_named(name).closed else ("kernel",))
+    ],
+)
+def test_a_profile_or_one_line(name: str, fidelity: str) -> None:
+    p = table(name)
+    raw = []
+    for column, value in product(columns(p, name), VALUES):
+        try:
+            found = sp.predict(p.with_columns(**{column.replace(".", "__"): value}), fidelity=fidelity)
+            str(found), found.to_json()
+        except InputError as error:
+            check_line(str(error))
+        except Exception as error:
+            raw.append(f"{column} = {value}: {type(error).__name__}: {error}")
+    assert raw == []
