@@ -230,7 +230,7 @@ def prepare(given: Path) -> None:
     torch.manual_seed(0)
     shape = {key: value for key, value in trained.LLAMA.items() if key != "model_type"}
     LlamaForCausalLM(LlamaConfig(vocab_size=260, **shape)).save_pretrained(given / "plain")
-    tiny = ("--layers", "2", "--d-model", "16", "--vocab-size", "50", "--seq-len", "8")
+    tiny = ("--layers", "2", "--d-model", "16", "--set", "vocab_size=50", "--seq-len", "8")
     for arguments, folder in (
         (("predict", "gpt2", *tiny, "--json", "p.json"), given),
         (cases(given)["apply"].arguments, given / "applied"),

@@ -16,8 +16,8 @@ BOOK = Path(__file__)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["predict", "tgs", "--dropout", "1"], "dropout"),
-        (["predict", "tgs", "--heads", "7"], "not divisible by n_heads 7"),
+        (["predict", "tgs", "--set", "dropout=1"], "dropout"),
+        (["predict", "tgs", "--set", "n_heads=7"], "not divisible by n_heads 7"),
         (["predict", "tgs", "--layers", "0"], "n_layers"),
         (["predict", "tgs", "--layers", "two"], "--layers"),
         (["predict", "tgs", "--layers", "2,two"], "--layers 'two' is not a number of layers"),
@@ -53,7 +53,7 @@ BOOK = Path(__file__)
         (["apply", "tgs", "--scheme", "xavier", "--out", "out"], "tgs is a preset, a network without weights"),
         (["predict", "tgs", "--set", "gated"], "KEY=VALUE"),
         (["predict", "tgs", "--norm", "middle"], "norm_placement"),
-        (["predict", "tgs", "--activation", "sigmoidal"], "activation"),
+        (["predict", "tgs", "--set", "activation=sigmoidal"], "activation"),
         (["predict", "tgs", "--fidelity", "exact"], "choose auto, moments, kernel, simulate"),
         (["predict", "tgs", "--qk-scale", "-1"], "--qk-scale"),
         (["predict", "tgs", "--qk-scale", "nan"], "--qk-scale"),
@@ -79,8 +79,6 @@ BOOK = Path(__file__)
         (["schemes", "magic"], ", deepscalelm, "),
         (["schemes", "--architecture", "tgs", "--option", "k=1"], "NAME of a scheme"),
         (["schemes", "xavier", "--layers", "3"], "need --for"),
-        (["compute", "tgs", "--output-fraction", "2"], "output_fraction"),
-        (["compute", "tgs", "--steps", "0"], "--steps"),
     ],
 )  # fmt: skip
 def test_mistakes_on_the_command_line(refused: Refused, arguments: list[str], says: str) -> None:
@@ -125,7 +123,7 @@ def test_finished_parametrizations_take_no_changes(command: Command, refused: Re
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["compare", "{}/bert", "--dropout", "0.1"], "only --seq-len can change"),
+        (["compare", "{}/bert", "--set", "dropout=0.1"], "only --seq-len can change"),
         (["measure", "{}/bert", "--scheme", "xavier"], "only --seq-len can change"),
         (["measure", "{}/bert", "--seq-len", "25"], "positions for 24"),
         (["compare", "{}/gpt2", "--seq-len", "25"], "positions for 24"),
@@ -188,8 +186,6 @@ def test_advice_of_the_library_is_given_in_options(command: Command, refused: Re
     assert "give --mapping, which names the branches" in refused("measure", str(copied), "--random-init")
     (copied / "model.safetensors").unlink()
     assert "not predicted       give --mapping, which names the branches" in command("anatomy", str(copied)).out
-    fast = ("--layers", "1", "--widths", "8,16", "--seeds", "2", "--steps", "2", "--optimizer", "sgd", "--lr", "1e30")
-    assert command("coordinates", "tgs", "--vocab-size", "50", *fast).err.endswith("; give a smaller --lr\n")
 
 
 def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,11 +204,11 @@ def test_failures_and_interruptions(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("signalprop.results.cost.count_parameters", fail)
-    status, out, err = command("compute", "tgs")
+    status, out, err = command("predict", "tgs", "--cost")
     assert (status, out) == (1, "")
     assert err == "signalprop: RuntimeError: out of luck (SIGNALPROP_DEBUG=1 shows where)\n"
     monkeypatch.setenv("SIGNALPROP_DEBUG", "1")
     with pytest.raises(RuntimeError):
-        run(["compute", "tgs"])
+        run(["predict", "tgs", "--cost"])
     monkeypatch.setattr("signalprop.results.cost.count_parameters", interrupt)
-    assert command("compute", "tgs") == (130, "", "signalprop: interrupted\n")
+    assert command("predict", "tgs", "--cost") == (130, "", "signalprop: interrupted\n")

@@ -11,7 +11,6 @@ import pytest
 from commandline import TINY, Command, result_of
 from signalprop import __version__
 from signalprop.network.architecture import Architecture
-from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict
 from signalprop.report.html import read
 from signalprop.results.comparison import compare
@@ -25,13 +24,6 @@ def test_version_and_help(command: Command) -> None:
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
         assert re.search(r" compare +Predict and measure a model's signal", out)
-
-
-def test_presets_are_listed(command: Command) -> None:
-    out = command("presets").out
-    assert all(re.search(rf"^{name} ", out, re.MULTILINE) for name in PRESETS)
-    listed = result_of(command, "presets")["presets"]
-    assert list(listed) == list(PRESETS) and listed["gpt2"]["parameters"] == 124_439_808
 
 
 def test_predict_equals_the_library(command: Command) -> None:
@@ -129,10 +121,10 @@ def test_schemes_compares_what_theory_predicts(command: Command, tmp_path: Path)
     assert max(map(len, out.splitlines())) <= 80 or str(file) in out
 
 
-def test_compute(command: Command) -> None:
-    result = result_of(command, "compute", "bert-base", "--steps", "10")
+def test_the_cost_of_a_network(command: Command) -> None:
+    result = result_of(command, "predict", "bert-base", "--cost", "--batch-size", "10")
     assert result["parameters"]["total"] == 109_514_298  # BertForMaskedLM of the published configuration
-    table = command("compute", "bert-base", "--steps", "10").out
+    table = command("predict", "bert-base", "--cost", "--batch-size", "10").out
     assert "109,514,298" in table
     assert f"{result['train_flops']['total']:.3e}" in table
 
@@ -180,7 +172,7 @@ def test_compare_of_a_scheme(command: Command, tmp_path: Path) -> None:
 
 
 def test_compare_shortens_sequences_unless_told(command: Command, tmp_path: Path) -> None:
-    small = ["tgs", "--layers", "1", "--d-model", "16", "--vocab-size", "50", "--seeds", "1", "--batch-size", "1"]
+    small = ["tgs", "--layers", "1", "--d-model", "16", "--set", "vocab_size=50", "--seeds", "1", "--batch-size", "1"]
     assert result_of(command, "compare", *small)["measured"]["architecture"]["seq_len"] == 128
     longer = result_of(command, "compare", *small, "--seq-len", "130")
     assert longer["predicted"]["architecture"]["seq_len"] == longer["measured"]["architecture"]["seq_len"] == 130

@@ -19,7 +19,7 @@ COMMANDS: dict[str, list[str]] = {
     "compare": ["compare", "tgs", *TINY, "--seeds", "1"],
     "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes", "xavier", "--architecture", "tgs", "--layers", "2"],
-    "compute": ["compute", "tgs"],
+    "cost": ["predict", "tgs", "--cost"],
 }
 DRAWN = ("predict", "compare", "kernel")
 

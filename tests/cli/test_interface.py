@@ -26,14 +26,12 @@ TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]
 RESULTS = {
     "predict": ["predict", "tgs", *TINY],
     "predict, several": ["predict", "tgs", *TINY, "--scheme", "xavier,deepscalelm"],
-    "measure": ["measure", "tgs", *TINY, "--vocab-size", "50"],
-    "compare": ["compare", "tgs", *TINY, "--vocab-size", "50", "--seeds", "1"],
+    "measure": ["measure", "tgs", *TINY, "--set", "vocab_size=50"],
+    "compare": ["compare", "tgs", *TINY, "--set", "vocab_size=50", "--seeds", "1"],
     "kernel": ["kernel", "tgs", *TINY],
     "schemes": ["schemes"],
     "schemes NAME --architecture ARCH": ["schemes", "xavier", "--architecture", "tgs"],
-    "equivalent": ["equivalent", "tgs", *TINY[:2], "--scheme", "xavier,fixed"],
-    "presets": ["presets"],
-    "compute": ["compute", "tgs"],
+    "predict --cost": ["predict", "tgs", "--cost"],
 }
 
 
@@ -77,9 +75,8 @@ def test_the_interface_is_as_it_was() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["coordinates", "tgs", "--layers", "1", "--widths", "16,32"],
         ["reproduce", "tgs-fig1"],
-        ["measure", "tgs", *TINY, "--vocab-size", "50"],
+        ["measure", "tgs", *TINY, "--set", "vocab_size=50"],
     ],
 )
 def test_a_device_that_is_not_there_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:

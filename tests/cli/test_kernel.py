@@ -16,7 +16,7 @@ from signalprop.data.batches import default_statistics
 from signalprop.kernels.gallery import figure_7
 from signalprop.kernels.shaping import uniform_kernel
 
-SMALL = ["--layers", "3", "--d-model", "32", "--seq-len", "12", "--vocab-size", "200"]
+SMALL = ["--layers", "3", "--d-model", "32", "--seq-len", "12", "--set", "vocab_size=200"]
 
 
 def result_of(command: Command, *arguments: str) -> Any:

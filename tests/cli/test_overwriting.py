@@ -15,9 +15,9 @@ from signalprop.cli.options import PANELS
 # What a command needs beside its outputs; none of it exists, so that what is said of an output comes before all work.
 NEEDED = {
     "advise": ["no"], "anatomy": ["no"], "apply": ["no", "--scheme", "xavier", "--out", "new"],
-    "check": ["no", "--scheme", "xavier"], "compare": ["no"], "compute": ["no"], "coordinates": ["no"],
-    "diagnose": ["no"], "equivalent": ["no", "no"], "fit": ["no", "--out", "new"], "fold": ["no", "--out", "new"],
-    "kernel": ["no"], "measure": ["no"], "predict": ["no"], "presets": [], "report": ["no"], "reproduce": ["tgs-fig1"],
+    "check": ["no", "--scheme", "xavier"], "compare": ["no"],
+    "diagnose": ["no"], "fit": ["no", "--out", "new"], "fold": ["no", "--out", "new"],
+    "kernel": ["no"], "measure": ["no"], "predict": ["no"], "report": ["no"], "reproduce": ["tgs-fig1"],
     "schemes": [], "train": ["no"], "verify": [],
 }  # fmt: skip
 ENDINGS = {"plot": ".png", "plot_curves": ".png", "matrices": ".npz"}

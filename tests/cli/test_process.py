@@ -38,10 +38,12 @@ def test_predict_imports_nothing_heavy() -> None:
 
 def test_the_module_runs_as_a_command() -> None:
     command = [sys.executable, "-m", "signalprop"]
-    good = subprocess.run([*command, "compute", "tgs"], capture_output=True, text=True, timeout=120, check=False)
+    good = subprocess.run(
+        [*command, "predict", "tgs", "--cost"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (good.returncode, good.stderr) == (0, "")
-    bad = subprocess.run([*command, "predict", "tgs", "--dropout", "1"], capture_output=True, text=True, timeout=120,
-                         check=False)  # fmt: skip
+    bad = subprocess.run([*command, "predict", "tgs", "--set", "dropout=1"], capture_output=True, text=True,
+                         timeout=120, check=False)  # fmt: skip
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr.count("\n") == 1
 

@@ -51,7 +51,6 @@ MEMORY = 12 << 30
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--d-model", "16", "--seq-len", "8"]),
     "schemes": (18, ["--architecture", "tgs", "--layers", "2", "--d-model", "16"]),
-    "compute": (16, []),
     "kernel": (12, ["--layers", "2", "--d-model", "16", "--seq-len", "6"]),
     "report": (6, ["--out", "r.html"]),
     "train": (2, ["--show"]),
@@ -59,12 +58,10 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "diagnose": (3, ["--no-report"]),
     "check": (2, []),
     "anatomy": (2, []),
-    "presets": (1, []),
     "apply": (1, []),
     "fold": (1, []),
-    "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50"]),
-    "compare": (2, ["--layers", "1", "--d-model", "16", "--seq-len", "8", "--vocab-size", "50", "--no-report"]),
-    "coordinates": (1, ["--layers", "1", "--widths", "16,32", "--seq-len", "8", "--vocab-size", "50", "--steps", "1"]),
+    "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--set", "vocab_size=50"]),
+    "compare": (2, ["--layers", "1", "--d-model", "16", "--seq-len", "8", "--set", "vocab_size=50", "--no-report"]),
     "verify": (1, ["--quick", "--component", "dropout"]),
     "reproduce": (1, ["--list"]),
     "nonsense": (1, []),
@@ -100,7 +97,6 @@ VALUES = (
 )  # fmt: skip
 WORDS = (*VALUES, "caf\u00e9", "--", "--help", "-h", "xavier", "gpt2")
 SOURCES = (*PRESETS, "plain")
-ACTIVATIONS = ("relu", "gelu", "tanh", "silu", "identity", "sin", "sigmoid", "x")
 
 
 class Hang(BaseException):
@@ -198,9 +194,7 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
         return r.choice(WORDS)
     known: dict[str, Callable[[], str]] = {
         "--scheme": lambda: r.choice([*SCHEMES, *files]),
-        "--activation": lambda: r.choice(ACTIVATIONS),
         "--norm": lambda: r.choice(["pre", "post", "sandwich", "none", "res-post", "x"]),
-        "--norm-kind": lambda: r.choice(["layernorm", "rmsnorm", "x"]),
         "--architecture": lambda: r.choice(["tgs", "gpt2", *files]),
         "--fidelity": lambda: r.choice(["auto", "moments", "kernel", "simulate", "x"]),
         "--component": lambda: r.choice(["linear", "relu", "x"]),

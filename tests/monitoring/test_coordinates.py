@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import signalprop as sp
-from commandline import Command
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.monitoring.coordinates import _slope, coordinates
@@ -63,20 +60,3 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
     given = tables("xavier", options.pop("widths", (32, 64)))
     with pytest.raises(InputError, match=message):
         coordinates(given, batch=BATCH, **options)
-
-
-def test_the_command(tmp_path: Path, command: Command) -> None:
-    small = ["gpt2", "--layers", "1", "--widths", "64,128", "--seq-len", "8", "--vocab-size", "50", "--steps", "2"]
-    text = tmp_path / "a.txt"
-    text.write_text("the stream of a layer is what the layer before it wrote and what it adds " * 9)
-    small += ["--text", str(text)]
-    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
-    done = command("coordinates", *small, "--scheme", "xavier", "--tolerance", "0.1", *files)
-    assert done.status == 1 and "slopes are more than 0.1 and two standard" in done.err and "slope" in done.out
-    found = json.loads((tmp_path / "a.json").read_text())
-    assert found["widths"] == [64, 128] and found["ok"] is False and len(found["probes"]) == 4
-    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-    assert command("coordinates", *small, "--scheme", "xavier", "--tolerance", "9").status == 0
-    for bad, message in ((["--widths", "64,x"], "is not a width"), (["--optimizer", "sophia"], "one of adamw")):
-        failed = command("coordinates", "gpt2", *bad)
-        assert failed.status == 2 and message in failed.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 import signalprop as sp
-from signalprop.cli import run
 from signalprop.models.transformer import surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
@@ -180,17 +178,3 @@ def test_architectures_ends_and_notes() -> None:
     )
     with pytest.raises(sp.InputError, match="sweep"):
         sp.equivalent(Parametrization.sweep([p, p]), p)
-
-
-def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    gpt2 = ["equivalent", "gpt2", "--layers", "8"]
-    assert run([*gpt2, "--scheme", "running-mean,peri-ln"]) == 0
-    printed = capsys.readouterr().out
-    assert (
-        printed.startswith("the same network, in units of the stream from 0.2425 to 1") and "note: exact but" in printed
-    )
-    assert run([*gpt2, "--scheme", "lns,fixed", "--json", "-"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert not found["same"] and found["difference"]["where"] == "layer 1 attention"
-    assert sp.Equivalence.from_json(found).to_json() == found
-    assert run(gpt2) == 2 and "takes two networks" in capsys.readouterr().err

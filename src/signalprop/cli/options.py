@@ -42,7 +42,11 @@ Arch = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the architecture, e.g. gated=true (repeatable)."),
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Any field of the architecture, e.g. activation=silu (repeatable).",
+    ),
 ]
 _INITIALISATION = (
     "Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier for what "
@@ -122,13 +126,8 @@ SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per se
 _NETWORK: dict[str, tuple[Any, str, str]] = {
     "layers": (int, "n_layers", "Number of layers."),
     "d_model": (int, "d_model", "Width of the residual stream."),
-    "heads": (int, "n_heads", "Attention heads."),
     "seq_len": (int, "seq_len", "Tokens per sequence."),
-    "dropout": (float, "dropout", "Dropout probability, from 0 up to but not 1."),
-    "activation": (str, "activation", "relu, gelu, silu, tanh, ..."),
     "norm": (str, "norm_placement", "Norm placement: pre, post, sandwich, res-post or none."),
-    "norm_kind": (str, "norm", "layernorm, rmsnorm, dyt or derf."),
-    "vocab_size": (int, "vocab_size", "Rows of the token table."),
 }
 
 

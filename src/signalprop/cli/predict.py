@@ -38,6 +38,7 @@ def predict(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks that fidelity simulate averages.")] = 8,
     seed: opt.Seed = 0,
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where fidelity simulate runs.")] = "cpu",
+    cost: Annotated[bool, typer.Option("--cost", help="Count parameters and a step's FLOPs instead.")] = False,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -56,6 +57,7 @@ def predict(
     from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity, expected_cost
     from signalprop.prediction import predict as predicted
+    from signalprop.results.cost import cost_table, step_cost
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
@@ -64,6 +66,11 @@ def predict(
     depths: Sequence[int | None] = opt.several_numbers(
         layers, "--layers", "a number of layers", "12, or 12,48,192"
     ) or [None]
+    if cost:
+        a = sources.read_architecture(arch, changed | opt.changes(None, layers=depths[0]))
+        found = step_cost(a, batch_size)
+        output.deliver(json_file, lambda: found, lambda: output.echo(cost_table(found)))
+        return
     many = len(schemes) * len(depths) > 1
     if many and all_rows:
         raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")

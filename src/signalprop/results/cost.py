@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from signalprop.errors import InputError
 from signalprop.families import find
@@ -11,6 +11,7 @@ from signalprop.network.kinds import Kind, kind_of, kinds_in
 from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import PLACEMENTS, STACKS, Parametrization, layout
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
+from signalprop.results.text import text_table
 
 # Rows of a table of relative position biases (relative_attention_num_buckets in transformers); one table per stack.
 RELATIVE_BUCKETS = 32
@@ -220,3 +221,24 @@ def _head_flops(a: Architecture) -> float:
     outputs = a.vocab_size if a.head == "lm" else a.n_classes
     transform = 2 * d * d + d * a.bias + ACTIVATION * d + NORM * d
     return float(transform * a.head_transform + 2 * d * outputs + (SOFTMAX + _LOSS_TARGET) * outputs)
+
+
+COST_SCHEMA = "signalprop/cost/1"
+
+
+def step_cost(a: Architecture, batch_size: int) -> dict[str, Any]:
+    """Parameters, exactly, and FLOPs of one training step of so many sequences, by part; JSON-ready."""
+    return {
+        "schema": COST_SCHEMA, "architecture": a.model_dump(mode="json", exclude_defaults=True),
+        "parameters": count_parameters(a), "active_parameters": active_parameters(a),
+        "train_flops": train_flops(a, batch_size, 1), "batch_size": batch_size,
+    }  # fmt: skip
+
+
+def cost_table(cost: dict[str, Any]) -> str:
+    """What `step_cost` gives, as a table."""
+    parameters, flops = cost["parameters"], cost["train_flops"]
+    rows = [[part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()]
+    if cost["active_parameters"] < parameters["total"]:
+        rows.append(["of which a token meets", f"{cost['active_parameters']:,}", "-"])
+    return text_table(["part", "parameters", f"FLOPs of a step of {cost['batch_size']} sequences"], rows)

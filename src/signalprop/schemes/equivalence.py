@@ -332,15 +332,5 @@ def _notes(one: Parametrization, other: Parametrization, stream: tuple[float, ..
     return tuple(notes)
 
 
-def layer_table(found: Equivalence, p: Parametrization) -> tuple[list[str], list[list[str]]]:
-    """The gauge as a table (header, rows): after every sublayer the stream's unit, and the factors on weights."""
-    header = ["after", "stream", *found.weights]
-    rows = [["embedding", f"{found.stream[0]:.5g}", *("" for _ in found.weights)]]
-    for i, unit in enumerate(found.stream[1:]):
-        factors = [f"{column[i]:.5g}" if p.weights[role][i] else "" for role, column in found.weights.items()]
-        rows.append([f"layer {int(p.layer[i])} {kind_of(p, i).words}", f"{unit:.5g}", *factors])
-    return header, rows
-
-
 def _words(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else repr(value)

@@ -21,11 +21,8 @@ _OPTIONS = ("k", "alpha")
 _FLAGS = {
     "n_layers": "--layers",
     "d_model": "--d-model",
-    "n_heads": "--heads",
     "norm_placement": "--norm",
-    "activation": "--activation",
     "seq_len": "--seq-len",
-    "dropout": "--dropout",
 }
 # The last lines of `Settings.python`.
 PRINTS = (
@@ -102,10 +99,9 @@ class Settings(Value):
 
     def command(self) -> str:
         """A command line that predicts the same numbers."""
-        words = ["signalprop", "predict", self.preset, "--set", f"kind={self.kind}"]
+        words = ["signalprop", "predict", self.preset]
         for name, value in self._network().items():
-            if name in _FLAGS:
-                words += [_FLAGS[name], str(value)]
+            words += [_FLAGS[name], str(value)] if name in _FLAGS else ["--set", f"{name}={value}"]
         words += ["--scheme", self.scheme]
         for name, option in self.options().items():
             words += ["--option", f"{name}={option!r}"]
