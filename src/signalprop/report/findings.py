@@ -85,7 +85,7 @@ def one_network(profile: Profile) -> list[str]:
     ]
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
     parts += [] if first is None else [f"gradient ratio x/÷ {factor(first[0])}"]
-    return [f"one network         {', '.join(parts)} (standard deviation, width {profile.architecture.d_model})"]
+    return [f"one network         {', '.join(parts)} (standard deviation, one sequence)"]
 
 
 def factor(sd: float) -> str:

@@ -124,8 +124,10 @@ def relative_standard_errors(reference: Series) -> tuple[FloatArray | None, Floa
 def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
     """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
 
-    The scatter is the predicted one; what the mean of networks of this width has above the prediction is taken into
-    account. None: not derived. NaN: nothing scatters.
+    The scatter is the predicted one, of networks that read one sequence: of 4 sequences networks of width 128 and 8
+    layers scatter .5 (correlation of gradients) to 1 times as far (five networks, 48 draws each), so z is as much too
+    small. What the mean of networks of this width has above the prediction is taken into account. None: not derived.
+    NaN: nothing scatters.
     """
     if predicted.variance_sd is None or predicted.token_correlation_sd is None:
         return None, None
