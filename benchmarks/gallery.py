@@ -97,7 +97,11 @@ def page() -> str:
 def state_of(row: Row) -> str:
     """The state, with a link to the page of a result."""
     page = row.result_page
-    return row.state if page is None else row.state.replace(page, f"[{Path(page).stem}]({page.removeprefix('docs/')})")
+    return (
+        row.state
+        if page is None
+        else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('docs/')})")
+    )
 
 
 def section(row: Row, one: dict[str, Any]) -> str:

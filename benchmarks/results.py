@@ -1,7 +1,7 @@
-"""The pages of sweeps: docs/results/NAME.md from docs/results/NAME.json, and docs/results/index.md.
+"""docs/results.md and docs/what-we-know.md, from the stored sweeps in records/results/NAME.json.
 
-python -m benchmarks.results                       # write every page anew
-python -m benchmarks.results sweeps/NAME ...       # store what these sweeps have come to, then write every page
+python -m benchmarks.results                       # write both pages anew
+python -m benchmarks.results sweeps/NAME ...       # store what these sweeps have come to, then write both
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 from signalprop_lab.training.sweep_definition import Sweep
-from signalprop_lab.training.tables import SCHEMA, markdown_table, page
-from signalprop_lab.training.verdicts import overall, verdicts
+from signalprop_lab.training.tables import SCHEMA, verdict_lines, wrapped
+from signalprop_lab.training.verdicts import verdicts
 
-FOLDER = Path("docs/results")
-STEPS_LINK = "[first steps](../first-steps.md)"
+FOLDER, PAGE = Path("records/results"), Path("docs/results.md")
+STEPS, PICTURE = Path("docs/first-steps.md"), Path("docs/pictures/plateau.svg")
+STEPS_LINK = "[first steps](first-steps.md)"
 
 
 def store(directories: list[Path]) -> None:
@@ -33,6 +34,13 @@ def store(directories: list[Path]) -> None:
         write_json(FOLDER / f"{results['sweep']['name']}.json", results)
 
 
+INTRODUCTION = """\
+# Results of training
+
+Written by `python -m benchmarks.results` from `records/results/`: do not edit.
+
+What was trained to test the papers' claims, and the verdicts, with the budget beside the paper's. What follows of all
+of it: [What we know now](what-we-know.md)."""
 JUDGED_BY = (
     "title",
     "claim",
@@ -73,53 +81,54 @@ def stored_results() -> dict[Path, dict[str, Any]]:
     return {file: one for file, one in found.items() if isinstance(one, dict) and one.get("schema") == SCHEMA}
 
 
-def pages() -> list[tuple[str, str, str]]:
-    """Write the page of every stored sweep: their names, titles and verdicts."""
+class Shown(NamedTuple):
+    """A section of the page: the name of its record, its title, what the claim and the budget are, its verdicts."""
+
+    name: str
+    title: str
+    about: list[str]
+    verdicts: list[str]
+
+
+def sections() -> list[Shown]:
+    """Of every stored sweep; its record gets the words and verdicts of today."""
     found = []
     for file, results in stored_results().items():
         results = judged_anew(results)
         write_json(file, results)
-        verdict = write_results_page(file, file.with_suffix(".md"))
         sweep = Sweep(**results["sweep"])
-        found.append((file.stem, sweep.title or sweep.name, verdict if sweep.verdict else f"judged in {STEPS_LINK}"))
+        lines = [f"- {line}" for line in verdict_lines(verdicts(results))] if sweep.verdict else []
+        about = [wrapped(text) for text in (sweep.claim, sweep.description) if text]
+        changed = _changed(results)
+        again = f"`{file}`" if changed else f"`signalprop sweep sweep-{file.stem} --from {file} --table-only`"
+        about += [*changed, f"{len(results['rows'])} runs; every one, settings and tables: {again}."]
+        found.append(Shown(file.stem, sweep.title or sweep.name, about, lines or [f"Judged in {STEPS_LINK}."]))
     return found
 
 
-def write_results_page(results: Path, target: Path) -> str:
-    """Write the page of a stored value; the verdict on its claim."""
-    store = read_json(results)
-    if not isinstance(store, dict):
-        raise InputError(f"{results} holds no results of a sweep")
-    note = f"Written by `python -m benchmarks.results` from `{results.name}`: do not edit."
-    title, rest = page(store).split("\n\n", 1)
-    write_text(target, "\n\n".join([title, note, *_changed(store), rest]))
-    return overall(verdicts(store))
-
-
 def counted() -> str:
-    """How many runs are stored, how many of them are different, and which pages the same ones decide."""
+    """How many runs are stored, how many of them are different, and which sections the same ones decide."""
     files: dict[tuple[Any, ...], set[str]] = {}
     rows = [(file, row) for file, results in stored_results().items() for row in results["rows"]]
     for file, row in rows:
         key = tuple(row.get(name) for name in ("seed", "parameters", "train_loss", "eval_loss"))
-        files.setdefault(key, set()).add(f"[{file.stem}]({file.stem}.md)")
+        files.setdefault(key, set()).add(f"[{file.stem}](#{file.stem})")
     shared = Counter(" and ".join(sorted(names)) for names in files.values() if len(names) > 1)
     text = f"{len(rows)} runs of sweeps are stored; {len(files)} of them are different."
     if shared:
         told = "; ".join(f"{names} {runs}" for names, runs in sorted(shared.items()))
-        text += f" Some decide parts of several pages, which are no evidence of their own for each other: {told}."
+        text += f" Some decide parts of several claims, which are no evidence of their own for each other: {told}."
     return text
 
 
-def others(known: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Pages that other benchmarks have written here: their names, titles and verdicts."""
+def others() -> list[Shown]:
+    """What was trained and judged by scripts that are finished: their records have a text."""
     found = []
     for file in sorted(FOLDER.glob("*.md")):
-        if file.stem not in (*known, "index"):
-            text = file.read_text(encoding="utf-8")
-            lines = [claim.verdict for claim in claims(text)]
-            verdict = ", ".join(f"{n} of {len(lines)} {word}" for word, n in sorted(Counter(lines).items()))
-            found.append((file.stem, text.partition("\n")[0].removeprefix("# "), verdict))
+        text = file.read_text(encoding="utf-8")
+        lines = [f"- {claim.words}: **{claim.verdict}**" for claim in claims(text)]
+        title = text.partition("\n")[0].removeprefix("# ")
+        found.append(Shown(file.stem, title, [f"The record, with its numbers: `{file}`."], lines))
     return found
 
 
@@ -169,9 +178,9 @@ def plateau(results: dict[str, Any]) -> str:
             f"- {method}: after {', '.join(left) or 'no number of'} steps"
             + (f"; never at {', '.join(stayed)} layers ({runs} runs)" if stayed else "")
         )
-    shown = "![steps until the plateau is left, against depth](plateau.svg)"
+    shown = "![steps until the plateau is left, against depth](pictures/plateau.svg)"
     title = (
-        "**Leaving the plateau at chance** ([page](depth-postln.md)), at the best rate, warm-up and seed of each depth:"
+        "**Leaving the plateau at chance** ([runs](#depth-postln)), at the best rate, warm-up and seed of each depth:"
     )
     return "\n\n".join([title, "\n".join(lines), shown])
 
@@ -199,22 +208,20 @@ def plateau_picture(results: dict[str, Any]) -> None:
     ticks = [t for t in (100, 200, 500, 1000) if t < most]
     axes.set_yticks([*ticks, most], [*map(str, ticks), f"not within {most}"])
     figure.legend(loc="outside upper center", ncols=2)
-    figure.savefig(FOLDER / "plateau.svg", metadata={"Date": None})
+    figure.savefig(PICTURE, metadata={"Date": None})
     plt.close(figure)
 
 
-def index(found: list[tuple[str, str, str]]) -> str:
-    """The page that lists the others."""
-    rows = [[f"[{title}]({name}.md)", verdict] for name, title, verdict in found]
-    text = "Written by `python -m benchmarks.results` from the files beside it: do not edit."
-    table = markdown_table(["what was trained", "verdict on the claim"], rows)
-    steps, depths = FOLDER.parent / "first-steps.md", FOLDER / "depth-postln.json"
-    parts = ["What follows of all of it: [What we know now](../what-we-know.md).", counted(), table]
-    parts += foreseen(steps.read_text(encoding="utf-8") if steps.is_file() else "")
+def page(found: Sequence[Shown]) -> str:
+    """What was trained, and the verdicts."""
+    depths = FOLDER / "depth-postln.json"
+    parts = [INTRODUCTION, counted(), *foreseen(STEPS.read_text(encoding="utf-8") if STEPS.is_file() else "")]
     if depths.is_file():
         plateau_picture(read_json(depths))
         parts.append(plateau(read_json(depths)))
-    return "\n\n".join(["# Results of training", text, *parts]) + "\n"
+    for one in found:
+        parts += [f"## {one.name}", f"**{one.title}.**", *one.about, "\n".join(one.verdicts)]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
@@ -222,15 +229,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="*", type=Path, help="directories that `signalprop sweep` has written")
     arguments = parser.parse_args()
-    FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         store(arguments.sweeps)
-        found = pages()
+        found = sorted([*sections(), *others()])
         write_text(what_we_know.PAGE, what_we_know.page(FOLDER))
-        write_text(FOLDER / "index.md", index(sorted(found + others([name for name, _, _ in found]))))
+        write_text(PAGE, page(found))
     except InputError as error:
         sys.exit(f"results: {error}")
-    print(f"wrote {len(found)} pages and {FOLDER / 'index.md'}", file=sys.stderr)
+    print(f"wrote {PAGE} and {what_we_know.PAGE} from {len(found)} records", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ ADVICE = """\
   times more tokens, and stays open.
 - **No skips, no norms**: `e-spa` trains at 36 to 108 layers, slower than Pre-LN step by step.
 - **Whatever the scheme**: predict it for your own shape (`signalprop schemes`). A healthy prediction is needed, and
-  does not rank methods ([found](results/found.md))."""
+  does not rank methods ([found](results.md#found))."""
 
 
 def page(folder: Path) -> str:
@@ -118,8 +118,8 @@ def _trained(source: str, words: str, judged: Mapping[str, Sequence[Judged]]) ->
         return []
     found = [one for one in judged[source] if claim_of(one.check) == words]
     if len(found) != 1:
-        raise InputError(f"docs/results/{source}.json has no part {words!r}; name one of its verdict")
+        raise InputError(f"records/results/{source}.json has no part {words!r}; name one of its verdict")
     (one,) = found
     by = re.search(r"difference ([+-][\d.]+), standard error ([\d.]+)", one.told)
     effect = f"{float(by[1]):+.2g} ± {float(by[2]):.2g}" if by and one.kind != CONTROL else ""
-    return [f"[{words}](results/{source}.md)", effect, one.budget, one.kind]
+    return [f"[{words}](results.md#{source})", effect, one.budget, one.kind]
