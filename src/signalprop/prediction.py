@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
@@ -17,6 +17,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import kinds_in
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.prediction_notes import is_shaped, left_out_of, scores_of
+from signalprop.results.cost import count_parameters
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.schemes.base import parametrized
@@ -38,6 +39,7 @@ def predict(
     scheme: str | None = None,
     fidelity: Fidelity = "auto",
     backward: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
     """Predict the signal at every probe point.
 
@@ -52,6 +54,7 @@ def predict(
             images; real ids in shallow encoders; shaped attention), else moments. `auto` follows a long decoder without
             real ids on a grid of positions, `kernel` all of them.
         backward: also the gradient.
+        progress: called with (sublayers passed, all of them, both ways) while token kernels are followed.
 
     The profile's `fidelity` says what was used, its `notes` why.
 
@@ -86,7 +89,7 @@ def predict(
             read, seen, note = _shortened(parametrization, statistics, note)
         grid = grid_for(read, seen) if fidelity == "auto" else None
         loads = _watched_loads(read)
-        profile = predict_token_kernels(read, seen, backward=backward, grid=grid, watch=loads)
+        profile = predict_token_kernels(read, seen, backward=backward, grid=grid, watch=loads, progress=progress)
         profile = replace(profile, architecture=parametrization.architecture)
     else:
         require("torch", "models")
@@ -190,6 +193,27 @@ def expected_cost(p: Parametrization, inputs: InputStatistics, fidelity: Fidelit
     cure = "take fewer layers" if chosen == "moments" else "take fewer layers or tokens, or fidelity moments"
     check_fits(needed, f"a prediction of {n:,} sublayers", cure)
     return Cost(seconds, needed)
+
+
+# What a network takes that is built and run: floating-point operations in a second of one core, bytes of a parameter
+# (weight, gradient, copies) and of a token in a sublayer (measured with gpt2 of 4 and 24 layers, tgs of 12 and 48).
+_OPERATIONS, _PER_PARAMETER, _PER_FEATURE, _BESIDE = 4e10, 12, 32, 5e8
+
+
+def cost_of_runs(p: Parametrization, sequences: int, runs: int = 1) -> Cost:
+    """What networks take that are built one after the other, with a forward and a backward pass of each run.
+
+    Args:
+        sequences: of a batch. runs: passes of all networks together.
+
+    Raises:
+        InputError: it would not fit into memory; the line says how much it needs.
+    """
+    a, n = p.architecture, count_parameters(p.architecture)["total"]
+    tokens = sequences * max(a.seq_len, a.target_len or 0)
+    needed = _BESIDE + _PER_PARAMETER * n + tokens * (_PER_FEATURE * p.n_sublayers * a.d_model + 8 * a.vocab_size)
+    check_fits(needed, f"a network of {n:,} parameters on {tokens:,} tokens", "take fewer layers or a smaller batch")
+    return Cost(6 * n * tokens * runs / _OPERATIONS, needed)
 
 
 def _watched_loads(p: Parametrization) -> ExpertLoads | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 
 import signalprop as sp
 from damage import check_command, commanded
+from signalprop.cli import output
 from signalprop.data.batches import default_statistics
+from signalprop.errors import InputError
 from signalprop.network.presets import PRESETS
-from signalprop.prediction import expected_cost
+from signalprop.prediction import Cost, expected_cost
 
 LIMITED = (
     "import resource, sys; from signalprop.cli import run\n"
@@ -31,6 +34,78 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
     done = limited("predict", "gpt2", "--layers", "400000")
     assert done.returncode == 2 and done.stdout == ""
     assert re.search(r"800,000 sublayers needs at least 8\.0 GB .* fewer layers", done.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "gpt2", "--layers", "100000"), ("compare", "gpt2", "--layers", "100000", "--d-model", "12"),
+        ("schemes", "--for", "gpt2", "--layers", "2000"), ("advise", "gpt2", "--layers", "3000"),
+    ],
+)  # fmt: skip
+def test_what_takes_long_is_refused_where_nobody_said_how_to_do_it(arguments: tuple[str, ...]) -> None:
+    result = commanded(*arguments)
+    check_command(result)
+    assert result.status == 2 and re.search(r"this would take about [\d,]+ s .* --fidelity moments", result.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        (("measure", "gpt2", "--layers", "48", "--seeds", "100"), 100),
+        (("coordinates", "gpt2", "--widths", "64,2048", "--steps", "50"), 100),
+        (("kernel", "tgs", "--layers", "1000", "--seq-len", "512"), 100),
+        (("predict", "gpt2", "--fidelity", "simulate", "--seeds", "1000"), 100),
+    ],
+    ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
+)
+def test_other_commands_say_what_they_take(
+    arguments: tuple[str, ...], seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the work, which is not done here."""
+    said = []
+
+    class Begun(InputError):
+        pass
+
+    def announced(costs: Sequence[Cost], **_: bool) -> None:
+        said.append(sum(cost.seconds for cost in costs))
+        raise Begun("the work begins")
+
+    monkeypatch.setattr(output, "announce", announced)
+    assert "the work begins" in commanded(*arguments).err
+    assert said[0] > seconds
+
+
+def test_progress_of_one_prediction() -> None:
+    seen: list[tuple[int, int]] = []
+    table = sp.scheme("xavier")(sp.Architecture.preset("gpt2", n_layers=60, seq_len=64))
+    quiet = sp.predict(table)
+    told = sp.predict(table, progress=lambda done, total: seen.append((done, total)))
+    assert told.to_json() == quiet.to_json()
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen}) and seen[-1] == (240, 240)
+    assert len(seen) > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "layers"), [("gpt2", 24), ("tgs", 48), ("gpt2", 4)])
+def test_estimates_of_runs_against_what_they_take(name: str, layers: int) -> None:
+    """Within a factor of 3 of the memory; of the time only that it is not far too little, whatever else runs here."""
+    code = (
+        "import resource, time, torch, signalprop as sp\n"
+        "from signalprop.data.batches import default_batch, shortened\n"
+        "from signalprop.prediction import cost_of_runs\n"
+        "torch.set_num_threads(1)\n"
+        f"p = sp.scheme('xavier')(shortened(sp.Architecture.preset({name!r}, n_layers={layers})))\n"
+        "cost, model = cost_of_runs(p, 4), sp.build(p)\n"
+        "begun = time.process_time()\n"
+        "sp.measure(model, default_batch(p.architecture, batch_size=4))\n"
+        "peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(cost.seconds / (time.process_time() - begun), cost.bytes / peak)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    seconds, memory = map(float, done.stdout.split())
+    assert 0.05 < seconds < 5 and 1 / 3 < memory < 3, done.stdout
 
 
 @pytest.mark.slow

@@ -24,11 +24,17 @@ def advise(
     Example:
       signalprop advise tgs --layers 96 --norm post --scheme xavier
     """
-    from signalprop.advice import LONGEST
+    from signalprop.advice import CHANGES, LONGEST, PAIRS
     from signalprop.advice import advise as advised
+    from signalprop.data.batches import default_statistics
+    from signalprop.prediction import expected_cost
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)
-    found = advised(sources.parametrization(arch, changed, scheme, option, longest=LONGEST))
+    p = sources.parametrization(arch, changed, scheme, option, longest=LONGEST)
+    output.announce(
+        [expected_cost(p, default_statistics(p.architecture), "auto")] * (1 + len(CHANGES) + len(PAIRS)), chosen=False
+    )
+    found = advised(p)
     output.deliver(json_file, found.to_json, lambda: output.echo(str(found)))
     output.fail_on(found.findings, fail_on)

@@ -66,8 +66,9 @@ def compare(
     """
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
+    from signalprop.data.batches import default_statistics
     from signalprop.errors import InputError
-    from signalprop.prediction import check_fidelity
+    from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost
     from signalprop.report import tables
     from signalprop.studies import study
 
@@ -95,6 +96,8 @@ def compare(
         subject = sources.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
         place = opt.usable(device)
         built.append((subject.scheme, subject))
+        costs = expected_cost(subject, default_statistics(subject.architecture), chosen)
+        output.announce([costs, cost_of_runs(subject, batch_size, seeds)], chosen=chosen != "auto")
         found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
     with output.progress("measuring") as step:
         result = study(

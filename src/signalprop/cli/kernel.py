@@ -14,7 +14,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
-from signalprop.data.batches import LONGEST
+from signalprop.data.batches import LONGEST, default_statistics
 from signalprop.errors import InputError
 from signalprop.files.storage import write_bytes
 
@@ -103,6 +103,7 @@ def kernel(
     from signalprop.kernels.covered import check_covered
     from signalprop.kernels.inputs import load_kernel
     from signalprop.kernels.trace import depths_of, trace
+    from signalprop.prediction import expected_cost
     from signalprop.report import kernel_tables
     from signalprop.report.kernels import cosine_maps, kernel_section, of_trace
     from signalprop.report.plots import sections_figure
@@ -130,6 +131,7 @@ def kernel(
     for p in networks.values():
         check_covered(p)
         depths_of(p, depths)
+    output.announce([expected_cost(p, default_statistics(p.architecture), "kernel") for p in networks.values()])
     traces: dict[str, Trace] = {}
     with output.progress("tracing") as step:
         for number, (name, p) in enumerate(networks.items()):
@@ -243,7 +245,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 def _statistics(p: Parametrization, read: _Input) -> InputStatistics:
     """What a network reads."""
-    from signalprop.data.batches import default_batch, default_statistics
+    from signalprop.data.batches import default_batch
     from signalprop.kernels.inputs import sampled_tokens
     from signalprop.network.inputs import from_tokens
 

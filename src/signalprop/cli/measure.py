@@ -67,6 +67,7 @@ def measure(
     from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError
+    from signalprop.prediction import cost_of_runs
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
 
@@ -80,6 +81,8 @@ def measure(
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory else sources.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
     place = opt.usable(device)
+    if p is not None:
+        output.announce([cost_of_runs(p, batch_size, seeds)])
     import torch
 
     from signalprop.measurement import measure as measured

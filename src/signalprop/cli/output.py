@@ -183,17 +183,24 @@ def note(line: str) -> None:
     print(f"signalprop: {as_line(line)}", file=sys.stderr)
 
 
-_LONG, _LARGE = 10, 1e9  # seconds and bytes from which work says beforehand what it takes
+LONG, _LARGE = 10, 1e9  # seconds and bytes from which work says beforehand what it takes
+_LONGEST = 600  # seconds of work that is begun though nobody said how it should be done
 
 
-def announce(costs: Sequence[Cost]) -> None:
-    """Say on stderr what predictions take, one after the other, where that is long or much."""
+def announce(costs: Sequence[Cost], *, chosen: bool = True) -> None:
+    """Say on stderr what work takes, one part after the other, where that is long or much.
+
+    Args:
+        chosen: somebody said how it is to be done; else work of more than ten minutes is refused.
+    """
     seconds, most = sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0.0)
-    if seconds > _LONG or most > _LARGE:
-        note(
-            f"this takes about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory; fewer layers (--layers) or tokens "
-            "(--seq-len) take less, and --fidelity moments of predict, which averages over positions, least"
+    takes = f"about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory; fewer layers (--layers) or tokens (--seq-len)"
+    if seconds > _LONGEST and not chosen:
+        raise InputError(
+            f"this would take {takes} take less; predict with --fidelity moments (the shortest) or kernel does it"
         )
+    if seconds > LONG or most > _LARGE:
+        note(f"this takes {takes} take less")
 
 
 def facts(*lines: tuple[str, object]) -> None:

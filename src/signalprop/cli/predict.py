@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,7 @@ def predict(
       signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
     """
     from signalprop.data.batches import default_batch, default_statistics
-    from signalprop.prediction import check_fidelity, expected_cost
+    from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost
     from signalprop.prediction import predict as predicted
     from signalprop.results.cost import cost_table, step_cost
 
@@ -86,7 +86,10 @@ def predict(
         return default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
 
     place = opt.usable(device) if device != "cpu" else device
-    output.announce([expected_cost(p, read_by(p.architecture), chosen) for p in tables])
+    costs = [expected_cost(p, read_by(p.architecture), chosen) for p in tables]
+    if chosen == "simulate":
+        costs = [cost_of_runs(p, batch_size, seeds) for p in tables]
+    output.announce(costs, chosen=chosen != "auto")
 
     def one(p: Parametrization) -> Profile:
         inputs = read_by(p.architecture)
@@ -99,10 +102,12 @@ def predict(
                     progress=step,
                 )  # fmt: skip
             return replace(profile, reads=inputs.source)
-        return predicted(p, inputs, fidelity=chosen, backward=not no_gradient)
+        return predicted(p, inputs, fidelity=chosen, backward=not no_gradient, progress=told)
 
+    told: Callable[[int, int], None] | None = None
     if not many:
-        profile = one(tables[0])
+        with output.progress("predicting") if costs[0].seconds > output.LONG else nullcontext() as told:
+            profile = one(tables[0])
         output.deliver_profile(profile, json_file, plot, all_rows=all_rows)
         output.fail_on(profile.findings, fail_on)
         return

@@ -45,7 +45,8 @@ def schemes(
       signalprop schemes --for tgs --layers 48
       signalprop schemes deepscalelm --for bert-base --layers 48
     """
-    from signalprop.prediction import predict
+    from signalprop.data.batches import default_statistics
+    from signalprop.prediction import expected_cost, predict
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
@@ -65,6 +66,7 @@ def schemes(
     cls = type(scheme(name))
     if architecture is not None:  # its table (as JSON a parametrization), and under the text what theory predicts
         table = sources.parametrization(architecture, changed, name, option)
+        output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
         output.deliver(json_file, table.to_json, lambda: output.echo_profile(predict(table), lambda **_: str(table)))
         return
     item = _describe(cls)
@@ -87,7 +89,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
             tables[name] = scheme(name)(a, inputs)
         except InputError as error:
             item["prediction"] = {"refused": str(error)}
-    output.announce([expected_cost(table, inputs, "auto") for table in tables.values()])
+    output.announce([expected_cost(table, inputs, "auto") for table in tables.values()], chosen=False)
     with output.progress("predicting") as step:
         for done, (name, table) in enumerate(tables.items(), start=1):
             item = everything[name]

@@ -63,6 +63,7 @@ def predict_token_kernels(
     backward: bool = True,
     grid: Grid | None = None,
     watch: Watch | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
     """Profile by token kernels: averages over positions of what each position does.
 
@@ -74,6 +75,8 @@ def predict_token_kernels(
     Args:
         grid: of `grid_for`: only these positions are followed, for statistics without real ids.
         watch: called before every pass with its stack and the positions that count; what it gives sees every stream.
+        progress: called with how many sublayers of a network were passed, both ways, and how many there are; of an
+            encoder or a decoder alone.
 
     Raises:
         InputError: the parametrization is a sweep.
@@ -91,15 +94,44 @@ def predict_token_kernels(
     def of_network(number: int) -> Profile:
         passed: list[tuple[Columns, Columns | None]] = []
         stack.draw(number)
-        for part, keep in parts:
+        for done, (part, keep) in enumerate(parts):
             top = partial(top_kernel, p, part, grid=grid) if backward else None
             start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
             counted = keep if grid is None else grid
             see = _unseen if watch is None else watch(stack, (counted,))
-            passed.append(passes(stack, State(start).rescaled(), top, counted, see))
+            ahead, back = _counting(progress, stack.n, done, len(parts), backward)
+            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back))
         return profile_of(p, passed, counts, note)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
+
+
+def _counting(
+    progress: Callable[[int, int], None] | None, n: int, done: int, parts: int, backward: bool
+) -> tuple[See, See]:
+    """What tells of progress on the way forward and on the way back, of which either is `n` sublayers."""
+    if progress is None:
+        return _unseen, _unseen
+    ways = 1 + backward
+    every = max(1, n * ways * parts // 100)
+
+    def told(passed: int) -> None:
+        now = passed + ways * n * done
+        if now % every == 0 and now:
+            progress(now, ways * n * parts)
+
+    return lambda i, _: told(i), lambda i, _: told(2 * n - i) if i < n else None
+
+
+def _both(one: See, other: See) -> See:
+    if other is _unseen:
+        return one
+
+    def see(i: int, state: State) -> None:
+        one(i, state)
+        other(i, state)
+
+    return see
 
 
 def _of_encoder_decoder(
