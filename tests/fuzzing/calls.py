@@ -314,6 +314,8 @@ def run_calls(seed: int, first: int, n: int) -> Iterator[tuple[str, str, str]]:
                     source.presets = ("x", "")
                 if callable(function):
                     positional, named = source.arguments(function)
+                    if named.get("fidelity") == "kernel" and isinstance(named.get("subject"), str):
+                        named["fidelity"] = "auto"  # all positions of a preset take minutes
                     shown = f"{positional!r:.300}, {named!r:.300}"
                     result = function(*positional, **named)
                     if hasattr(result, "__enter__") and name.endswith("sampling"):

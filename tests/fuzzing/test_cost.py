@@ -53,7 +53,6 @@ def test_what_takes_long_is_refused_where_nobody_said_how_to_do_it(arguments: tu
     ("arguments", "seconds"),
     [
         (("measure", "gpt2", "--layers", "48", "--seeds", "100"), 100),
-        (("coordinates", "gpt2", "--widths", "64,2048", "--steps", "50"), 100),
         (("kernel", "tgs", "--layers", "1000", "--seq-len", "512"), 100),
         (("predict", "gpt2", "--fidelity", "simulate", "--seeds", "1000"), 100),
     ],

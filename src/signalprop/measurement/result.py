@@ -100,7 +100,10 @@ def check_reached(recorder: Pass) -> None:
 
 def as_run(architecture: Architecture, shapes: Mapping[int, tuple[int, int]]) -> Architecture:
     """The architecture with the sequence lengths of the pass."""
-    if architecture.kind == "encoder-decoder":
+    stacks = 2 if architecture.kind == "encoder-decoder" else 1
+    if stacks != len(shapes):
+        raise InputError(f"architecture is of {stacks} stacks, the model ran {len(shapes)}; give the model's, or none")
+    if stacks == 2:
         lengths = {"seq_len": shapes[0][1], "target_len": shapes[1][1]}
     else:
         lengths = {"seq_len": next(iter(shapes.values()))[1]}

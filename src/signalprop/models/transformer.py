@@ -177,6 +177,7 @@ class Transformer(nn.Module):
         head: from the stream to logits; None for head `none`.
     """
 
+    @typed
     def __init__(self, parametrization: Parametrization, seed: int, dtype: torch.dtype) -> None:
         super().__init__()
         a = parametrization.architecture

@@ -17,6 +17,7 @@ from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
+from signalprop.measurement.measuring import output_of
 from signalprop.network.kinds import ROLE
 from signalprop.sublayers.experts.roles import Settings as ExpertsSettings
 
@@ -188,7 +189,7 @@ def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[s
     }
     products = Products(held, partial(beside, "input"), partial(beside, "output"))
     with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():
-        output = logits_of(attached.outer(**arguments))
+        output = logits_of(output_of(attached.outer, arguments))
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:
             raise InputError(

@@ -168,12 +168,16 @@ class Series:
         """The `parts` of a sweep, one after the other along its first axis.
 
         Raises:
-            InputError: there is none.
+            InputError: there is none, or they are no members of one sweep.
         """
         if not parts:
             raise InputError("parts is empty; expected at least one Series")
         columns = {item.name: [getattr(part, item.name) for part in parts] for item in fields(Series)}
-        present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
+        try:
+            present = {name: np.concatenate(column) for name, column in columns.items() if column[0] is not None}
+        except ValueError:
+            shapes = ", ".join(str(part.variance.shape) for part in parts)
+            raise InputError(f"parts have shapes {shapes:.200}; expected series with one first axis to join") from None
         return replace(parts[0], **present)
 
     @typed
