@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import Any, Self, TypeVar, cast
 
@@ -254,7 +254,9 @@ def first_tensor(values: Any) -> Tensor | None:
     """The first tensor of a tuple, list, dictionary view or model output; None where there is none."""
     if isinstance(values, Tensor):
         return values
-    if hasattr(values, "values"):
+    if is_dataclass(values) and not hasattr(values, "keys"):
+        values = list(vars(values).values())
+    elif hasattr(values, "values"):
         values = values.values()
     try:
         return next((value for value in values if isinstance(value, Tensor)), None)
@@ -277,27 +279,44 @@ def whole(tensor: T) -> T:
 
 
 def loss_and_logits(output: Any) -> tuple[Any, Any]:
-    """By name; of a plain tuple, as (logits, loss), its only number and its only other tensor."""
-    if isinstance(output, Tensor):
-        return None, output
-    if isinstance(output, dict):
-        return output.get("loss"), output.get("logits")
-    if type(output) not in (tuple, list):
-        return getattr(output, "loss", None), getattr(output, "logits", None)
-    tensors = [x for x in output if isinstance(x, Tensor) and x.is_floating_point()]
+    """By name; of a plain tuple, as (logits, loss), its only number and its only other tensor.
+
+    Of a single tensor and of named outputs the only number is the loss.
+    """
+    named = vars(output) if is_dataclass(output) and not isinstance(output, dict) else output
+    loss, logits = (
+        named.get(name) if isinstance(named, dict) else getattr(named, name, None) for name in ("loss", "logits")
+    )
+    if loss is not None or logits is not None:
+        return loss, logits
+    values = list(named.values()) if isinstance(named, dict) else [named] if isinstance(named, Tensor) else named
+    if not isinstance(values, (tuple, list)):
+        return None, None
+    tensors = [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]
     losses, others = ([x for x in tensors if (x.ndim == 0) == scalar] for scalar in (True, False))
-    return losses[0] if len(losses) == 1 else None, others[0] if len(others) == 1 else None
+    known = others if len(others) == 1 and not isinstance(named, dict) else [None]
+    return losses[0] if len(losses) == 1 else None, known[0]
 
 
-def in_tokens(tensor: Tensor, shape: tuple[int, int] | None) -> Tensor:
-    """A tensor as (batch, tokens, features), where a model has put all its tokens in one row (OPT).
+def in_tokens(tensor: Tensor, shape: tuple[int, int] | None, *, tokens_first: bool = False) -> Tensor:
+    """A tensor as (batch, tokens, features), where a model has put its tokens otherwise.
+
+    All in one row (OPT), before the sequences, or in rows and columns (batch, height, width, features).
 
     Args:
-        shape: (batch, tokens) of the stream, where it is known.
+        shape: (batch, tokens) of the stream, where it is known. tokens_first: the model has (tokens, batch, features).
     """
     if tensor.ndim == 2 and shape is not None and tensor.shape[0] == shape[0] * shape[1]:
         return tensor.reshape(*shape, tensor.shape[1])
-    return tensor
+    if tensor.ndim == 4:
+        return tensor.flatten(1, 2)
+    return tensor.transpose(0, 1) if tokens_first and tensor.ndim == 3 else tensor
+
+
+def rows_of(values: Iterable[Any]) -> tuple[int, int] | None:
+    """(batch, tokens) of the first argument that has both: ids of two dimensions, or numbers of three."""
+    tensors = (v for v in values if isinstance(v, Tensor) and v.ndim >= 2 + v.is_floating_point())
+    return next(((v.shape[0], v.shape[1]) for v in tensors), None)
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from signalprop.data.batches import default_statistics
+from signalprop.data.batches import Batch, default_statistics
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
@@ -34,7 +34,7 @@ Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 @typed
 def predict(
     subject: str | Architecture | Config | Parametrization | nn.Module,
-    inputs: InputStatistics | None = None,
+    inputs: Any = None,
     *,
     scheme: str | None = None,
     fidelity: Fidelity = "auto",
@@ -47,7 +47,8 @@ def predict(
         subject: a preset's name, an Architecture or a configuration of Hugging Face (`LlamaConfig(...)`), or a
             Parametrization, which has all numbers of the network; or a PyTorch model, whose weights are taken as
             random, with the sizes that they have.
-        inputs: statistics of the data; default: Zipf's law (15 % of positions carry loss in an encoder).
+        inputs: InputStatistics of the data, or a Batch; default: Zipf's law (15 % of positions carry loss in an
+            encoder). Of a model also what it is called with, as `measure` takes it: statistics are then of its tokens.
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
             (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, classifiers,
@@ -64,8 +65,15 @@ def predict(
     """
     note, loads, alike = "", None, ""
     if not isinstance(subject, (str, Architecture, Config, Parametrization)):
-        subject, alike = _of_model(subject)
+        subject, alike, inputs = _of_model(subject, inputs)
     parametrization = parametrized(subject, scheme)
+    if isinstance(inputs, Batch):
+        inputs = inputs.statistics(parametrization.architecture)
+    if inputs is not None and not isinstance(inputs, InputStatistics):
+        raise InputError(
+            f"inputs= is a {type(inputs).__name__}; expected InputStatistics or a Batch (of a live model: "
+            "what it is called with)"
+        )
     statistics = inputs or default_statistics(parametrization.architecture)
     chosen: Fidelity = check_fidelity(fidelity)
     if fidelity == "auto":
@@ -105,15 +113,20 @@ def predict(
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
 
 
-def _of_model(model: nn.Module) -> tuple[Parametrization, str]:
-    """Of its weights as they are, without dropout where the model is in evaluation mode; and a note."""
+def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, InputStatistics | None]:
+    """Of its weights as they are, without dropout where it is in evaluation mode; a note; statistics of its inputs."""
+    from signalprop.attachment.arguments import statistics_in
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
+    from signalprop.streams.calls import remember
+    from signalprop.streams.wrappers import unwrapped
 
-    attached = require_roles(attach(model))
+    arguments = remember(unwrapped(model), inputs)
+    attached = require_roles(attach(model, None, arguments))
     table = parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
-    return table, "; ".join(filter(None, (equal_layers(attached), _TRAINED * _trained(model))))
+    notes = "; ".join(filter(None, (equal_layers(attached), _TRAINED * _trained(model))))
+    return table, notes, statistics_in(attached.mapping, inputs, arguments)
 
 
 _TRAINED = (
@@ -148,7 +161,7 @@ def _shortened(p: Parametrization, inputs: InputStatistics, note: str) -> tuple[
 
 def parametrization_of_model(model: nn.Module) -> Parametrization:
     """The table of a PyTorch model, its weights taken as random with the sizes that they have."""
-    return _of_model(model)[0]
+    return _of_model(model, None)[0]
 
 
 _PER_PAIR = 3.5e-7  # seconds that a pair of tokens takes in a sublayer, on one core

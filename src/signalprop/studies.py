@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.data.batches import Batch, default_batch, shortened
+from signalprop.data.batches import Batch, default_batch, default_statistics, shortened
 from signalprop.errors import InputError, require, unknown
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture, Config, architecture_of
@@ -26,6 +26,7 @@ from signalprop.schemes.base import parametrized
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.attached import Attached
     from signalprop.attachment.mapping import Mapping
 
 # Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
@@ -48,6 +49,8 @@ def study(
     device: str = "cpu",
     skip_first: int | None = None,
     mapping: Any = None,
+    inputs: Any = None,
+    loss: Callable[[Any], Any] | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
@@ -64,7 +67,8 @@ def study(
         seeds: networks, or batches of a live model. seed: of the first. batch_size: sequences of a default batch.
         fidelity: of the prediction. backward: also the gradient, where the model has a loss.
         device: where networks with fresh weights run; a live model runs where it is. skip_first: as in `measure`.
-        mapping: a Mapping of a live model that no family knows.
+        mapping: a Mapping of a live model that no family knows. inputs, loss: of a live model, as `measure` takes them,
+            in place of batches.
         progress: called with the measurements that are done, and all of them.
 
     Returns:
@@ -84,6 +88,8 @@ def study(
         subject = architecture_of(subject)
         subject = shortened(subject) if batches is None else subject
     if isinstance(subject, (Architecture, Parametrization)):
+        if inputs is not None or loss is not None:
+            raise InputError("inputs= and loss= are of a live model; give batches= to networks that are built")
         table = parametrized(subject, scheme)
         batch = _one(batches) or default_batch(table.architecture, batch_size=batch_size, seed=seed)
         backward, notes = with_gradient(table.architecture, backward)
@@ -92,7 +98,7 @@ def study(
         measured = _measured(draw, seeds, progress)
     else:
         table, statistics, measured, notes = _live(
-            subject, batches, seeds, seed, batch_size, backward, progress, skip_first, mapping
+            subject, batches, seeds, seed, batch_size, backward, progress, skip_first, mapping, inputs, loss
         )
         backward = measured.gradient is not None
     predicted = predict(table, statistics, fidelity=fidelity, backward=backward)
@@ -146,17 +152,27 @@ def _live(
     progress: Progress | None,
     skip_first: int | None,
     mapping: Mapping | None,
+    inputs: Any,
+    loss: Callable[[Any], Any] | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
     from signalprop.measurement import measure
+    from signalprop.streams.calls import remember
+    from signalprop.streams.wrappers import unwrapped
 
     given = [batches] if isinstance(batches, Batch) else batches
-    attached = require_roles(attach(model, mapping))
+    if given is not None and inputs is not None:
+        raise InputError("batches and inputs= are both what the model reads; give one of them")
+    arguments = remember(unwrapped(model), inputs)
+    attached = require_roles(attach(model, mapping, arguments))
     mapping = attached.mapping
     a = mapping.architecture
+    if arguments is not None:
+        return _called(attached, inputs, arguments, backward, skip_first, loss)
+    given = [inputs] if isinstance(inputs, Batch) else given
     if given is None:
         given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
     a = in_its_mode(fitted(a, given[0]), attached.model)
@@ -164,13 +180,41 @@ def _live(
 
     def draw(k: int) -> Profile:
         return measure(
-            model, given[k], mapping=mapping, backward=backward, scheme="as is", architecture=a, skip_first=skip_first
-        )
+            model, given[k], mapping=mapping, backward=backward, loss=loss, scheme="as is", architecture=a,
+            skip_first=skip_first,
+        )  # fmt: skip
 
     measured = _measured(draw, len(given), progress)
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
     notes = (AS_RANDOM, *notes, equal_layers(attached))
     return parametrization_of(attached, a), pooled(given).statistics(a), measured, tuple(filter(None, notes))
+
+
+def _called(
+    attached: Attached,
+    inputs: Any,
+    arguments: dict[str, Any],
+    backward: bool,
+    skip_first: int | None,
+    loss: Callable[[Any], Any] | None,
+) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
+    """As `_live`, of a model that is called as its user calls it, once."""
+    from signalprop.attachment.arguments import batch_in
+    from signalprop.attachment.live_model import in_its_mode
+    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
+    from signalprop.measurement import measure
+
+    a = attached.mapping.architecture
+    batch = batch_in(attached.mapping, arguments)
+    a = in_its_mode(a if batch is None else fitted(a, batch), attached.model)
+    measured = measure(
+        attached.outer, inputs, mapping=attached.mapping, backward=backward, loss=loss, scheme="as is", architecture=a,
+        skip_first=skip_first,
+    )  # fmt: skip
+    measured = replace(measured, statistics={**measured.statistics, "networks": 1})
+    statistics = default_statistics(a) if batch is None else batch.statistics(a)
+    notes = (AS_RANDOM, equal_layers(attached))
+    return parametrization_of(attached, a), statistics, measured, tuple(filter(None, notes))
 
 
 def fitted(architecture: Architecture, batch: Batch) -> Architecture:

@@ -177,10 +177,10 @@ def test_advice_of_the_library_is_given_in_options(command: Command, refused: Re
 
     becomes(model_type="time_series_transformer", architectures=["TimeSeriesTransformerModel"], prediction_length=4,
             d_model=16, encoder_layers=1, decoder_layers=1)  # fmt: skip
-    for name, more in (("measure", "; here --inside PATH runs a part of the model by itself"), ("check", "")):
+    for name, remedy in (("measure", "--inputs"), ("check", "--inputs")):
         source = ["--random-init"] if name == "measure" else ["--fresh", "--scheme", "xavier"]
         said = refused(name, str(copied), *source)
-        assert f"give arguments= (in Python{more}), the keyword arguments of the model's forward: what" in said
+        assert f"give {remedy}, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
     becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
             num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
     assert "give --mapping, which names the branches" in refused("measure", str(copied), "--random-init")

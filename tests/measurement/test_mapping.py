@@ -189,7 +189,7 @@ class TestMappingsThatDoNotFit:
         with pytest.raises(
             InputError, match=r"layer 0 attention, stream_in: expected a tensor \(batch, tokens, features\)"
         ):
-            measure(model, {"ids": torch.arange(5)}, loss=lambda out: out.sum())
+            measure(model, {"ids": torch.arange(16).view(2, 2, 2, 2)}, loss=lambda out: out.sum())
 
     def test_no_arguments_for_a_batch(self) -> None:
         model = Own("pre")

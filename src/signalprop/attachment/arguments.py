@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Dictionary
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from signalprop.attachment.live_model import without_adapters
+from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import IntArray
+from signalprop.network.inputs import InputStatistics, IntArray
 
 HELD = ("tokens", "targets", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold
 
@@ -28,7 +29,8 @@ class BatchArguments:
         inputs: what a Batch holds (of HELD) -> the model's argument for it.
         architecture: of the model, whose words and images these are. dtype: of patches and frames.
         features_first: frames are (batch, features, frames). padding_id: what the model reads as padding. start: what
-            a decoder begins with.
+            a decoder begins with. others: arguments that are the same for every batch. tokens_first: ids are
+            (tokens, batch).
     """
 
     inputs: Dictionary[str, str]
@@ -37,10 +39,12 @@ class BatchArguments:
     features_first: bool = False
     padding_id: int | None = None
     start: int | None = None
+    others: Dictionary[str, Any] = field(default_factory=dict)
+    tokens_first: bool = False
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         batch = self.readable(batch)
-        out: dict[str, Any] = {}
+        out: dict[str, Any] = dict(self.others)
         for name, argument in self.inputs.items():
             value = getattr(batch, name)
             if name == "patches":
@@ -50,7 +54,8 @@ class BatchArguments:
                 frames = torch.as_tensor(np.asarray(batch.frames), dtype=self.dtype)
                 out[argument] = frames.transpose(1, 2).contiguous() if self.features_first else frames
             elif value is not None:
-                out[argument] = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
+                ids = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
+                out[argument] = ids.T.contiguous() if self.tokens_first and ids.ndim == 2 else ids
         return out
 
     def readable(self, batch: Batch) -> Batch:
@@ -75,6 +80,43 @@ class BatchArguments:
             return batch
         renamed = {name: np.where(found, unused[-1], getattr(batch, name)) for name, found in wrong.items()}
         return replace(batch, **renamed)
+
+
+def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "inputs") -> Batch | None:
+    """The sequences of tokens that a model is called with, as a Batch; None where it reads something else.
+
+    Targets are the labels among the arguments, else the tokens: of a causal model the next ones. Labels stand at their
+    own token, so a causal model's are moved to the one before it, as transformers' losses do.
+    """
+    a, made = mapping.architecture, mapping.arguments
+    inputs = made.inputs if isinstance(made, BatchArguments) else {"tokens": "input_ids"}
+    ids = arguments.get(inputs.get("tokens", ""))
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or a.kind == "encoder-decoder":
+        return None
+    mask, labels = arguments.get(mapping.padding), arguments.get("labels")
+    if mapping.reads_tokens_first:
+        ids = ids.T
+        mask, labels = (x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in (mask, labels))
+    fits = isinstance(mask, Tensor) and mask.shape == ids.shape
+    keep = (mask != 0).cpu().numpy() if isinstance(mask, Tensor) and fits else None
+    words = ids.cpu().numpy()
+    if a.head == "classes":
+        has_classes = isinstance(labels, Tensor) and labels.ndim == 1
+        targets = labels.cpu().numpy() if isinstance(labels, Tensor) and has_classes else np.zeros(len(words), np.int64)
+        return Batch(tokens=words, targets=targets, keep=keep, source=source)
+    given = labels.cpu().numpy() if isinstance(labels, Tensor) and labels.shape == ids.shape else words
+    targets = np.where(given < 0, -1, given) if keep is None else np.where(keep & (given >= 0), given, -1)
+    if a.causal:
+        targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], 1)
+    return Batch(tokens=words, targets=targets, keep=keep, source=source)
+
+
+def statistics_in(mapping: Mapping, inputs: Any, arguments: Dictionary[str, Any] | None) -> InputStatistics | None:
+    """Statistics of what a model is given, as far as they are known: of inputs= and the arguments made of them."""
+    if isinstance(inputs, InputStatistics):
+        return inputs
+    batch = inputs if isinstance(inputs, Batch) else None if arguments is None else batch_in(mapping, arguments)
+    return None if batch is None else batch.statistics(mapping.architecture)
 
 
 def read_by(arguments: Any, batch: Any) -> Any:

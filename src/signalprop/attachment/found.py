@@ -6,17 +6,18 @@ import inspect
 from collections.abc import Mapping as Dictionary
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
 from signalprop.attachment.arguments import BatchArguments, batch_arguments
-from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe
+from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe, number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
 from signalprop.streams.arguments import text_config
-from signalprop.streams.found import Anatomy, anatomy
+from signalprop.streams.found import Anatomy, anatomy_of
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
 
@@ -27,7 +28,7 @@ _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 
 def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
     """The mapping of a model's largest stack, or of encoder and decoder; its weights are not known."""
-    return mapping_of_anatomy(model, anatomy(model, arguments))
+    return mapping_of_anatomy(model, anatomy_of(model, arguments))
 
 
 def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False) -> Mapping:
@@ -41,7 +42,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
             _check(layer, stacks, found)
     _check_last_dimension(model, found, stacks)
     a = _architecture(model, found, stacks)
-    items = [item for layer in layers for item in _items(model, layer, a)]
+    items = [item for stack in stacks for item in _items_of(model, stack, a)]
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
     once = len({layer.path for layer in layers}) == len(layers) and all(stack.called for stack in stacks)
     return Mapping(
@@ -55,14 +56,27 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False)
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
         found=True,
+        tokens_first=_tokens_first(found, stacks),
+        reads_tokens_first=stacks[0].reads_tokens_first,
         stream_only=True,
     )
+
+
+def _tokens_first(found: Anatomy, stacks: list[Stack]) -> bool:
+    """Whether streams are (tokens, batch, features); raises InputError where that differs from stack to stack."""
+    ways = {stack.tokens_first for stack in stacks}
+    if len(ways) > 1:
+        raise InputError(
+            f"give mapping= for one of {' and '.join(stack.path for stack in stacks)}: of {found.model} one stream is "
+            "(tokens, batch, features), the other (batch, tokens, features)"
+        )
+    return ways.pop()
 
 
 def check_norms(model: nn.Module, mapping: Mapping) -> None:
     """Hold what a mapping says of its norms against what they compute in a small pass, where one can be made up."""
     try:
-        found = {norm.path: norm for norm in anatomy(model).norms}
+        found = {norm.path: norm for norm in anatomy_of(model).norms}
     except InputError:
         return
     rows, a = layout(mapping.architecture), mapping.architecture
@@ -128,6 +142,33 @@ def _filled(layer: Layer) -> Layer:
     known[0] = replace(first, stream_in=first.stream_in or Seen(layer.path, "input"))
     known[-1] = replace(known[-1], stream_out=last.stream_out or Seen(layer.path, "output"))
     return replace(layer, branches=tuple(known))
+
+
+def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerMap]:
+    """One per branch of all layers. A factor on the stream between two layers is part of the sum before it."""
+    items: list[SublayerMap] = []
+    for layer in stack.layers:
+        own = _items(model, layer, a)
+        if layer.scale != 1.0 and items and own:
+            last = items[-1]
+            skip, multiplier = (layer.scale * number(value) for value in (last.skip, last.multiplier))
+            items[-1] = replace(last, skip=skip, multiplier=multiplier, leaves=own[0].enters)
+        items += own
+    return items
+
+
+def changed_between(stacks: list[Stack]) -> str:
+    """The first place where the stream that enters a layer is no multiple of the one that left the last; or ''.
+
+    Nor is it known what a factor does to a sum under a norm, or to one of several branches at once.
+    """
+    for layers in (stack.layers for stack in stacks):
+        for before, after in pairwise(layers):
+            last = before.branches[-1] if before.branches else None
+            carried = last is not None and last.placement != "post" and not last.parallel
+            if after.rewired or (after.between and not carried):
+                return f"{after.path}: {after.between}"
+    return ""
 
 
 def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]:
@@ -247,6 +288,12 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
             "where no module sees the stream between two branches, the stream before both stands for it as stream_in, "
             "that after both as stream_out"
         )
+    notes += [
+        f"the model changes the stream between layers: {layer.path}: {layer.between}"
+        for stack in stacks
+        for layer in stack.layers
+        if layer.between
+    ][:3]
     entries = [layer for stack in stacks for layer in stack.layers if layer.entry_norm is not None]
     if entries:
         which_ones = "the layers" if len(entries) > 1 else entries[0].path
@@ -287,4 +334,5 @@ def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArgume
     token = None
     with suppress(AttributeError, NotImplementedError):  # a model that does not say which table it reads
         token = model.get_input_embeddings()  # type: ignore[operator]
-    return batch_arguments(model, a, inputs, token)
+    made = batch_arguments(model, a, inputs, token)
+    return replace(made, tokens_first=True) if taken(model, found)[0].reads_tokens_first else made

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import batch_arguments
-from signalprop.attachment.found import mapping_of_anatomy, taken, which
+from signalprop.attachment.found import changed_between, mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.streams.arguments import text_config, tiny_arguments
+from signalprop.streams.calls import first_sequence, remembered
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
-from signalprop.streams.found import Anatomy, anatomy, as_it_was, first_sequence
+from signalprop.streams.found import Anatomy, anatomy_of, as_it_was
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.placement import device_of
@@ -61,15 +62,17 @@ def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) ->
         arguments: of its forward; default: made up.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
-    found = anatomy(model, given)
+    found = anatomy_of(model, given)
     stacks = taken(model, found)
     labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
     _refuse_all(model, found, stacks)
+    if stacks[0].reads_tokens_first:  # one sequence of several tokens, not several of one token
+        given = {k: _one_sequence(v) if isinstance(v, Tensor) and v.ndim > 1 else v for k, v in given.items()}
     device = device_of(model)
     given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
     with as_it_was(model):
         proof = prove_roles(model, given, stacks, found.norms)
-    return Roles(replace(found, invented=arguments is None), stacks, labels, proof, given)
+    return Roles(replace(found, invented=arguments is None and remembered(model) is None), stacks, labels, proof, given)
 
 
 def mapping_with_roles(
@@ -104,11 +107,13 @@ def mapping_with_roles(
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
     if mapping.arguments is None and isinstance(embedding.token, str) and whole.kind != "encoder-decoder":
         ids = proof.tensors.get(Seen(embedding.token, "input"))
-        named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and v.equal(ids)]
+        named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and _same(v, ids)]
         if len(named) == 1:
             read = {whole.input: named[0]} | ({"targets": "targets"} if "targets" in roles.arguments else {})
             table = model.get_submodule(embedding.token)
-            mapping = replace(mapping, arguments=batch_arguments(model, whole, read, table))
+            made = batch_arguments(model, whole, read, table)
+            fixed = {k: v for k, v in roles.arguments.items() if k not in read.values() and not isinstance(v, Tensor)}
+            mapping = replace(mapping, arguments=replace(made, others=fixed, tokens_first=mapping.reads_tokens_first))
     return replace(
         mapping,
         architecture=whole,
@@ -119,6 +124,16 @@ def mapping_with_roles(
         notes=(*_notes(found, known), *which(found, stacks), *note),
         stream_only=False,
     )
+
+
+def _one_sequence(rows: Tensor) -> Tensor:
+    """One sequence of ids (tokens, batch): the first, or what was made up as (1, tokens)."""
+    return (rows.transpose(0, 1) if len(rows) == 1 else rows[:, :1]).contiguous()
+
+
+def _same(given: Tensor, ids: Tensor) -> bool:
+    """Whether a model's argument is what its table reads, or that with tokens and sequences exchanged."""
+    return given.equal(ids) or (given.ndim == 2 and given.T.equal(ids))
 
 
 def sayable(replayed: Replayed) -> bool:
@@ -168,6 +183,8 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
     for layer in (layer for stack in stacks for layer in stack.layers):
         if len({branch.placement for branch in layer.branches}) > 1:
             raise unknown_weights(model, f"{layer.path}: the norms of its branches stand at different places")
+    if between := changed_between(list(stacks)):
+        raise unknown_weights(model, f"{between}; measure it, or watch it in training")
     unknown = next((norm.path for norm in found.norms if norm.kind == "unknown"), None)
     if unknown is not None:
         raise unknown_weights(model, f"{unknown} is a norm of an unknown kind")

@@ -158,7 +158,8 @@ class Mapping:
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
             Of a layer that is not a module of its own: its modules, in the order in which they run. Empty: not known.
         notes: what readers of a result should know of the mapping. found: it was found in the model's numbers.
-        stream_only: it knows the stream and the branches, not what their weights are.
+        tokens_first: the stream is (tokens, batch, features); reads_tokens_first: so are the ids that the model is
+            called with. stream_only: it knows the stream and the branches, not what their weights are.
     """
 
     architecture: Architecture
@@ -177,6 +178,8 @@ class Mapping:
     layers: Sequence[Module | tuple[Module, ...]] = ()
     notes: tuple[str, ...] = ()
     found: bool = False
+    tokens_first: bool = False
+    reads_tokens_first: bool = False
     stream_only: bool = False
 
 

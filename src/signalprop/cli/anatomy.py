@@ -36,6 +36,7 @@ def anatomy(
     ] = False,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
+    inputs: opt.Inputs = None,
     seed: opt.Seed = 0,
     write: Annotated[
         Path | None,
@@ -58,6 +59,7 @@ def anatomy(
     Example:
       signalprop anatomy ./my-checkpoint
     """
+    from signalprop.cli.loading import called_with
     from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
@@ -65,6 +67,7 @@ def anatomy(
     place = opt.usable(device)
     whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
+    called_with(live, inputs)
     found = found_in(live)
     weights, lines = _weights(live)
     output.deliver(

@@ -41,6 +41,7 @@ def apply(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
     device: opt.Device = "cpu",
     mapping: opt.MappingFile = None,
+    inputs: opt.Inputs = None,
     json_file: opt.Json = None,
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
@@ -53,7 +54,7 @@ def apply(
     Example:
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
-    from signalprop.cli.loading import load_model, mapping_of_file
+    from signalprop.cli.loading import called_with, load_model, mapping_of_file
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
@@ -67,6 +68,7 @@ def apply(
     unread = redraw or not (keep_weights or checkpoints.has_weights(directory))
     hint = f"{'leave --keep-weights out' if keep_weights else '--redraw is there'} to draw new ones"
     model = load_model(directory, random_init=unread, seed=seed, hint=hint).to(place)
+    called_with(model, inputs)
     dtype = checkpoints.stored_type(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it

@@ -25,6 +25,7 @@ def check(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a --fresh model.")] = 0,
     device: opt.Device = "cpu",
     mapping: opt.MappingFile = None,
+    inputs: opt.Inputs = None,
     all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
     json_file: opt.Json = None,
 ) -> None:
@@ -38,7 +39,7 @@ def check(
       signalprop check ./my-checkpoint --scheme gpt2
       signalprop check ./scaled
     """
-    from signalprop.cli.loading import load_model, mapping_of_file
+    from signalprop.cli.loading import called_with, load_model, mapping_of_file
 
     output.check_outputs(json_file)
     if scheme is None and option:
@@ -49,6 +50,7 @@ def check(
 
     hint = "--fresh checks what the configuration alone gives"
     live = load_model(model, random_init=fresh, seed=seed, hint=hint).to(place)
+    called_with(live, inputs)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
 
     good, failure = ([found.summary()], None) if found.ok else ([], found.summary())

@@ -74,9 +74,10 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
 
     from signalprop.attachment.live_model import evaluating
     from signalprop.hooks import logits_of
+    from signalprop.streams.calls import call
 
     with evaluating(model), torch.no_grad():
-        return logits_of(model(**arguments))
+        return logits_of(call(model, arguments))
 
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:

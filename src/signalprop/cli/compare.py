@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,6 +44,7 @@ def compare(
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
+    inputs: opt.Inputs = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
@@ -64,7 +65,7 @@ def compare(
     Example:
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import architecture_of, called_with, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.batches import default_statistics
     from signalprop.errors import InputError
@@ -81,16 +82,20 @@ def compare(
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
     given: Mapping | None = None
+    arguments: dict[str, Any] | None = None
     if sources.is_model(arch) and scheme in (None, "as-is"):
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
         subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
+        arguments = called_with(subject, inputs)
         given = mapping_of_file(subject, mapping)
-        a = architecture_of(subject, changed, given)
-        found = [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
-    elif scheme == "as-is" or mapping or inside:
-        what = "scheme as-is" if scheme == "as-is" else "--mapping" if mapping else "--inside"
+        a = None if inputs else architecture_of(subject, changed, given)
+        found = (
+            [] if a is None else [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
+        )
+    elif scheme == "as-is" or mapping or inside or inputs:
+        what = "scheme as-is" if scheme == "as-is" else "--mapping" if mapping else "--inside" if inside else "--inputs"
         raise InputError(f"{what} needs a Hugging Face directory, as it is")
     else:
         subject = sources.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
@@ -101,15 +106,16 @@ def compare(
         found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
     with output.progress("measuring") as step:
         result = study(
-            subject, batches=[batch for batch, _ in found], seeds=seeds, seed=seed, fidelity=chosen,
-            backward=not no_gradient, device=place, skip_first=skip_first, mapping=given, progress=step,
+            subject, batches=[batch for batch, _ in found] or None, inputs=arguments, seeds=seeds, seed=seed,
+            fidelity=chosen, backward=not no_gradient, device=place, skip_first=skip_first, mapping=given,
+            progress=step,
         )  # fmt: skip
 
     def show() -> None:
         table, agreed = partial(tables.comparison_table, result), tables.agreement_table(result)
         output.echo_profile(result.predicted, table, agreed, all_rows=all_rows, judged=result.measured)
         notes = [("note", note) for note in result.measured.notes if note not in result.predicted.notes]
-        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}"))
+        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}" if found else str(inputs)))
 
     output.deliver(
         json_file,

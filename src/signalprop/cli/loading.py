@@ -53,6 +53,37 @@ def inside(model: nn.Module, path: str | None) -> nn.Module:
     return model if path is None else find(model, path, "--inside")
 
 
+def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
+    """The arguments in the file of --inputs, by name; the model is known to be called with them from now on.
+
+    Raises:
+        InputError: a file of another kind (pickles run code), one that cannot be read, or names that the model's
+            forward does not take.
+    """
+    if file is None:
+        return None
+    import torch
+
+    from signalprop.files.storage import check_regular
+    from signalprop.streams.calls import remember
+
+    check_regular(file)
+    with refusing(f"{file} cannot be read", "expected arrays by the names of the forward's arguments"):
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            arguments: dict[str, Any] = dict(load_file(file))
+        elif file.suffix == ".npz":
+            with np.load(file, allow_pickle=False) as arrays:
+                arguments = {name: torch.as_tensor(arrays[name]) for name in arrays.files}
+        else:
+            raise InputError(
+                f"--inputs {file}: expected a .safetensors or .npz file; a pickle (.pt, .bin) can run code and is not "
+                "read: safetensors.torch.save_file(arguments, FILE) writes one"
+            )
+    return remember(model, arguments)
+
+
 def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
     """The mapping in the file of --mapping, of which one small pass has shown that the model does what it says.
 

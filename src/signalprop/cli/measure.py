@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +49,7 @@ def measure(
     device: opt.Device = "cpu",
     skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
+    inputs: opt.Inputs = None,
     mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
@@ -64,7 +65,7 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import architecture_of, called_with, load_model, mapping_of_file, model_batch
     from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError
     from signalprop.prediction import cost_of_runs
@@ -76,8 +77,9 @@ def measure(
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
         raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
-    if directory is None and (random_init or mapping or inside):
-        name = "--random-init" if random_init else "--mapping" if mapping else "--inside"
+    if directory is None and (random_init or mapping or inside or inputs):
+        given_ones = {"--random-init": random_init, "--mapping": mapping, "--inside": inside, "--inputs": inputs}
+        name = next(name for name, value in given_ones.items() if value)
         raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
     p = None if directory else sources.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
     place = opt.usable(device)
@@ -88,23 +90,27 @@ def measure(
     from signalprop.measurement import measure as measured
     from signalprop.models import build
 
-    def subject(k: int) -> tuple[nn.Module, Mapping | None, Architecture, str]:
-        """The k-th model, its mapping, the architecture that its batch is made for, the name of its initialisation."""
+    def subject(k: int) -> tuple[nn.Module, Mapping | None, Architecture | None, str, Any]:
+        """The k-th model, its mapping, the architecture of its batch, how it was initialised, its inputs."""
         if p is not None:
-            return build(p, seed=seed + k).to(place), None, p.architecture, p.scheme
+            return build(p, seed=seed + k).to(place), None, p.architecture, p.scheme, None
         whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
         live = model_inside(whole, inside)
+        arguments = called_with(live, inputs)
         given = mapping_of_file(live, mapping)
         label = "random init" if random_init else "as is"
-        return live, given, architecture_of(live, changed, given), label
+        return live, given, None if inputs else architecture_of(live, changed, given), label, arguments
 
     profiles = []
     with output.progress("measuring") as step:
         for k in range(seeds):
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
-                live, given, architecture, label = subject(k)
-            batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
-            backward, notes = with_gradient(architecture, not no_gradient)
+                live, given, architecture, label, batch = subject(k)
+            notes: tuple[str, ...] = ()
+            backward, read = not no_gradient, str(inputs)
+            if architecture is not None:
+                batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
+                backward, notes = with_gradient(architecture, backward)
             torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
             profiles.append(
                 measured(live, batch, mapping=given, backward=backward, scheme=label, skip_first=skip_first)

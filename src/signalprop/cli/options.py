@@ -116,6 +116,14 @@ MappingFile = Annotated[
         "one.",
     ),
 ]
+Inputs = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE",
+        help="What a directory's model is called with: .safetensors or .npz, an array for each argument.",
+    ),
+]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]

@@ -12,7 +12,8 @@ from signalprop.attachment.attached import Attached
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.whole_model_values import Fresh, Off, Reached
 from signalprop.errors import InputError
-from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.measurement.losses import lent_gradients, loss_of
+from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.check_result import Row
 from signalprop.repair.checks import check
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping as Dictionary
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
+from signalprop.attachment.arguments import batch_in
 from signalprop.attachment.attached import attach, reading_batches
 from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
@@ -29,7 +32,9 @@ from signalprop.diagnosis.whole_model_values import Tried
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.repair.record import record_of
+from signalprop.streams.calls import remember
 from signalprop.streams.placement import weights_here
+from signalprop.streams.wrappers import unwrapped
 
 Stage = Callable[[str, int, int], None]
 _TRIAL_TOKENS = 96  # of the one sequence that all trials read
@@ -42,6 +47,7 @@ def diagnose(
     model: nn.Module,
     batches: Iterable[Batch] | None = None,
     *,
+    inputs: Any = None,
     name: str = "",
     mapping: Mapping | None = None,
     skip_first: int = 4,
@@ -61,6 +67,7 @@ def diagnose(
     Args:
         batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`); default: 4 sequences of at
             most 128 tokens of the embedded text, numbered by frequency.
+        inputs: sequences of tokens as the model is called with them, as `measure` takes them; in place of batches.
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: also the loss without every single layer.
@@ -77,13 +84,25 @@ def diagnose(
     for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
         if value < 0:
             raise InputError(f"{name_of} is {value}; expected a number from 0 on")
-    attached = reading_batches(attach(model, mapping))
+    if batches is not None and inputs is not None:
+        raise InputError("batches and inputs= are both what the model reads; give one of them")
+    arguments = remember(unwrapped(model), inputs)
+    attached = reading_batches(attach(model, mapping, arguments))
     model, mapping = attached.model, attached.mapping
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise InputError(
             "its weights are sharded over processes (FSDP2); diagnose a checkpoint of it, or before sharding"
         )
-    held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
+    if mapping.tokens_first:
+        raise InputError(
+            "diagnose reads streams (batch, tokens, features), and this model's is (tokens, batch, features)"
+        )
+    if arguments is not None:
+        held = [_read(mapping, arguments)]
+    elif isinstance(inputs, Batch):
+        held = [inputs]
+    else:
+        held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
     check(model, held, mapping, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
 
@@ -164,6 +183,17 @@ def diagnose(
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
     return found.model_copy(update={"verdicts": verdicts(found, scheme)})
+
+
+def _read(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
+    """The sequences of tokens that a model is called with."""
+    batch = batch_in(mapping, arguments)
+    if batch is None:
+        raise InputError(
+            f"diagnose reads sequences of tokens, and {', '.join(arguments)} hold none that the token table reads; "
+            "measure and Probe take any inputs="
+        )
+    return batch
 
 
 def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: bool, cast: Sequence[str]) -> None:

@@ -24,7 +24,8 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Progress, first_sequences, groups, run
 from signalprop.diagnosis.result import LayerSignal, Number, number
-from signalprop.measurement.measuring import arguments_of, lent_gradients, loss_of
+from signalprop.measurement.losses import lent_gradients, loss_of
+from signalprop.measurement.measuring import arguments_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
 from signalprop.streams.placement import weights_here

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
@@ -24,19 +20,22 @@ from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
-from signalprop.hooks import is_compiled, loss_and_logits
+from signalprop.hooks import is_compiled
+from signalprop.measurement.losses import ASSUMED, Loss, lent_gradients, loss_of, takes_next
 from signalprop.measurement.result import not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
+from signalprop.streams.calls import call, is_function, remember
 from signalprop.streams.placement import without_numbers
+from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
+from signalprop.watching.first_call import attached_now_or_later
 from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
 from signalprop.watching.taps import Groups, TapRecorder
 
 _LEFT_OUT = "the first {} positions of every sequence of the decoder are left out"
-Loss = Callable[[Any], Tensor]
 _LOCK = threading.Lock()
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
 
@@ -44,7 +43,7 @@ _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # o
 @typed
 def measure(
     model: nn.Module,
-    batch: Batch | Dictionary[str, Any] | None = None,
+    inputs: Any = None,
     *,
     mapping: Mapping | None = None,
     backward: bool = True,
@@ -62,13 +61,14 @@ def measure(
     Args:
         model: a supported Hugging Face model, one with a method `signalprop_mapping()`, or any with
             `mapping`. Compiled models are run uncompiled, and a note says so.
-        batch: a `signalprop.data.Batch`, or the model's own keyword arguments; default: 4 sequences of at most 128
-            tokens of the embedded text.
+        inputs: what the model is called with: a tensor, a tuple (a loader's batch), a dictionary of arguments, a
+            function that is given the model and calls it, or a `signalprop.data.Batch`; default: 4 sequences of at most
+            128 tokens of the embedded text.
         mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
         backward: also measure gradients of the loss.
-        loss: makes the loss from the model's output. Default: the model's own loss where it gives one (for a
-            dictionary: where it holds labels), else the mean cross-entropy of its logits and the batch's
-            targets.
+        loss: makes the loss from the model's output (of inputs that are a function, from what that returns). Default:
+            the model's own loss where it gives one, else the mean cross-entropy of its logits and the batch's targets,
+            or of the next of the token ids that it was called with, which a note says.
         scheme: recorded in the Profile. architecture: likewise; default: the mapping's.
         skip_first: positions at the start of every sequence that statistics of a decoder leave out. Default: 4 where
             after some layer these have more than 100 times the variance of the others, as in many trained decoders
@@ -79,9 +79,12 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    attached = attach(model, mapping, batch if isinstance(batch, Dictionary) else None)
-    if not isinstance(batch, Dictionary):
-        attached = reading_batches(attached)
+    batch: Batch | dict[str, Any] | None = inputs if isinstance(inputs, Batch) else None
+    if inputs is not None and batch is None:
+        batch = remember(unwrapped(model), inputs)
+        attached = attach(model, mapping, batch)
+    else:
+        attached = reading_batches(attach(model, mapping))
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
@@ -92,8 +95,10 @@ def measure(
     batch = read_by(attached.mapping.arguments, batch)
     arguments = arguments_of(model, attached.mapping, batch)
 
-    given = [value for value in arguments.values() if isinstance(value, Tensor) and value.ndim > 1]
-    experts = ExpertLoad(attached, len(given[0]) if given else 1)
+    first = next((value for value in arguments.values() if isinstance(value, Tensor) and value.ndim > 1), None)
+    experts = ExpertLoad(attached, 1 if first is None else len(first))
+    assumed: list[bool] = []
+    turned = attached.mapping.reads_tokens_first
 
     def passed(skip: int) -> Recorder:
         recorder = Recorder(attached, backward=backward, skip_first=skip)
@@ -103,11 +108,16 @@ def measure(
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
                 if backward:
                     with lent_gradients(model):
-                        value = loss_of(output_of(model, arguments), batch, loss)
+                        given = inputs(model) if is_function(inputs) else output_of(model, arguments)
+                        told = loss is not None or isinstance(batch, Batch)
+                        assumed.append(not told and takes_next(given, arguments, turned))
+                        value = loss_of(given, batch, loss, tokens_first=turned)
                         problem = not_finite(recorder, tables(recorder)[0])
                         if problem:
                             raise InputError(problem)
                         value.backward()  # type: ignore[no-untyped-call]
+                elif is_function(inputs):
+                    inputs(model)
                 else:
                     output_of(model, arguments)
         finally:
@@ -127,7 +137,8 @@ def measure(
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
     ran = "compiled code ran uncompiled" if any(is_compiled(module) for module in attached.outer.modules()) else ""
     far = beyond_positions(attached.mapping.architecture, found.architecture.seq_len)
-    notes = tuple(line for line in (note, ran, far, _zero_rows(attached, arguments)) if line)
+    lines = (note, ran, far, _zero_rows(attached, arguments), ASSUMED * any(assumed))
+    notes = tuple(line for line in lines if line)
     read = batch.source if isinstance(batch, Batch) else ""
     statistics = {**found.statistics, **experts.variation()}
     return replace(found, reads=read, notes=(*found.notes, *notes), statistics=statistics)
@@ -194,7 +205,7 @@ def output_of(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
         InputError: it does not take them.
     """
     try:
-        return model(**arguments)
+        return call(model, arguments)
     except InputError:
         raise
     except (TypeError, ValueError) as error:
@@ -224,8 +235,11 @@ class Probe:
     all passes of a step are recorded together. Where that cannot be (no backward pass, parallel layers, a module that
     is several sublayers), a line says so and sampled steps run uncompiled.
 
+    A model whose call could not be told from it is looked at when it is first called, inside the block.
+
     Args:
         model, mapping, backward, scheme, architecture: as in `measure`.
+        inputs: what the model is called with, as in `measure`, where its first call is too late (compiled models).
         every: sample one step in so many, from the first on.
         compiled: the model is compiled, or will be. Default: whether `model` is.
         data_group: a process group whose members read other sequences: the Profile is of all of them, and every one
@@ -243,6 +257,7 @@ class Probe:
         *,
         every: int = 1,
         mapping: Mapping | None = None,
+        inputs: Any = None,
         backward: bool = True,
         scheme: str = "",
         architecture: Architecture | None = None,
@@ -254,14 +269,19 @@ class Probe:
             raise InputError(f"every is {every}; expected a number of steps from 1 up")
         self.every = every
         self.steps = 0
-        self._attached = attach(model, mapping)
-        self._recorders = Recorders(
-            self._attached, backward=backward, compiled=compiled, groups=Groups(data_group, tokens_group)
-        )
         self._scheme = scheme
         self._architecture = architecture
+        self._recorders: Recorders | None = None
         self._recorder: Recorder | TapRecorder | None = None
         self._inside = False
+        groups = Groups(data_group, tokens_group)
+
+        def take(attached: Attached) -> None:
+            self._recorders = Recorders(attached, backward=backward, compiled=compiled, groups=groups)
+
+        self._waits = attached_now_or_later(
+            model, mapping, inputs, take, self._first_call, now=bool(compiled) or bool(groups)
+        )
 
     def __enter__(self) -> Self:
         self._inside = True
@@ -273,7 +293,10 @@ class Probe:
     ) -> None:
         self._inside = False
         self._end()
-        self._recorders.close()
+        if self._waits is not None:
+            self._waits.remove()
+        if self._recorders is not None:
+            self._recorders.close()
 
     @typed
     def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
@@ -290,6 +313,8 @@ class Probe:
         if not self._inside:
             raise InputError("the probe is not attached; use it as `with Probe(model) as probe:`")
         recorder = self._end()
+        if self._recorders is None:
+            raise InputError("the model did not run inside the block, so there is nothing to make a Profile of")
         self.steps += 1
         try:
             if recorder is None:
@@ -305,8 +330,15 @@ class Probe:
         finally:
             self._begin()
 
+    def _first_call(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """The model that nobody knew how to call is being called."""
+        if self._inside:
+            self._begin()
+        if isinstance(self._recorder, Recorder):
+            self._recorder.starts(model, args, kwargs)
+
     def _begin(self) -> None:
-        if self.steps % self.every == 0:
+        if self._recorders is not None and self.steps % self.every == 0:
             self._recorder = self._recorders.recorder()
             self._recorder.attach()
 
@@ -337,52 +369,3 @@ def check_batch(batch: Batch, architecture: Architecture) -> None:
             raise InputError(f"{name} has {ids.shape[1]} tokens per sequence; the model has {room} positions")
     if a.kind == "encoder-decoder" and batch.decoder_tokens is None:
         raise InputError("an encoder-decoder needs decoder_tokens in its batch")
-
-
-def loss_of(output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None) -> Tensor:
-    """The loss to differentiate; see `measure`."""
-    if loss is not None:
-        value = loss(output)
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-            raise InputError("loss= has to return one number with a gradient (a tensor of one element)")
-        return value
-    own, logits = loss_and_logits(output)
-    if isinstance(own, Tensor):
-        return own
-    if not isinstance(logits, Tensor):
-        raise InputError(
-            "the model returns no logits and no loss; give loss=, a function of its output, or backward=False "
-            "(--no-gradient)"
-        )
-    if not isinstance(batch, Batch):
-        raise InputError(
-            "there are no labels for the loss; add `labels` to the arguments, or give loss= or backward=False "
-            "(--no-gradient)"
-        )
-    targets = torch.as_tensor(np.ascontiguousarray(batch.targets), device=logits.device)
-    if logits.shape[:-1] != targets.shape:
-        raise InputError(
-            f"targets have shape {tuple(targets.shape)}, the logits "
-            f"{tuple(logits.shape)}; give a batch with such targets, loss=, or backward=False (--no-gradient)"
-        )
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten().long(), ignore_index=-1)
-
-
-@contextmanager
-def lent_gradients(model: nn.Module) -> Iterator[None]:
-    """Every floating parameter takes part in the backward pass; afterwards gradients and flags are as before."""
-    parameters = [p for p in model.parameters() if p.is_floating_point() and p.is_leaf]
-    if any(p.is_inference() for p in parameters):
-        raise InputError(
-            "the model was made under torch.inference_mode, so it has no gradients; make or load it outside of it"
-        )
-    before = [(p.requires_grad, p.grad) for p in parameters]
-    for p in parameters:
-        p.requires_grad_(True)
-        p.grad = None
-    try:
-        yield
-    finally:
-        for p, (flag, gradient) in zip(parameters, before, strict=True):
-            p.requires_grad_(flag)
-            p.grad = gradient

@@ -48,6 +48,7 @@ class Arguments:
             return
         bound = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
         self.keep(model, bound)
+        bound = self._by_sequence(bound)
         ids, given = bound.get(self._ids_of(model)), bound.get(self._mapping.padding)
         if not _is_ids(ids):
             return
@@ -60,6 +61,7 @@ class Arguments:
 
     def keep(self, model: nn.Module, bound: dict[str, Any]) -> None:
         """Keep the first sequences of the first pass whose arguments are shown."""
+        bound = self._by_sequence(bound)
         ids, labels, mask = bound.get(self._ids_of(model)), bound.get("labels"), bound.get(self._mapping.padding)
         if self._ids is not None or not self.reads_tokens or not _is_ids(ids):
             return
@@ -67,6 +69,12 @@ class Arguments:
         self._ids = ids[: self._kept].detach().clone()
         self._mask = mask[: self._kept].detach().clone() if isinstance(mask, Tensor) and fits else None
         self._labels = labels[: self._kept].detach().clone() if isinstance(labels, Tensor) else None
+
+    def _by_sequence(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """Arguments (batch, tokens), of a model that is called with (tokens, batch) too."""
+        if not self._mapping.reads_tokens_first:
+            return bound
+        return {k: v.T if isinstance(v, Tensor) and v.ndim == 2 else v for k, v in bound.items()}
 
     def _ids_of(self, model: nn.Module) -> str:
         names = inspect.signature(model.forward).parameters

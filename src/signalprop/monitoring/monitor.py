@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, reading_batches
+from signalprop.attachment.attached import Attached, reading_batches
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -34,7 +34,9 @@ from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.processes import EveryRank, is_other_rank, mesh_of, together
 from signalprop.monitoring.weights import Weights
 from signalprop.network.parametrization import Parametrization
+from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
+from signalprop.watching.first_call import attached_now_or_later
 from signalprop.watching.passes import Pass
 from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
@@ -90,7 +92,8 @@ class SignalMonitor:
         logs: whether this process logs. Default: rank 0 of the run alone does; give True to one process of every
             pipeline stage.
         ring: steps that are kept for a loss that jumps; 0: none, and no updates.
-        mapping, scheme: as in `measure`. steps_done: steps before this run. prefix: of the numbers' names.
+        mapping, inputs, scheme: as in `measure` and `Probe`. steps_done: steps before this run. prefix: of the numbers'
+            names.
 
     Attributes:
         warnings: every Departure so far. What warns is the logger `signalprop.monitoring`, in one line each.
@@ -115,6 +118,7 @@ class SignalMonitor:
         skip_first: int = 4,
         ring: int = _RING,
         mapping: Mapping | None = None,
+        inputs: Any = None,
         scheme: str = "",
         steps_done: int = 0,
         prefix: str = "signal",
@@ -128,16 +132,34 @@ class SignalMonitor:
         self.steps = steps_done
         self.active = not is_other_rank() if logs is None else logs
         self._every_rank = EveryRank.here()
-        attached = attach(model, mapping)
-        self._attached = attached if batch is None else reading_batches(attached)
-        self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
+        self._model = unwrapped(model)
         self._batch, self._given = batch, start
         self._path, self._scheme = jsonl, scheme
         self._logs = Logs(writer, jsonl, log)
         self.warnings = self._logs.warnings
+        self._groups = Groups(data_group, tokens_group)
+        self._recorder: Recorder | TapRecorder | None = None
+        self._checks: Checks | None = None
+        self._sampling: int | None = None
+        self._samples = 0
+        self._inside = False
+        self._ring = ring
+        self._known = False
+        self._wanted = scores, skip_first, compiled
+        self._waits = attached_now_or_later(
+            model, mapping, inputs, self._take, self._first_call, now=bool(compiled) or bool(self._groups)
+        )
+        if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
+            opened(jsonl).close()
+
+    def _take(self, attached: Attached) -> None:
+        """The model is known."""
+        scores, skip_first, compiled = self._wanted
+        batch, start = self._batch, self._given
+        self._attached = attached if batch is None else reading_batches(attached)
+        self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
         self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
         seen = self._arguments
-        self._groups = Groups(data_group, tokens_group)
         self._recorders = Recorders(
             self._attached,
             compiled=compiled,
@@ -152,17 +174,17 @@ class SignalMonitor:
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
                 "Parametrization of the same model"
             )
-        if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
-            opened(jsonl).close()
         self._weights = Weights(self._attached, self._logs)
-        self._recorder: Recorder | TapRecorder | None = None
-        self._checks: Checks | None = None
-        self._sampling: int | None = None
-        self._samples = 0
-        self._inside = False
         self._experts = ExpertLoad(self._attached)
-        self._ring = ring
         self._sublayers = sublayers_of(self._attached.layout)
+        self._known = True
+
+    def _first_call(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """The model that nobody knew how to call is being called."""
+        if self._sampling is not None:
+            self.attach(self._sampling)
+        if isinstance(self._recorder, Recorder):
+            self._recorder.starts(model, args, kwargs)
 
     @cached_property
     def _mesh(self) -> Any:  # parameters may be sharded after the monitor is made
@@ -207,7 +229,10 @@ class SignalMonitor:
     def close(self) -> None:
         """Take all hooks off and close the file; harmless when there is nothing to do."""
         self.detach()
-        self._recorders.close()
+        if self._waits is not None:
+            self._waits.remove()
+        if self._known:
+            self._recorders.close()
         self._sampling = self._recorder = None
         if "_movement" in vars(self) and self._movement is not None:
             self._tell(self._movement.look())
@@ -235,13 +260,13 @@ class SignalMonitor:
         Args:
             loss: of the step, a number or a tensor.
         """
-        if self._movement is not None:
+        if self._known and self._movement is not None:
             self._tell(self._movement.record(step, loss))
 
     def attach(self, step: int) -> None:
         """Put the hooks on, before the first forward pass of a step."""
         self.detach()
-        if self.active or self._everyone():
+        if self._known and (self.active or self._everyone()):
             self._recorder = self._recorders.recorder()
             self._recorder.attach()
             if isinstance(self._recorder, Recorder):  # inside a graph nobody counts
@@ -252,7 +277,8 @@ class SignalMonitor:
         """Take the hooks off; what they saw stays for `end`."""
         if self._recorder is not None:
             self._recorder.detach()
-        self._experts.detach()
+        if self._known:
+            self._experts.detach()
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:

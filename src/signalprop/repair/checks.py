@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.mapping import Mapping, SublayerMap, number
 from signalprop.attachment.parametrization_of import score_scale, trainable
@@ -29,6 +30,7 @@ from signalprop.repair.shaped_models import Activating
 from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.calls import remember
 from signalprop.streams.placement import weights_here
 from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
@@ -44,7 +46,7 @@ def check(
     scheme: str | Scheme | Parametrization | None = None,
     *,
     mapping: Mapping | None = None,
-    inputs: InputStatistics | None = None,
+    inputs: Any = None,
     **options: Any,
 ) -> Check:
     """Compare the weights and multipliers that a model really has with those that a scheme asks for.
@@ -64,7 +66,8 @@ def check(
     Args:
         scheme: a name (with `options`), a scheme, or the very numbers; None: what the model carries.
         mapping: of a model of your own.
-        inputs: statistics of the input, for schemes that depend on them; default: Zipf's law.
+        inputs: what the model is called with, as `measure` takes it; or InputStatistics, for schemes that depend on
+            them (default: those of its tokens, else Zipf's law).
 
     Raises:
         InputError: unknown scheme, family or option; none given, and none carried; a parametrization of another shape;
@@ -73,13 +76,14 @@ def check(
     model = unwrapped(model)
     record = record_of(model)
     try:
-        attached = require_roles(attach(model, mapping))
+        arguments = remember(model, inputs)
+        attached = require_roles(attach(model, mapping, arguments))
     except InputError as error:
         if dead := dead_heads(model):  # which needs no roles
             raise InputError(f"{dead[0].path} head {dead[0].head} is dead: {dead[0].reason}. Also: {error}") from None
         raise
     vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
-    table = _table(scheme, options, vanilla, record, inputs)
+    table = _table(scheme, options, vanilla, record, statistics_in(vanilla, inputs, arguments))
     check_shape(vanilla.architecture, table.architecture)
     with weights_here(attached.model):
         found, others = _entries(attached, table)

@@ -37,6 +37,7 @@ from signalprop.repair.tiny_pass import arguments_for
 from signalprop.repair.weight_assignment import walk
 from signalprop.schemes import SCHEMES
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.calls import call
 
 _DEVIATIONS = 6.0  # of a normal number: 1e-9 on one side
 _TRACY_WIDOM = 10.0  # the quantile of 1 - 1e-10, of the law for real matrices
@@ -92,7 +93,7 @@ class Outputs:
         """Logits, or why there are none."""
         try:
             with evaluating(self.model), torch.no_grad():
-                return logits_of(self.model(**copy.copy(self.arguments))).double()
+                return logits_of(call(self.model, copy.copy(self.arguments))).double()
         except Exception as error:  # whatever a model raises that a tiny batch is not enough for
             return first_line(error)
 

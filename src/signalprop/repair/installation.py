@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
 from signalprop.attachment.live_model import adapters_in
 from signalprop.attachment.mapping import Mapping, number
@@ -21,7 +22,6 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.freshness import Outputs, learnt
@@ -36,6 +36,7 @@ from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
+from signalprop.streams.calls import remember
 from signalprop.streams.wrappers import unwrapped
 
 
@@ -45,7 +46,7 @@ def apply(
     scheme: str | Scheme | Parametrization,
     *,
     data: Batch | Dictionary[str, Any] | None = None,
-    inputs: InputStatistics | None = None,
+    inputs: Any = None,
     initialize: bool = True,
     redraw: bool = False,
     change_function: bool = False,
@@ -68,7 +69,8 @@ def apply(
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
         scheme: name, scheme, or the very numbers. options: of a scheme given by name.
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
-            statistics of the input. inputs: those statistics (default: Zipf's law, or of the batch).
+            statistics of the input. inputs: what the model is called with, as `measure` takes it; or InputStatistics
+            (default: those of its tokens or of the batch, else Zipf's law).
         initialize: draw the weights anew, if they are fresh. False keeps them and only installs multipliers: those of a
             scheme times the model's own (Granite's). A Parametrization says all numbers, the model's own too.
         redraw: draw them anew though something has been learnt in them.
@@ -101,7 +103,9 @@ def apply(
         )
     if redraw and not initialize:
         raise InputError("redraw draws new weights and initialize=False (--keep-weights) keeps those there are; choose")
-    arguments = data if isinstance(data, dict) else None
+    called = remember(model, inputs if inputs is not None else data)
+    arguments = called if called is not None else data if isinstance(data, dict) else None
+    data = called if data is None else data
     attached = attach(model, mapping, arguments)
     without_numbers = on_meta(model)
     trained = "" if redraw or without_numbers else learnt(attached)
@@ -129,11 +133,10 @@ def apply(
     if not without_numbers:
         confirm(attached, arguments)
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
-    if isinstance(data, Batch) and inputs is None:
-        inputs = data.statistics(architecture)
+    statistics = statistics_in(attached.mapping, data if isinstance(data, Batch) and inputs is None else inputs, called)
     if data is not None and hasattr(chosen, "profiled"):
         chosen = _profiled(attached, chosen, data, seed)
-    table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, inputs)
+    table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, statistics)
     if not (initialize or isinstance(chosen, Parametrization)):
         table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)

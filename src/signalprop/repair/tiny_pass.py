@@ -19,6 +19,7 @@ from signalprop.hooks import Hooks, Site
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.network.architecture import Architecture
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.calls import call
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
@@ -52,7 +53,7 @@ class TinyPass:
             hooks.outputs(module, partial(self._leave, module))
         try:
             with hooks, evaluating(model), torch.no_grad():
-                model(**arguments)
+                call(model, arguments)
         except Exception as error:
             self.error = error
 

@@ -1,4 +1,4 @@
-"""A tiny input for a model that nobody has given one for."""
+"""A tiny input for a model: what it was called with last, or something made up."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.errors import InputError
+from signalprop.streams.calls import UnknownCall, remembered
 from signalprop.streams.placement import device_of
 
 TOKENS = 7  # a number that few dimensions of a model have
 
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
-    """Keyword arguments of a model's forward: a few random tokens, an image or frames of random numbers."""
+    """Arguments of a model's forward: what it was called with last, else a few random tokens, an image or frames.
+
+    Raises:
+        UnknownCall: nobody said, and nothing could be made up.
+    """
+    if (said := remembered(model)) is not None:
+        return {k: v.to(device_of(model)) if isinstance(v, Tensor) else v for k, v in said.items()}
     config = getattr(model, "config", None)
     names = list(signature(model.forward).parameters)
     found = _of_config(model, config, names) if hasattr(config, "to_dict") else _of_modules(model, names)
     if not found:
-        raise InputError(
-            f"give arguments=, the keyword arguments of the model's forward: what {type(model).__name__} reads could "
-            "not be told from it"
-        )
+        raise UnknownCall(f"what {type(model).__name__} reads could not be told from it")
     device = device_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {

@@ -16,11 +16,13 @@ from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
 from signalprop.streams.anatomy import Finder
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.calls import UnknownCall, first_sequence, remember, remembered
 from signalprop.streams.parts import Stack
 from signalprop.streams.picture import picture
 from signalprop.streams.placement import device_of, without_numbers
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
+from signalprop.streams.token_axis import with_token_axis
 from signalprop.streams.wrappers import unwrapped
 
 SCHEMA = "signalprop/anatomy/1"
@@ -81,7 +83,7 @@ class Anatomy:
 
 
 @typed
-def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Anatomy:
+def anatomy(model: nn.Module, inputs: Any = None) -> Anatomy:
     """Find the residual stream of any model by following the additions of one small forward pass, and prove it.
 
     Two forward passes in evaluation mode without gradients: in the first every tensor operation is followed, in the
@@ -91,13 +93,21 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
     Args:
         model: any module in which additions carry a stream through layers, which are the members of a ModuleList, of a
             Sequential, or siblings whose names end in numbers.
-        arguments: keyword arguments of its forward, of which the first sequence is taken; default: a few random tokens,
-            an image or frames of random numbers, by what the model reads.
+        inputs: what it is called with, of which the first sequence is taken: a tensor, a tuple, a dictionary of
+            arguments, or a function that calls it; default: what it was called with last, else a few random tokens, an
+            image or frames of random numbers, by what the model reads.
 
     Raises:
         InputError: the model does not run on them, or no residual stream was found.
     """
     model = unwrapped(model)
+    remember(model, inputs)
+    return anatomy_of(model)
+
+
+def anatomy_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Anatomy:
+    """As `anatomy`, of a model without wrappers, with arguments of its forward by name."""
+    invented = arguments is None and remembered(model) is None
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     numbers = not without_numbers(model)
     if numbers:
@@ -109,12 +119,12 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
         except InputError:
             raise
         except Exception as error:
-            how = "give arguments=, the keyword arguments of its forward" if arguments is None else "change arguments="
-            how = how if numbers else "initialise it, since this model needs numbers to run"
-            raise InputError(
-                f"{how}: {type(model).__name__} does not run on {', '.join(given)} ({type(error).__name__}: "
-                f"{first_line(error)})"
-            ) from None
+            what = f"{type(error).__name__}: {first_line(error)}"
+            why = f"{type(model).__name__} does not run on {', '.join(given)} ({what})"
+            if not numbers:
+                raise InputError(f"initialise it, since this model needs numbers to run: {why}") from None
+            refusal = UnknownCall(f"{why}, which was made up") if invented else InputError(f"change inputs=: {why}")
+            raise refusal from None
         stacks = tuple(finder.stacks())
         if not stacks:
             raise InputError(
@@ -125,16 +135,8 @@ def anatomy(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> 
         norms: tuple[Norm, ...] = ()
         if numbers:
             stacks, norms = prove(model, given, stacks)
-    return Anatomy(type(model).__name__, stacks, norms, tuple(given), arguments is None, numbers, silent)
-
-
-def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
-    """The arguments with the first sequence of each tensor alone, where all tensors hold as many."""
-    tensors = [v for v in arguments.values() if isinstance(v, Tensor) and v.ndim]
-    alike = len({len(v) for v in tensors}) == 1
-    return {
-        k: v[:1] if alike and isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items() if v is not None
-    }
+            stacks = with_token_axis(model, given, stacks)
+    return Anatomy(type(model).__name__, stacks, norms, tuple(given), invented, numbers, silent)
 
 
 @contextmanager

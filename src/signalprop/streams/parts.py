@@ -84,12 +84,21 @@ class Layer:
 
     Attributes:
         entry_norm: path of a norm on the stream that it begins with, where that is not on the sum before.
+        between: what the model does to the stream before it, in words; '' where what left the last layer enters it.
+        scale: the factor on the stream, where that is all.
     """
 
     path: str
     branches: tuple[Branch, ...]
     why: str = ""
     entry_norm: str | None = None
+    between: str = ""
+    scale: float = 1.0
+
+    @property
+    def rewired(self) -> bool:
+        """Whether more than the last layer's stream, or something else than a multiple of it, enters."""
+        return bool(self.between) and self.scale == 1.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,8 @@ class Stack:
     Attributes:
         path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
         final_norm: path of the norm that reads the stream after the last layer. reads_memory: its layers read another
-            stack's stream.
+            stack's stream. tokens_first: the stream is (tokens, batch, features), as in torch's own
+            layers; reads_tokens_first: so is what the model is called with.
     """
 
     path: str
@@ -109,6 +119,8 @@ class Stack:
     final_norm: str | None = None
     called: bool = True
     reads_memory: bool = False
+    tokens_first: bool = False
+    reads_tokens_first: bool = False
 
     @property
     def branches(self) -> list[Branch]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits, whole
+from signalprop.streams.between import places_between, with_between
+from signalprop.streams.calls import call
 from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
@@ -43,11 +45,13 @@ def prove(
             norms |= dict.fromkeys(n for n in (branch.norm, branch.post_norm) if n is not None)
         ends = (*(layer.entry_norm for layer in stack.layers), stack.final_norm)
         norms |= dict.fromkeys(n for n in ends if n is not None)
+        wanted |= places_between(stack)
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Seen(path, side) for path in norms for side in both}
     tensors, _ = tensors_of_pass(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
+    proved = tuple(with_between(stack, tensors) for stack in proved)
     return proved, tuple(norm_of(model, path, tensors) for path in norms)
 
 
@@ -71,7 +75,7 @@ def tensors_of_pass(
     hooks = Hooks(model)
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
     with hooks, torch.no_grad():
-        given = model(**arguments)
+        given = call(model, arguments)
     _, logits = loss_and_logits(given)
     output = first_tensor(given if logits is None else logits)
     return {seen: found[p] for seen in wanted if (p := (seen.path, seen.side, seen.call)) in found}, output

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Mapping as Dictionary
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from itertools import chain
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from signalprop.hooks import Hooks, first_tensor, read_by
+from signalprop.streams.calls import call
 
 Operation = Literal["add", "scale", "product", "same", "moved", "norm", "mix", "other"]
 
@@ -298,7 +299,7 @@ def record(model: nn.Module, arguments: Dictionary[str, Any]) -> Tape:
     tape = Tape(model)
     with tape.hooks(), torch.no_grad(), tape:
         tape.gives(tensors_in(arguments))
-        model(**arguments)
+        call(model, arguments)
     return tape
 
 
@@ -310,6 +311,8 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
         yield from chain.from_iterable(tensors_in(value, depth - 1) for value in values)
     elif depth and isinstance(values, dict):
         yield from chain.from_iterable(tensors_in(value, depth - 1) for value in values.values())
+    elif depth and is_dataclass(values) and not isinstance(values, type):
+        yield from tensors_in(vars(values), depth)
 
 
 def _storage(tensor: Tensor) -> int:

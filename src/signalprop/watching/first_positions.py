@@ -99,7 +99,11 @@ class Streams:
 
     def _meets(self, index: int, given: Tensor | None) -> None:
         stack = self._sites[index].stack
-        x = None if given is None else in_tokens(given.detach(), self.shape.get(stack))
+        x = (
+            None
+            if given is None
+            else in_tokens(given.detach(), self.shape.get(stack), tokens_first=self._mapping.tokens_first)
+        )
         if x is None or x.ndim != 3 or self._positions is None:
             return
         self.shape[stack] = x.shape[0], x.shape[1]

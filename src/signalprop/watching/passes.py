@@ -20,7 +20,8 @@ class Pass:
         forward, gradient: moments by site index; of the sums of parallel layers by -1 - sublayer index.
         calls: how often the model ran. recorded: which of these was recorded, in words.
         shapes: (batch, tokens) of the stream by stack. between: products of several streams by site of `stream_out`.
-        mask_ignored: a mask of padding had another shape.
+        mask_ignored: a mask of padding had another shape. folded: in words, how tokens stand in the stream, where that
+            is not (batch, tokens, features).
     """
 
     recorded = "the first pass was"
@@ -34,6 +35,7 @@ class Pass:
         self.shapes: dict[int, tuple[int, int]] = {}
         self.calls = 0
         self.mask_ignored = False
+        self.folded = ""
 
     def finish(self) -> None:
         """Bring what was seen together, before it is read; with several processes all of them."""
@@ -49,7 +51,7 @@ class Pass:
             out.append(f"the model ran {self.calls} times in this step; {self.recorded} recorded")
         if self.mask_ignored:
             out.append("the attention mask is not of shape (batch, tokens); every position was counted")
-        return out
+        return [*out, self.folded] if self.folded else out
 
     def where(self, index: int) -> str:
         """Sublayer and probe point of a site, in words."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
-from signalprop.hooks import LOCK, GradientHooks, Hooks, in_tokens
+from signalprop.hooks import LOCK, GradientHooks, Hooks, in_tokens, rows_of
 from signalprop.watching.between_streams import products
 from signalprop.watching.first_positions import DECODER, check_length, later
 from signalprop.watching.passes import Pass, Result
@@ -44,6 +44,7 @@ class Recorder(Pass):
         self._given_padding: dict[int, dict[int, Tensor | None]] = {}
         self._padding: dict[int, Padding | None] = {}
         self._attached = False
+        self._rows: tuple[int, int] | None = None  # of sequences and tokens that the model is called with
         self._owner: int | None = None  # the thread of the pass that is recorded, while it runs
         self._recorded_by: int | None = None  # the same thread, afterwards
         self._skipping: set[int] = set()  # threads in a pass that is not recorded, or after one
@@ -83,6 +84,10 @@ class Recorder(Pass):
         """Which positions count, by stack, in the pass that this thread is about to begin; instead of its mask."""
         self._given_padding[threading.get_ident()] = padding
 
+    def starts(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The model is being called already, with these arguments, and this was attached inside the call."""
+        self._model_starts(model, args, kwargs)
+
     # --- hooks ---------------------------------------------------------------------------------------
 
     def _model_starts(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,6 +104,7 @@ class Recorder(Pass):
             self._skipping.discard(me)
             self._owner = me
             self._forget()
+        self._rows = rows_of([*args, *kwargs.values()])
         if given is None:
             bound = {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs}
             given, odd = masks_of(bound, self.mapping)
@@ -149,7 +155,17 @@ class Recorder(Pass):
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
         if tensor.ndim == 4 and self.mapping.architecture.streams is not None:  # (batch, tokens, streams, features)
             return tensor.flatten(2)
-        return in_tokens(tensor, self.shapes.get(self.plan.sites[index].stack))
+        stack = self.plan.sites[index].stack
+        if tensor.ndim == 2 and stack not in self.shapes:
+            rows = (1, len(tensor)) if self._rows is None else self._rows
+            if self._rows is None:
+                self.folded = "the stream is (tokens, features): all are taken as one sequence"
+            return in_tokens(tensor, rows)
+        if tensor.ndim == 4:
+            self.folded = "the stream is (batch, height, width, features); its rows and columns are taken as tokens"
+        elif self.mapping.tokens_first:
+            self.folded = "the stream is (tokens, batch, features): correlations are over the tokens"
+        return in_tokens(tensor, self.shapes.get(stack), tokens_first=self.mapping.tokens_first)
 
     def _record(self, index: int, tensor: Tensor) -> None:
         plain = self._in_tokens(index, tensor.detach())

@@ -319,6 +319,8 @@ class TapRecorder(Pass):
 def refused(attached: Attached) -> str:
     """Why taps cannot see all points of a model, in a line; empty where they can."""
     plan = attached.plan
+    if attached.mapping.tokens_first:
+        return "its stream is (tokens, batch, features)"
     for row, leave in zip(attached.rows, plan.stream_out, strict=True):
         if leave < 0:
             return f"no module forms the sum of {row.label} with the stream"

@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 
 from signalprop.attachment.attached import attach
 from signalprop.errors import InputError
-from signalprop.measurement.measuring import lent_gradients
+from signalprop.measurement.losses import lent_gradients
 from signalprop.measurement.result import not_finite, tables
 from signalprop.watching.recording import Recorder
 from signalprop_lab.training.checkpoints import pending_loss

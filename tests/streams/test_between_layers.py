@@ -1,0 +1,136 @@
+"""What a model does to the stream between its blocks is proved, carried through, or refused with the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import signalprop as sp
+
+WIDTH, WORDS, BLOCKS = 64, 200, 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.between(x))))
+
+
+class Wired(nn.Module):
+    """Blocks of a GPT, and between them: `plain` nothing, else what the name says."""
+
+    def __init__(self, wiring: str, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.wiring = wiring
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.trained = nn.Parameter(torch.ones(BLOCKS))
+        self.final, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.words(ids)
+        kept: list[Tensor] = []
+        for i, block in enumerate(self.blocks):
+            if self.wiring == "u-net" and i >= BLOCKS // 2:
+                x = x + self.trained[i] * kept.pop()
+            if self.wiring == "first" and i:
+                x = 0.5 * x + 0.25 * first
+            if self.wiring == "factor" and i:
+                x = 1.5 * self.trained[i] * x
+            if self.wiring == "channels" and i:
+                x = x * torch.linspace(0.5, 2.0, WIDTH)
+            x = block(x)
+            if self.wiring == "u-net" and i < BLOCKS // 2:
+                kept.append(x)
+        return self.head(self.final(x))
+
+
+PLACES = {
+    "u-net": r"blocks\.4: what enters is 1 x what left blocks\.3 \+ 1 x what left blocks\.1",
+    "first": r"blocks\.1: what enters is 0\.5 x what left blocks\.0 \+ 0\.25 x what entered blocks\.0",
+    "channels": r"blocks\.1: what enters is neither what left blocks\.0 nor a sum of earlier streams",
+}
+
+
+@pytest.mark.parametrize("wiring", PLACES)
+@pytest.mark.parametrize(
+    "verb",
+    [sp.predict, lambda m: sp.compare(m, seeds=1), lambda m: sp.apply(m, "deepscalelm"), lambda m: sp.check(m, "gpt2")],
+)
+def test_other_wiring_is_refused_with_the_place(wiring: str, verb: Any) -> None:
+    with pytest.raises(sp.InputError, match=PLACES[wiring]):
+        verb(Wired(wiring))
+
+
+@pytest.mark.parametrize("wiring", ["plain", "factor", *PLACES])
+def test_every_wiring_is_measured(wiring: str) -> None:
+    model = Wired(wiring)
+    ids = torch.randint(0, WORDS, (3, 20))
+    before: list[float] = []
+    after: list[float] = []
+
+    def see(_: nn.Module, args: Any, out: Tensor) -> None:
+        before.append(float(args[0].var(correction=0)))
+        after.append(float(out.var(correction=0)))
+
+    handles = [block.register_forward_hook(see) for block in model.blocks]
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    profile = sp.measure(model, ids)
+    forward = profile.forward
+    np.testing.assert_allclose(forward["stream_in"].variance[::2], before, rtol=1e-5)
+    leaves = list(after)
+    if wiring == "factor":  # a sum ends with the factor on it
+        leaves[:-1] = before[1:]
+    if wiring == "u-net":  # the first skip adds what has just left: a factor of 2
+        leaves[BLOCKS // 2 - 1] = before[BLOCKS // 2]
+    np.testing.assert_allclose(forward["stream_out"].variance[1::2], leaves, rtol=1e-5)
+    assert any("changes the stream between layers" in note for note in profile.notes) == (wiring != "plain")
+
+
+def test_a_factor_is_predicted() -> None:
+    """1.5 before all blocks but the first: variance 1.5^(2 * 5) = 57.7 times as large, which nothing else explains."""
+    ratios = []
+    for seed in range(6):
+        comparison = sp.compare(Wired("factor", seed), seeds=1)
+        pair = (p.forward["stream_out"].log_variance for p in (comparison.measured, comparison.predicted))
+        ratios.append(np.subtract(*pair))
+        assert comparison.predicted.forward["stream_out"].variance[-1] > 50
+    error = np.std(ratios, axis=0, ddof=1) / np.sqrt(len(ratios))
+    assert (error < 0.1).all()
+    assert (np.abs(np.mean(ratios, 0)) < 4 * error + 0.03).all()
+
+
+def test_a_factor_is_made_up_for_by_apply() -> None:
+    """The network computes what the same one without factors computes: a final norm takes the last factor off."""
+    ids = torch.randint(0, WORDS, (2, 16))
+    streams = []
+    for wiring in ("plain", "factor"):
+        model = Wired(wiring)
+        sp.apply(model, "deepscalelm", seed=0)
+        assert sp.check(model).ok
+        with torch.no_grad():
+            model.double()
+            streams.append(model(ids))
+    torch.testing.assert_close(streams[1], streams[0], rtol=1e-4, atol=1e-5)
+
+
+def test_trained_factors_of_one_are_no_change() -> None:
+    model = Wired("plain")
+    assert sp.anatomy(model).proved
+    assert not any(layer.between for stack in sp.anatomy(model).stacks for layer in stack.layers)
