@@ -1,7 +1,6 @@
 """docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
 
-A benchmark is a module of MODULES (those of ON_A_GPU have a command of their own; of FINISHED ones the record alone is
-left, which holds the texts too). It has
+A benchmark is a module of MODULES (those of ON_A_GPU have a command of their own). It has
 
     TITLE           heading of its section
     ABOUT           Markdown: what is measured, and how
@@ -19,13 +18,9 @@ from typing import Any
 from signalprop.files.storage import read_json, write_text
 from signalprop_lab.training.tables import markdown_table as table
 
-MODULES = ("prediction", "compiled_probes")
+MODULES = ("waiting", "prediction", "compiled_probes")
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
-FINISHED = (
-    "recursion", "scaling", "probe_overhead", "callback_overhead", "applied", "stored_weights", "attention",
-    "throughput", "cast_ranking", "report", "explore",
-)  # fmt: skip
-SECTIONS = (*MODULES, *FINISHED, *ON_A_GPU)
+SECTIONS = (*MODULES, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -56,7 +51,7 @@ def page(records: Mapping[str, Mapping[str, Any]]) -> str:
     """
     parts = [INTRODUCTION, *_machines(records), "## What ran", _runs(records)]
     for name, record in records.items():
-        written = record if name in FINISHED else _texts(name)
+        written = _texts(name)
         parts += [f"## {written['title']}", written["about"], record["section"]]
         parts += [written["reading"]] if "reading" in written else []
     return "\n\n".join(parts) + "\n"

@@ -134,12 +134,13 @@ def _within(path: str, roots: tuple[str, ...]) -> bool:
 @cache
 def _packages() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = [sysconfig.get_path(name) for name in names]
+    found: list[str | None] = [sysconfig.get_path(name) for name in names]
     with suppress(ImportError):  # beside Python's own, where they were installed with --user or --target
         import torch
         import transformers
 
         found += [os.path.dirname(os.path.dirname(str(module.__file__))) for module in (torch, transformers)]
+    found.append(sys.pycache_prefix)  # bytecode of imports
     return tuple(os.path.realpath(path) for path in found if path)
 
 
