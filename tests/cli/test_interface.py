@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,18 @@ RESULTS = {
 }
 
 
-def interface() -> dict[str, Any]:
-    """Options by command, and keys by result."""
+def interface_options(*, off: bool = False) -> dict[str, str]:
+    """The options of every command; `off`: also what switches a flag off."""
     commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
-    options = {
-        name: ", ".join(" ".join(parameter.opts) for parameter in command.params)
+    return {
+        name: ", ".join(" ".join([*one.opts, *(one.secondary_opts if off else ())]) for one in command.params)
         for name, command in sorted(commands.items())
     }
+
+
+def interface() -> dict[str, Any]:
+    """Options by command, and keys by result."""
+    options = interface_options()
     results = {name: keys(result_of(arguments)) for name, arguments in RESULTS.items()}
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 20, "n_positions": 8}
@@ -82,6 +88,22 @@ def test_the_interface_is_as_it_was() -> None:
 def test_a_device_that_is_not_there_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--device", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
+
+
+# Options on the pages that are other programs': torchrun, sbatch, tensorboard, the hub's, our benchmarks.
+OTHERS = {
+    "--page", "--logdir", "--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--nodes",
+    "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--time", "--signal", "--requeue", "--repo-type",
+    "--include", "--help", "--version", "--install-completion",
+}  # fmt: skip
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    root = Path(__file__).parents[2]
+    known = {option for line in interface_options(off=True).values() for option in line.replace(",", "").split()}
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text("utf-8")))
+        assert named <= known | OTHERS, (page.name, sorted(named - known - OTHERS))
 
 
 if __name__ == "__main__":

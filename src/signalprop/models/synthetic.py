@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from signalprop.data.batches import Batch
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import FloatArray
@@ -55,6 +56,8 @@ def synthetic_batch(architecture: Architecture, inputs: InputStatistics, batch_s
     likewise and independent of the tokens; segments have a uniform boundary. Patches and frames are Gaussian.
     """
     a = architecture
+    if seed < 0:
+        raise InputError(f"seed is {seed}; expected a number from 0 on")
     rng = np.random.default_rng([seed, 3])
     if inputs.kind == "patches":
         shape = (batch_size, a.seq_len - a.n_class_tokens, a.patch_dim)

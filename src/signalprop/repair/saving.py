@@ -100,7 +100,7 @@ def save_pretrained(
         raise InputError("signalprop saves safetensors only; leave out safe_serialization=False")
     if given.get("push_to_hub"):
         raise InputError("save first, then model.push_to_hub(name), which takes the scheme's files along")
-    _check_directory(Path(directory))
+    _check_directory(directory)
     tensors = added_tensors(model, record, given.get("state_dict"))
     document = _document(model, "transformers", record, tensors, {})
     config: Any = model.config
@@ -196,8 +196,10 @@ def _write_record(directory: Path, document: dict[str, Any], tensors: dict[str, 
     write_json(directory / RECORD, document)
 
 
-def _check_directory(directory: Path) -> None:
-    if directory.is_file():
+def _check_directory(directory: str | Path) -> None:
+    if not str(directory):
+        raise InputError("directory is empty; expected a path for a new one")
+    if Path(directory).is_file():
         raise InputError(f"{directory} is a file; expected a directory, or a path for a new one")
 
 

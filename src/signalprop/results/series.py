@@ -92,7 +92,11 @@ class Series:
             plain = np.exp(np.minimum(np.maximum(given, -800.0), np.log(HUGE)))
 
         def full(values: ArrayLike, name: str) -> FloatArray:
-            column = np.array(np.broadcast_to(values, plain.shape), np.float64, order="K")  # sweeps come transposed
+            try:
+                column = np.array(np.broadcast_to(values, plain.shape), np.float64, order="K")  # sweeps come transposed
+            except ValueError:
+                shape = np.shape(values)
+                raise InputError(f"{name} has shape {shape}; expected {plain.shape}, as the variances") from None
             if not np.isfinite(column).all():
                 raise InputError(f"{name} holds NaN or infinite values; expected finite numbers")
             return column
