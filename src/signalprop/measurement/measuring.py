@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
@@ -22,7 +23,7 @@ from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
 from signalprop.hooks import is_compiled
 from signalprop.measurement.losses import ASSUMED, Loss, lent_gradients, loss_of, takes_next
-from signalprop.measurement.result import not_finite, profile_of, tables
+from signalprop.measurement.result import NotReached, not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.streams.calls import call, is_function, remember
@@ -35,6 +36,7 @@ from signalprop.watching.recorders import Recorders
 from signalprop.watching.recording import Recorder
 from signalprop.watching.taps import Groups, TapRecorder
 
+LOGGER = logging.getLogger("signalprop.measurement")
 _LEFT_OUT = "the first {} positions of every sequence of the decoder are left out"
 _LOCK = threading.Lock()
 _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # of threads that measure one model
@@ -235,6 +237,8 @@ class Probe:
     all passes of a step are recorded together. Where that cannot be (no backward pass, parallel layers, a module that
     is several sublayers), a line says so and sampled steps run uncompiled.
 
+    A step of training that skips layers (LayerDrop) has no Profile (None, and a warning once); the next whole one has.
+
     A model whose call could not be told from it is looked at when it is first called, inside the block.
 
     Args:
@@ -273,7 +277,7 @@ class Probe:
         self._architecture = architecture
         self._recorders: Recorders | None = None
         self._recorder: Recorder | TapRecorder | None = None
-        self._inside = False
+        self._inside = self._again = self._told = False
         groups = Groups(data_group, tokens_group)
 
         def take(attached: Attached) -> None:
@@ -320,6 +324,7 @@ class Probe:
             if recorder is None:
                 return None
             recorder.finish()
+            self._again = False
             return profile_of(
                 recorder,
                 scheme=self._scheme,
@@ -327,6 +332,13 @@ class Probe:
                 loss_scale=loss_scale,
                 strict=False,
             )
+        except NotReached as error:
+            if recorder is None or not recorder.model.training:
+                raise
+            if not self._told:
+                LOGGER.warning(f"no Profile of a step that skips layers; the next whole one has it: {error}")
+            self._again = self._told = True
+            return None
         finally:
             self._begin()
 
@@ -338,7 +350,7 @@ class Probe:
             self._recorder.starts(model, args, kwargs)
 
     def _begin(self) -> None:
-        if self._recorders is not None and self.steps % self.every == 0:
+        if self._recorders is not None and (self._again or self.steps % self.every == 0):
             self._recorder = self._recorders.recorder()
             self._recorder.attach()
 

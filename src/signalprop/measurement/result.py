@@ -81,17 +81,21 @@ def tables(recorder: Pass) -> tuple[Table, Table]:
     return dict(zip(keys[:n], values[:n], strict=True)), dict(zip(keys[n:], values[n:], strict=True))
 
 
+class NotReached(InputError):
+    """A pass did not meet some of the probe points: a layer was skipped, or the mapping is wrong."""
+
+
 def check_reached(recorder: Pass) -> None:
     """Raise InputError where the forward pass did not meet every site."""
     reached = [i in recorder.forward for i in range(len(recorder.plan.sites))]
     if not any(reached):
-        raise InputError(
+        raise (NotReached if recorder.calls else InputError)(
             "no probe point was reached: the model did not run while the probe was attached, no gradient came back "
             "to its stream, or it ran inside a compiled function; give the compiled model, or compiled=True, before "
             "it first runs"
         )
     if not all(reached):
-        raise InputError(
+        raise NotReached(
             f"{recorder.where(reached.index(False))}: this point was not reached in the forward pass "
             f"({sum(reached)} of {len(reached)} were); a layer was skipped, or the mapping names a module that is not "
             "called"

@@ -38,7 +38,7 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
 
     Args:
         model: path of the model inside the LightningModule (`"model"`). Default: the LightningModule itself, or the
-            only one of its direct children whose family is known.
+            only one of its direct children whose family is known, or that has weights at all.
         options: as for `SignalMonitor`, without `writer` and `steps_done`.
 
     Attributes:
@@ -104,6 +104,9 @@ def _model_in(module: nn.Module, path: str | None, mapping: Any) -> nn.Module:
     found = [item for item in (module, *module.children()) if mapping is None and _known(item)]
     if mapping is not None or found[:1] == [module]:
         return module
+    holders = [item for item in module.children() if any(p.ndim > 1 for p in item.parameters())]
+    if not found and len(holders) == 1:  # a model that no family knows: its stream is found
+        return holders[0]
     if len(found) != 1:
         names = ", ".join(name for name, _ in module.named_children())
         raise InputError(

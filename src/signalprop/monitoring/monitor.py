@@ -21,7 +21,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.measurement.result import not_finite, profile_of, tables
+from signalprop.measurement.result import NotReached, not_finite, profile_of, tables
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.attention_scores import Layers, attention_scores, random_states_kept
 from signalprop.monitoring.bands import TOLERANCES, Departure, checked
@@ -317,6 +317,10 @@ class SignalMonitor:
             return None
         try:
             return self._numbers(recorder, step, scores, read, due)
+        except NotReached as error:
+            self._samples -= not self._samples - 1  # of a first sample that skipped layers the next step is one again
+            self._logs.say_once(f"step {step}: the signal was not measured: {error}", key="layers are skipped")
+            return None
         except InputError as error:
             self._logs.say_once(f"step {step}: the signal was not measured: {error}")
             return None
