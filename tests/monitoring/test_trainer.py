@@ -84,6 +84,18 @@ def test_training_is_the_same_to_the_bit(case: str, tmp_path: Path, capsys: pyte
     assert hooks(watched.model) == own == 0
 
 
+def test_a_callback_finds_the_trainer_that_calls_it(tmp_path: Path) -> None:
+    callback = sp.SignalCallback(every=5)
+    watched = trainer(tmp_path, callbacks=[callback])
+    watched.train()
+    given = trainer(tmp_path)
+    given.add_callback(sp.SignalCallback(given, every=5))
+    given.train()
+    assert list(signals(watched)) == [1, 5, 10]
+    assert signals(watched) == signals(given)
+    assert callback.monitor.warnings == [] and "training_step" not in vars(watched)
+
+
 class Logged(dict[int, dict[str, float]]):
     """Stands in for a logger's package: what it was given, by step."""
 

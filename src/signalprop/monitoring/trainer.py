@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import Any
 
-from signalprop.errors import require
+from signalprop.errors import InputError, require
 
 require("transformers", "models")
 
@@ -20,8 +21,7 @@ class SignalCallback(TrainerCallback):
     """Logs the signal of the model that a Trainer trains, through that Trainer.
 
     ```python
-    trainer = Trainer(model=model, args=arguments, train_dataset=data)
-    trainer.add_callback(SignalCallback(trainer, every=50))
+    trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=[SignalCallback(every=50)])
     trainer.train()
     ```
 
@@ -29,22 +29,27 @@ class SignalCallback(TrainerCallback):
     `log_history`, but not to its console. See `SignalMonitor` for what is measured and when; training is not changed.
 
     Args:
-        trainer: the Trainer that it is added to.
+        trainer: the Trainer that it is added to. Default: the one that begins to train with it.
         options: as for `SignalMonitor`, without `writer` and `steps_done`.
 
     Attributes:
-        monitor: the SignalMonitor.
+        monitor: the SignalMonitor; without `trainer`, from the start of the training on.
     """
 
     @typed
-    def __init__(self, trainer: Any, **options: Any) -> None:
+    def __init__(self, trainer: Any = None, **options: Any) -> None:
         self._trainer, self._options = trainer, options
-        self._model = trainer.model
-        self.monitor = self._made()
+        self._model: Any = None
+        self.monitor: SignalMonitor = None  # type: ignore[assignment]  # until there is a model
+        if trainer is not None:
+            self._model = trainer.model
+            self.monitor = self._made()
         self._numbers: dict[str, float] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Follow the Trainer to another model (`model_init` makes one for every training)."""
+        if self._trainer is None:
+            self._trainer = _trainer_of(self)
         if self._trainer.model is not self._model:
             self._model = self._trainer.model
             self.monitor = self._made()
@@ -109,6 +114,18 @@ class SignalCallback(TrainerCallback):
         finally:
             handler.callbacks = before
             trainer.control.should_log = due
+
+
+def _trainer_of(callback: SignalCallback) -> Any:
+    """The Trainer that is calling this callback, which gets no word of who calls it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        handler = getattr(caller, "callback_handler", None)
+        if handler is not None and any(item is callback for item in handler.callbacks):
+            return caller
+        frame = frame.f_back  # type: ignore[assignment]
+    raise InputError("no Trainer calls this callback; give it: trainer.add_callback(SignalCallback(trainer))")
 
 
 def _prints(callback: Any) -> bool:
