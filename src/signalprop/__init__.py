@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from signalprop.errors import InputError, MissingExtra
+from signalprop.families import reading as reading  # it reads for Architecture.from_hf
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import Moments

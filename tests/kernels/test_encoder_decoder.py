@@ -10,10 +10,9 @@ import pytest
 import torch
 
 import signalprop as sp
-from signalprop.kernels import tokens
+from signalprop.kernels import cross_attention, tokens
 from signalprop.kernels.cross_attention import TokenCrossAttention
 from signalprop.network.inputs import from_tokens
-from signalprop.sublayers.cross_attention import on_nodes as cross_attention
 
 D, QUERIES, KEYS = 96, 12, 16
 ALIKE = {"asks": 0.4, "keys": 0.2, "gradient": 0.3}

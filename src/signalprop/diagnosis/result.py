@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -19,7 +19,7 @@ from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.results.findings import Finding, Findings, Severity
-from signalprop.results.views import diagnosis_words
+from signalprop.results.views import report_module
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Numbers = tuple[Number, ...]
@@ -239,7 +239,7 @@ class Diagnosis(Value, Document):
         return f"<Diagnosis: {self.model}, {len(self.signal)} layers{loss}; {found}>"
 
     def __str__(self) -> str:
-        return diagnosis_words(self)
+        return cast("str", report_module("diagnosis_tables").diagnosis_text(self))
 
     @model_validator(mode="after")
     def _of_the_same_layers(self) -> Self:

@@ -11,7 +11,7 @@ from signalprop.families import find, unknown
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.configuration import check_sizes
 from signalprop.files.storage import read_json
-from signalprop.network.architecture import Architecture
+from signalprop.network.architecture import READERS, Architecture
 
 if TYPE_CHECKING:
     from signalprop.families.base import Config, Family
@@ -40,6 +40,9 @@ def read(source: Any, **changes: Any) -> Architecture:
     if family is None:
         raise InputError(f"{_REMEDY}: {unknown(config.get('model_type'))}")
     return read_as(family, config, class_name, **changes)
+
+
+READERS[:] = [read]  # Architecture.from_hf
 
 
 def read_as(family: Family, config: Config, class_name: str, **changes: Any) -> Architecture:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
@@ -22,6 +23,7 @@ Factor = Annotated[float, Field(ge=1e-30, le=1e30)]
 _WIDEST, _LONGEST = 1_000_000_000, 10_000_000  # beyond any model; a typing error gets a clear line, not a MemoryError
 _SQUASHES = {"dyt": "tanh", "derf": "erf"}
 ADDED = ("learned", "sinusoidal")  # positions that are added to the model's input
+READERS: list[Callable[..., Architecture]] = []  # of Hugging Face configs: `signalprop.families.reading` stands here
 
 
 class Architecture(Value):
@@ -328,8 +330,7 @@ class Architecture(Value):
         Raises:
             InputError: the family is not known, the file is not readable, or a value is out of range.
         """
-        from signalprop.families.reading import read
-
+        (read,) = READERS
         return read(source, **changes)
 
     def replace(self, **changes: Any) -> Architecture:

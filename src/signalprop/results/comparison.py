@@ -12,10 +12,10 @@ from signalprop.files.validation import typed
 from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.findings import Findings
-from signalprop.results.profile import Profile
+from signalprop.results.profile import Profile, data_frame
 from signalprop.results.series import Series
 from signalprop.results.text import network_in_words, percent
-from signalprop.results.views import Shown, data_frame
+from signalprop.results.views import Shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import KINDS, STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
-from signalprop.results.between_streams import STREAM_COVARIANCE, check_covariance, covariance_of
+from signalprop.results.between_streams import STREAM_COVARIANCE, alike, check_covariance, covariance_of
 from signalprop.results.findings import Findings
+from signalprop.results.series import HUGE, Series
 from signalprop.results.text import network_in_words, number
 from signalprop.results.verdicts import findings_of
-from signalprop.results.views import Shown, data_frame
+from signalprop.results.views import Shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-from signalprop.results.series import HUGE, Series
 
 SCHEMA = "signalprop/profile/1"
 SEVERAL = "signalprop/profiles/1"  # a list of them, as `predict` with several schemes or depths writes
@@ -311,3 +311,24 @@ def _mean_series(items: Sequence[Series]) -> Series:
         token_correlation_se=r.std(0, ddof=1) / np.sqrt(n),
         feature_correlation=np.stack(features).mean(0) if len(features) == n else None,
     )
+
+
+def data_frame(profile: Profile, prefix: str = "") -> DataFrame:
+    """The series of a profile, one row per sublayer; see `Profile.to_dataframe`.
+
+    Args:
+        prefix: of the columns that hold a quantity.
+    """
+    rows = layout(profile.architecture)
+    columns: dict[str, Any] = {
+        "stack": [STACKS[k] for k in rows.stack], "layer": rows.layer, "kind": [KINDS[k] for k in rows.kind],
+    }  # fmt: skip
+    for direction, points in (("", profile.forward), ("gradient_", profile.gradient or {})):
+        for point, series in points.items():
+            found = {item.name: getattr(series, item.name) for item in fields(series)}
+            columns |= {f"{prefix}{direction}{point}_{k}": v for k, v in found.items() if v is not None}
+    if profile.stream_covariance is not None:
+        columns[f"{prefix}stream_out_between_streams"] = alike(profile.stream_covariance)
+    if np.ndim(profile.forward["stream_out"].variance) != 1:
+        raise InputError("a data frame needs a single profile, this is a sweep; select one of its members")
+    return cast("DataFrame", require("pandas", "pandas").DataFrame(columns))

@@ -8,17 +8,16 @@ Predictions, measurements, comparisons and monitors are judged by it; rules for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
 from signalprop.results.findings import Finding, Findings
+from signalprop.results.series import Series
 from signalprop.results.text import number
-
-if TYPE_CHECKING:
-    from signalprop.results.profile import Profile
 
 PAGE = "docs/will-it-train.md#"
 SCORE_VARIANCE = "score_variance"  # in a Profile's statistics: the largest of its attentions
@@ -28,6 +27,27 @@ FP16_MAX, LARGEST_IN_STDS = 65504.0, 6.0  # of 10^9 normal numbers the largest i
 # Of schemes whose branches begin at nothing, and learn to be more.
 _BEGIN_AT_NOTHING = frozenset({"rezero", "skipinit", "fixup", "layerscale", "value-skipinit"})
 _CONSERVE = frozenset({"deepscalelm", "deepscalelm-simple"})
+
+
+class Judged(Protocol):
+    """What rules read of a Profile."""
+
+    @property
+    def architecture(self) -> Architecture: ...
+    @property
+    def scheme(self) -> str: ...
+    @property
+    def forward(self) -> Mapping[str, Series]: ...
+    @property
+    def gradient(self) -> Mapping[str, Series] | None: ...
+    @property
+    def n_seeds(self) -> int | None: ...
+    @property
+    def n_sublayers(self) -> int: ...
+    @property
+    def sensitivity(self) -> Any: ...
+    @property
+    def statistics(self) -> Mapping[str, Any]: ...
 
 
 class Halves(NamedTuple):
@@ -47,7 +67,7 @@ class Halves(NamedTuple):
         return self.lower - max(self.lower_growth, 0.0)
 
 
-def halves(profile: Profile) -> list[Halves]:
+def halves(profile: Judged) -> list[Halves]:
     """Of every stack, the encoder's first. The gradient is relative to that at the stack's last stream."""
     rows, out = layout(profile.architecture), []
     for stack in dict.fromkeys(rows.stack.tolist()):
@@ -82,11 +102,11 @@ class Remedy(NamedTuple):
     """What to try. has: whether a network has it already. changes: names of the `advice.CHANGES` that do it."""
 
     text: str
-    has: Callable[[Profile], bool]
+    has: Callable[[Judged], bool]
     changes: tuple[str, ...] = ()
 
 
-def _never(profile: Profile) -> bool:
+def _never(profile: Judged) -> bool:
     return False
 
 
@@ -96,7 +116,7 @@ class Rule(NamedTuple):
     name: str
     quantity: str
     evidence: str
-    passed: Callable[[Profile, int | None], Iterator[Passed]]
+    passed: Callable[[Judged, int | None], Iterator[Passed]]
     remedies: tuple[Remedy, ...]
     page: str = "what-would-cure-it"
 
@@ -110,7 +130,7 @@ _VANISHES, _FALLS, _RISES = math.log(100), math.log(10), math.log(10)
 _DEEP = 12  # sublayers from which a gradient that is lowest in between counts
 
 
-def _vanishing(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _vanishing(profile: Judged, step: int | None) -> Iterator[Passed]:
     if profile.gradient is None:
         return
     rows = layout(profile.architecture).stack
@@ -131,7 +151,7 @@ def _most_excess(width: int) -> float:
     return math.log(300) + 3 * math.log(max(width / 4096, 1))
 
 
-def _exploding(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _exploding(profile: Judged, step: int | None) -> Iterator[Passed]:
     if profile.gradient is None:
         return
     bound = _most_excess(profile.architecture.d_model)
@@ -146,20 +166,20 @@ def _exploding(profile: Profile, step: int | None) -> Iterator[Passed]:
             yield Passed(math.exp(min(parts.excess, 700)), math.exp(bound), parts.excess - bound, f"{begins} ({more})")
 
 
-def _growth(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _growth(profile: Judged, step: int | None) -> Iterator[Passed]:
     for parts in halves(profile):
         if parts.upper_growth > _RISES:
             text = f"its variance grows {_shown(parts.upper_growth)}-fold over the upper half (equal branches: 2-fold)"
             yield Passed(math.exp(min(parts.upper_growth, 700)), 10.0, parts.upper_growth - _RISES, text)
 
 
-def _most_alike(profile: Profile, step: int | None) -> float:
+def _most_alike(profile: Judged, step: int | None) -> float:
     """In training tokens share more, what a model has learnt of frequencies first; across two streams too."""
     crossed = profile.architecture.kind == "encoder-decoder"
     return 0.99 if crossed else 0.98 if step is not None else 0.95
 
 
-def _collapse(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _collapse(profile: Judged, step: int | None) -> Iterator[Passed]:
     bound, r = _most_alike(profile, step), profile.forward["stream_out"].token_correlation
     above = np.flatnonzero(r > bound)
     if not above.size or (step is not None and step < FIRST_STEPS):
@@ -174,21 +194,21 @@ def _collapse(profile: Profile, step: int | None) -> Iterator[Passed]:
     yield Passed(most, bound, beyond, where, _layers(profile, above))
 
 
-def _layers(profile: Profile, sublayers: np.ndarray) -> tuple[int, ...]:
+def _layers(profile: Judged, sublayers: np.ndarray) -> tuple[int, ...]:
     return tuple(dict.fromkeys(layout(profile.architecture).layer[sublayers].tolist()))
 
 
 _IDLE = 1e-4
 
 
-def _idle(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _idle(profile: Judged, step: int | None) -> Iterator[Passed]:
     total = profile.sensitivity()["mean"]
     if 0 < total < _IDLE and profile.scheme not in _BEGIN_AT_NOTHING:
         text = f"all branches together add {number(total)} of the stream's variance, and what they get back is as small"
         yield Passed(total, _IDLE, math.log(_IDLE / total), text)
 
 
-def _epsilon(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _epsilon(profile: Judged, step: int | None) -> Iterator[Passed]:
     a = profile.architecture
     if a.norm_eps == 0 or a.squash or not {"pre", "sandwich"} & set(a.placements):
         return
@@ -204,14 +224,14 @@ def _epsilon(profile: Profile, step: int | None) -> Iterator[Passed]:
 _HOT = 64.0
 
 
-def _one_hot(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _one_hot(profile: Judged, step: int | None) -> Iterator[Passed]:
     variance = profile.statistics.get(SCORE_VARIANCE)
     if isinstance(variance, (int, float)) and variance > _HOT:
         text = f"scores have variance {number(variance)}: every token attends to one other, chosen by chance"
         yield Passed(variance, _HOT, math.log(variance / _HOT), text)
 
 
-def _overflow(profile: Profile, step: int | None) -> Iterator[Passed]:
+def _overflow(profile: Judged, step: int | None) -> Iterator[Passed]:
     limit = 2 * math.log(FP16_MAX / LARGEST_IN_STDS)
     for name, point in (("stream", "stream_out"), ("branch", "branch")):
         logs = profile.forward[point].log_variance
@@ -222,11 +242,11 @@ def _overflow(profile: Profile, step: int | None) -> Iterator[Passed]:
             yield Passed(math.exp(min(most, 700)), math.exp(limit), most - limit, text, _layers(profile, over))
 
 
-def _has(*schemes: str) -> Callable[[Profile], bool]:
+def _has(*schemes: str) -> Callable[[Judged], bool]:
     return lambda profile: profile.scheme in schemes
 
 
-def _placed(*placements: str) -> Callable[[Profile], bool]:
+def _placed(*placements: str) -> Callable[[Judged], bool]:
     return lambda profile: set(profile.architecture.placements) <= set(placements)
 
 
@@ -262,13 +282,13 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def cures(profile: Profile) -> frozenset[str]:
+def cures(profile: Judged) -> frozenset[str]:
     """Names of the `advice.CHANGES` that the rules name against what is found in a profile."""
     found = {item.name for item in findings_of(profile)}
     return frozenset(name for rule in RULES if rule.name in found for item in rule.remedies for name in item.changes)
 
 
-def findings_of(profile: Profile, step: int | None = None) -> Findings:
+def findings_of(profile: Judged, step: int | None = None) -> Findings:
     """What the rules say of a profile; empty for a healthy signal.
 
     Args:

@@ -152,9 +152,44 @@ class SelfAttention(Heads):
         return OneNode(read, x.own, (row.value_skip, row.attention_gain) if self.mixes else None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Averages:
-        from signalprop.sublayers.attention.on_nodes import heads_of
+        from signalprop.sublayers.attention.on_nodes import Normed, Shaped, Softmax, normed, score_variance
 
-        return heads_of(self, i, row, x)
+        skip, gain = float(row.value_skip), float(row.attention_gain)
+        if self.nodes.shapes[i]:
+            fields = {"shapes": self.nodes.shapes[i], "dropout": self.attention_dropout, "value_skip": skip}
+            return Shaped(x, self.nodes, fields | {"gain": gain})
+        kernel = self.nodes.matrix(x)
+        read = normed(row, kernel, self.norm_eps) if self.qk_norm else Normed(1.0, kernel, kernel, None)
+        fields = {
+            "qk": score_variance(row, read.kernel, self.given.score_cap),
+            "d_model": self.d_model,
+            "dropout": self.attention_dropout,
+            "query_bias": float(row.query_bias) / read.size,
+            "value_skip": skip,
+            "gain": gain,
+            "d_head": self.d_head,
+            "one_length": self.one_length,
+            "norms": self.norms,
+        }
+        if read.norms is not None:
+            fields["values"] = read.values
+        return Softmax(self._seeing(i, read.kernel, fields), self.nodes, read.size, skip + gain, read.norms)
+
+    def _seeing(self, i: int, kernel: FloatArray, fields: dict[str, Any]) -> Any:
+        """The attention of sublayer i: through its window, or of all tokens."""
+        from signalprop.kernels.rows import rotation
+        from signalprop.kernels.windows import windowed
+        from signalprop.sublayers.attention.on_nodes import placed
+
+        (window, base), share, causal = self.sights.at(i), self.rotary_fraction, bool(self.causal)
+        rho = omega = turn = None
+        if base:
+            rho, omega = rotation(self.n_keys, self.d_head, base, share, causal or window > 0)
+        if window:
+            return windowed(kernel, window, rho, omega, causal=causal, **fields)
+        if base and self.nodes.grid:
+            turn = self.nodes.grid.rotated(self.d_head, base, share)
+        return placed(self.nodes, kernel, (rho, omega, turn), fields, causal=causal)
 
     def _sees(self, i: Rows) -> Sight:
         """What a row sees, or rows that all see the same."""

@@ -65,12 +65,32 @@ class CrossAttention(Heads):
             # the paths fall with the query's second moment: 0 stays 0
             read = self.sizes.across(x.cosine(), memory.cosine(), s0, query_bias=bias)
             return OneNode(read, memory.own / np.maximum(x.own, 1e-200))
-        from signalprop.sublayers.cross_attention.on_nodes import heads_of
-
-        made = heads_of(self, row, x, memory)
+        heads = self._on_nodes(row, x, memory)
         if self.nodes.keeps:
-            self.attentions[int(i)] = made
-        return made
+            self.attentions[int(i)] = heads
+        return heads
+
+    def _on_nodes(self, row: Row, x: Signal, memory: Signal) -> Any:
+        from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
+        from signalprop.sublayers.cross_attention.on_nodes import Scaled
+
+        nodes = self.nodes
+        sizes = [float(size_of(y)) or 1.0 if self.qk_norm else 1.0 for y in (x, memory)]
+        asks, keys = (linear(y, 1 / size) if size != 1 else y for y, size in zip((x, memory), sizes, strict=True))
+        fields: dict[str, Any] = {
+            "qk": float(self.scores(row, *sizes)[0] if self.qk_norm else row.qk),
+            "d_model": self.d_model,
+            "dropout": self.attention_dropout,
+            "query_bias": float(row.query_bias),
+            "d_head": self.d_head,
+            "one_length": self.one_length,
+            "norms": self.norms,
+        }
+        if nodes.grid is None:
+            found = TokenCrossAttention(kernel=nodes.memory_matrix(keys), asks=nodes.matrix(asks), **fields)
+            return Scaled(found, nodes, *sizes)
+        on: dict[str, Any] = {"kernel": keys.shared, "own": keys.own, "asks": asks.shared, "asks_own": asks.own}
+        return Scaled(GridCrossAttention(grid=nodes.memory, queries=nodes.grid, **on, **fields), nodes, *sizes)
 
 
 def of(p: Parametrization, stack: int, nodes: Any = None) -> CrossAttention:

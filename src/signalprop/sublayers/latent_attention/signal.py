@@ -18,7 +18,7 @@ from signalprop.sublayers.attention.roles import Sight, Sights
 from signalprop.sublayers.attention.signal import OneNode, SelfAttention, size_of
 from signalprop.sublayers.latent_attention.roles import Settings
 from signalprop.theory import attention, attention_scores
-from signalprop.theory.elements import Rows, Sent, Signal, inner_correlation, through_inner_norm
+from signalprop.theory.elements import Rows, Sent, Signal, inner_correlation, linear, through_inner_norm
 from signalprop.theory.logs import plain
 from signalprop.theory.one_length import NO_NORMS
 
@@ -82,9 +82,21 @@ class LatentAttention(SelfAttention):
         return OneNode(turned.on_itself(x.cosine(), s0), x.own, None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Any:
-        from signalprop.sublayers.latent_attention.on_nodes import heads_of
+        from signalprop.kernels.rows import rotation
+        from signalprop.sublayers.attention.on_nodes import Softmax, placed
 
-        return heads_of(self, i, x)
+        nodes, (rotated, base) = self.nodes, self.rotation
+        size = float(size_of(x)) or 1.0
+        s0, share = (float(y) for y in self.of_scores(i, size))
+        fields: dict[str, Any] = {
+            "qk": s0, "d_model": self.d_model, "dropout": self.attention_dropout, "d_head": self.d_head,
+        }  # fmt: skip
+        rho = omega = turn = None
+        if base:
+            rho, omega = (1 - share * (1 - y) for y in rotation(self.n_keys, rotated, base, 1.0, bool(self.causal)))
+            turn = None if nodes.grid is None else 1 - share * (1 - nodes.grid.rotated(rotated, base, 1.0))
+        kernel = nodes.matrix(linear(x, 1 / size))
+        return Softmax(placed(nodes, kernel, (rho, omega, turn), fields, causal=bool(self.causal)), nodes, size, 1.0)
 
 
 def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
