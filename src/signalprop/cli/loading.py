@@ -64,7 +64,7 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
         return None
     import torch
 
-    from signalprop.files.storage import check_regular
+    from signalprop.files.storage import check_regular, opened
     from signalprop.streams.calls import remember
 
     check_regular(file)
@@ -74,7 +74,7 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
 
             arguments: dict[str, Any] = dict(load_file(file))
         elif file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as arrays:
+            with opened(file) as stream, np.load(stream, allow_pickle=False) as arrays:
                 arguments = {name: torch.as_tensor(arrays[name]) for name in arrays.files}
         else:
             raise InputError(
