@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -150,3 +151,13 @@ def _drawn_layers(attached: Attached) -> Iterator[int]:
         held = [h for row in rows for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]
         if held and all(not unlike_draws(h.weight.detach().flatten(0, -2)) for h in held if h.weight.ndim > 1):
             yield layer
+
+
+def frequencies(batches: Sequence[Batch]) -> float | None:
+    """Entropy of the words that are asked for, by how often each is; None of fewer than 8 times the different ones."""
+    asked = np.concatenate([batch.targets[batch.targets >= 0] for batch in batches])
+    counts = np.unique_counts(asked).counts if asked.size else np.zeros(0)
+    if not asked.size or asked.size < 8 * counts.size:
+        return None
+    share = counts / asked.size
+    return float(-(share * np.log(share)).sum())

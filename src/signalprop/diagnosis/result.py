@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
-from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Tried
+from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Tried, Wired
 from signalprop.diagnosis.whole_model_values import Number as Number
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
@@ -198,7 +198,8 @@ class Diagnosis(Value, Document):
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
             out. casts: to few bits. bad_tensors: with numbers that are not finite. ends: embedding, norm and head.
-        trials: changes that were tried on a short text, the best first. fresh: of fresh weights alone.
+        trials: changes that were tried on a short text, the best first. fresh: of fresh weights alone. wired: faults of
+            the wiring and of parts.
         verdicts: what follows.
         notes: what was left out, and why.
         schema_: version of the JSON form.
@@ -222,6 +223,7 @@ class Diagnosis(Value, Document):
     ends: Ends | None = None
     trials: tuple[Tried, ...] = ()
     fresh: Fresh | None = None
+    wired: tuple[Wired, ...] = ()
     verdicts: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
 

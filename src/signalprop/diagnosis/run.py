@@ -10,17 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.arguments import batch_in
-from signalprop.attachment.attached import attach, reading_batches
+from signalprop.attachment.arguments import BatchArguments, batch_in
+from signalprop.attachment.attached import Attached, attach, reading_batches
+from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
-from signalprop.diagnosis.ends import bad_tensors, ends_of
+from signalprop.diagnosis.ends import bad_tensors, ends_of, frequencies
 from signalprop.diagnosis.fresh import fresh_of
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
 from signalprop.diagnosis.number_formats import FORMATS
+from signalprop.diagnosis.parts import parts_of
 from signalprop.diagnosis.removal import lists_of, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnosis.signal import observe
@@ -28,9 +30,11 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
-from signalprop.diagnosis.whole_model_values import Tried
+from signalprop.diagnosis.whole_model_values import Tried, Wired
+from signalprop.diagnosis.wired_models import not_understood, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
 from signalprop.streams.calls import remember
 from signalprop.streams.placement import weights_here
@@ -87,7 +91,11 @@ def diagnose(
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     arguments = remember(unwrapped(model), inputs)
-    attached = reading_batches(attach(model, mapping, arguments))
+    try:
+        attached = reading_batches(attach(model, mapping, arguments))
+    except InputError as error:
+        return not_understood(model, batches, name, error)
+    attached = _with_words(attached)
     model, mapping = attached.model, attached.mapping
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise InputError(
@@ -126,13 +134,19 @@ def diagnose(
         with weights_here(model):
             bad = bad_tensors(model)
             ends = ends_of(attached, _short(held[0])) if whole is not None else None
+            if ends is not None:
+                ends = ends.model_copy(update={"frequencies": frequencies(held)})
         tried: tuple[Tried, ...] = ()
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
         if trials and worth and _has_short(mapping):
             short = _short(held[0])
             tried = try_all(attached, short, held[: -(-_TRIAL_SEQUENCES // len(held[0].inputs))], step("trials"))
         fresh = None
-        if ends is not None and not ends.learnt:
+        new = not (learnt(attached) if ends is None else ends.learnt)
+        wired: tuple[Wired, ...] = parts_of(attached, _short(held[0]))
+        if new and finite:
+            wired += wired_here(attached, _short(held[0]))
+        if ends is not None and new:
             fresh = fresh_of(attached, _short(held[0]), backward=not blocked)
         inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         with weights_here(model):
@@ -179,6 +193,7 @@ def diagnose(
         ends=ends,
         trials=tried,
         fresh=fresh,
+        wired=wired,
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
@@ -204,6 +219,19 @@ def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: 
     if remove:
         lists_of(model, mapping)
     first_sequences(batches, 1)
+
+
+def _with_words(attached: Attached) -> Attached:
+    """The same; where how many words there are could not be proved, as many as the first table of the model has."""
+    mapping, model = attached.mapping, attached.model
+    if mapping.architecture.input != "tokens" or mapping.architecture.vocab_size != UNKNOWN:
+        return attached
+    rows = next((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), UNKNOWN)
+    a = mapping.architecture.model_copy(update={"vocab_size": rows})
+    make = mapping.arguments
+    if isinstance(make, BatchArguments):
+        make = replace(make, architecture=a)
+    return replace(attached, mapping=replace(mapping, architecture=a, arguments=make))
 
 
 def _has_short(mapping: Mapping) -> bool:

@@ -54,7 +54,19 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
         found += [verdict for rule in rules for verdict in rule(diagnosis)]
     found += guessing(diagnosis, any(verdict.severity == "fault" for verdict in found))
     order = {"fault": 0, "warning": 1, "note": 2}
-    return tuple(sorted(found, key=lambda verdict: order[verdict.severity]))
+    return tuple(sorted(map(_honest, found), key=lambda verdict: order[verdict.severity]))
+
+
+def _for_fresh(d: Diagnosis, advice: str) -> str:
+    """Advice about an initialisation, which is of no use to a model that was trained."""
+    return advice if d.fresh is not None else ""
+
+
+def _honest(verdict: Verdict) -> Verdict:
+    """A cause is asserted where a test of it ran, and is possible otherwise."""
+    if verdict.severity == "note" or not verdict.cause or verdict.cause.startswith(("tested", "possible")):
+        return verdict
+    return verdict.model_copy(update={"cause": f"possible, not tested: {verdict.cause}"})
 
 
 # --- what training or depth has done -----------------------------------------------------------------------------
@@ -107,7 +119,9 @@ def _collapse(d: Diagnosis) -> Iterable[Verdict]:
             text=f"{named(alike)}: tokens have grown alike (correlation {worst.token_correlation or 0:.3f}, effective "
             f"rank {worst.effective_rank or 0:.3g} at layer {worst.layer})",
             cause="attention averages faster than the skips and feed-forwards keep tokens apart",
-            advice="larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)",
+            advice=_for_fresh(
+                d, "larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
+            ),
         )
 
 
@@ -127,7 +141,7 @@ def _gradients(d: Diagnosis) -> Iterable[Verdict]:
             text=f"gradient variance spans a factor {spread:.3g} over the layers ({found[first]:.3g} after layer "
             f"{first}, {found[last]:.3g} after layer {last})",
             cause="each layer multiplies the gradient on its way down",
-            advice="an initialisation that conserves it: deepscalelm; signalprop predict shows which",
+            advice=_for_fresh(d, "an initialisation that conserves it: deepscalelm; signalprop predict shows which"),
         )
 
 
@@ -184,8 +198,7 @@ def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
             text=f"{named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
             f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
             cause="what is added is small against the stream, or along it" + _depth_share(d, idle),
-            advice="for the next run LayerNorm Scaling (lns) or "
-            "deepscalelm keep deep layers' share up: compare with signalprop predict",
+            advice="remove them, where the score of a task bears it: diagnose --remove --task",
         )
 
 

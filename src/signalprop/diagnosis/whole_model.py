@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from signalprop.diagnosis.bounds import FRESH_LOGITS, GAINS_AROUND_ZERO, GUESSING, REPAIRED, REPAIRED_CLEARLY
+from signalprop.diagnosis.bounds import (
+    ABOVE_FREQUENCIES,
+    FRESH_LOGITS,
+    GAINS_AROUND_ZERO,
+    GUESSING,
+    REPAIRED,
+    REPAIRED_CLEARLY,
+    REPAIRED_LOSS,
+)
 from signalprop.diagnosis.result import Diagnosis, Verdict, known
 from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off, Tried
 from signalprop.results.text import named, number
@@ -14,6 +22,10 @@ from signalprop.results.text import named, number
 def whole_model(d: Diagnosis) -> Iterator[Verdict]:
     """Faults that concern the model as a whole."""
     yield from _bad_tensors(d)
+    for one in d.wired:
+        yield Verdict(
+            severity=one.severity, kind=one.name, layers=one.layers, text=one.text, cause=one.cause, advice=one.advice
+        )
     yield from _repaired(d)
     if d.ends is not None:
         yield from _layers_not_loaded(d, d.ends)
@@ -29,7 +41,7 @@ def whole_model(d: Diagnosis) -> Iterator[Verdict]:
 def repair_of(d: Diagnosis) -> Tried | None:
     """The change that repairs the model, if one does: clearly, and to a loss below that of guessing."""
     best = next(iter(d.trials), None)
-    if best is None or d.ends is None or best.loss > GUESSING * d.ends.log_vocab:
+    if best is None or d.ends is None or best.loss > REPAIRED_LOSS * d.ends.log_vocab:
         return None
     gain, error = best.before - best.loss, best.standard_error
     clear = REPAIRED if error is None else max(REPAIRED_CLEARLY, 4 * error)
@@ -79,7 +91,7 @@ def _repaired(d: Diagnosis) -> Iterable[Verdict]:
 
 
 def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
-    if e.drawn_layers and len(e.drawn_layers) < len(d.signal) and e.learnt:
+    if e.drawn_layers and len(e.drawn_layers) <= len(d.signal) / 2 and e.learnt:
         one = len(e.drawn_layers) == 1
         yield Verdict(
             severity="fault",
@@ -131,7 +143,7 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
             cause="possible, not tested: the loader found no weights for it",
             advice="look for the final norm's name among the checkpoint's unexpected keys",
         )
-    if e.head_drawn and not e.tied and e.final_gain_constant is None:
+    if e.head_drawn and not e.tied and e.final_gain_constant is None and e.head_rms:
         yield Verdict(
             severity="fault",
             kind="head not loaded",
@@ -150,9 +162,14 @@ def guessing(d: Diagnosis, others: bool) -> Iterable[Verdict]:
         others: whether a fault was found that can be why.
     """
     value, e = None if d.loss is None else d.loss.value, d.ends
-    if e is None or value is None or not e.learnt or value < GUESSING * e.log_vocab:
+    if e is None or value is None or not e.learnt or len(e.drawn_layers) == len(d.signal):
+        return
+    frequent = e.frequencies is not None and value > e.frequencies + ABOVE_FREQUENCIES
+    if value < GUESSING * e.log_vocab and not frequent:
         return
     how = "worse than guessing" if value > e.log_vocab else "hardly better than guessing"
+    if value < GUESSING * e.log_vocab:
+        how = f"worse than how often each word of the text comes ({e.frequencies:.2f})"
     parts = [
         f"{word} {x:.3g}"
         for word, x in (
@@ -209,7 +226,7 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
             f"numbers of rms {number(e.read_rms)}",
             advice="draw it with a standard deviation of 0.02 (or below 1/sqrt(d_model)), or multiply the logits down",
         )
-    elif e.logits_variance == 0:
+    elif e.logits_variance == 0 and not any(one.name.endswith("of zeros") for one in d.wired):
         yield Verdict(
             severity="fault",
             kind="logits are all alike",
@@ -223,7 +240,7 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
 
 def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
     n = len(d.signal)
-    said = [_off_words(one, n) for one in f.off if not (one.zeros and len(one.layers) < n and one.layers)]
+    said = [_off_words(one, n) for one in f.off if not _muting(one, n)]
     if not said:
         return
     scaled = next((one for one in f.off if _depth_scaled(one, n)), None)
@@ -237,11 +254,16 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
         kind="unlike its own initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
-        + "; ".join(said[:4])
-        + (f"; and {len(said) - 4} more" if len(said) > 4 else ""),
+        + "; ".join(said[:8])
+        + (f"; and {len(said) - 8} more" if len(said) > 8 else ""),
         cause=cause,
         advice="signalprop check MODEL --scheme huggingface lists every weight",
     )
+
+
+def _muting(one: Off, n: int) -> bool:
+    """Zeros in some layers, or in the maps that end every branch: designs that `_muted` speaks of."""
+    return one.zeros and bool(one.layers) and (len(one.layers) < n or one.name in ("output", "down", "expert_down"))
 
 
 def _off_words(one: Off, n: int) -> str:

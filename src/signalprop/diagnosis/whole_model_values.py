@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from signalprop.files.validation import Value
 
 Number = float | None
@@ -48,7 +50,8 @@ class Ends(Value):
         layer_gains_constant: whether the gains of every layer's norms are constant, as an initialiser leaves them.
         head_drawn: whether the head looks like independent draws. outlying: rows far outside the others.
         learnt: the first parameter that no initialiser leaves as it is, and why; '' where all are fresh.
-        drawn_layers: layers in which nothing was learnt.
+        drawn_layers: layers in which nothing was learnt. frequencies: entropy of the words that were asked for, by how
+            often each was, where they are many times as many as the different ones: the loss of frequencies alone.
     """
 
     log_vocab: float
@@ -65,6 +68,7 @@ class Ends(Value):
     outlying: tuple[OutlyingRow, ...] = ()
     learnt: str = ""
     drawn_layers: tuple[int, ...] = ()
+    frequencies: Number = None
 
 
 class Off(Value):
@@ -121,3 +125,19 @@ class Tried(Value):
     loss: float
     before: float
     standard_error: Number = None
+
+
+class Wired(Value):
+    """A fault of a model's wiring or of one of its parts, by what it holds and what its passes show.
+
+    Attributes:
+        name: what, in two words. layers: which, () for the whole model. text: with the numbers. advice: what to do.
+        cause: the test that ran. severity: `fault` or `warning`.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    text: str
+    advice: str
+    cause: str = "tested: by the passes of a short text"
+    severity: Literal["fault", "warning"] = "fault"

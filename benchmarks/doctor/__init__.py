@@ -1,0 +1,1 @@
+"""`python -m benchmarks.doctor`: planted faults and healthy models, and what `diagnose` says first of each."""

@@ -1,0 +1,275 @@
+"""Parts of a model that are looked at one by one: norms, tables, rotary frequencies, routers, equal layers, ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.arguments import read_by
+from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.data.batches import Batch
+from signalprop.diagnosis.layers import has_modules, lean
+from signalprop.diagnosis.whole_model_values import Wired
+from signalprop.hooks import first_tensor
+from signalprop.measurement.measuring import arguments_of
+from signalprop.results.text import named
+from signalprop.streams.placement import weights_here
+from signalprop.streams.proof import gain_and_bias
+
+_COLLAPSED = 0.95  # share of tokens whose first choice is one expert
+_TOKENS = 32  # that tell it
+
+
+def parts_of(attached: Attached, short: Batch) -> tuple[Wired, ...]:
+    """What is wrong with parts of a model; one pass of a short text where it has routers."""
+    with weights_here(attached.model):
+        found = [*_norms(attached), *_tables(attached), *_rotary(attached), *_ties(attached), *_equal(attached)]
+        found += _scaling(attached)
+    return (*found, *_routers(attached, short))
+
+
+def _numbers(held: Any) -> Tensor | None:
+    if not isinstance(held, Held) or held.problem or not isinstance(held.weight, Tensor) or held.weight.is_meta:
+        return None
+    return held.weight.detach()
+
+
+def _none(x: Tensor | None) -> bool:
+    return x is not None and x.numel() > 0 and not bool(x.any())
+
+
+def _norms(attached: Attached) -> Iterator[Wired]:
+    """Norms before branches whose gains are all 0. Norms that end a branch may begin there."""
+    offset = attached.mapping.gain_offset
+    dead: dict[int, list[str]] = {}
+    for row in attached.rows:
+        weight = gain_and_bias(row.norm)[0]
+        if row.norm is row.post_norm or row.placement == "res-post" or not isinstance(weight, Tensor) or weight.is_meta:
+            continue
+        if _none(weight.detach() + offset):
+            dead.setdefault(row.layer, []).append(attached.path_of(row.norm, "norm"))
+    for norm in attached.ends.final_norms:
+        weight = gain_and_bias(norm)[0]
+        if isinstance(weight, Tensor) and not weight.is_meta and _none(weight.detach() + offset):
+            path = attached.path_of(norm, "norm")
+            yield Wired(
+                name="norm of zeros", layers=(),
+                text=f"the gains of the final norm ({path}) are all 0: every word has the same logit, and no gradient "
+                "passes",
+                advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
+                cause="tested: the gains were read",
+            )  # fmt: skip
+    if dead:
+        paths = [path for each in dead.values() for path in each]
+        yield Wired(
+            name="norm of zeros", layers=tuple(dead),
+            text=f"{named(tuple(dead))}: the gains of {', '.join(paths[:4])} are all 0, so that what reads them reads "
+            "its bias alone or nothing, and gets no gradient",
+            advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
+            cause="tested: the gains were read",
+        )  # fmt: skip
+
+
+def _tables(attached: Attached) -> Iterator[Wired]:
+    ends = attached.ends
+    places = {"token table": ends.token, "position table": ends.position, "head": ends.head}
+    for word, held in places.items():
+        if _none(_numbers(held)):
+            at = "every word has the same logit" if word == "head" else "what it gives is 0 for every token"
+            yield Wired(
+                name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
+                text=f"the {word} is all 0: {at}",
+                advice="load it, or draw it with a standard deviation of 0.02"
+                + ("; a fresh head of zeros trains" if word == "head" else ""),
+                cause="tested: the weights were read",
+            )  # fmt: skip
+
+
+def _rotary(attached: Attached) -> Iterator[Wired]:
+    """Buffers of rotary frequencies against those that the module computes anew from its configuration."""
+    for path, module in attached.model.named_modules():
+        buffers = {n: b for n, b in module.named_buffers(recurse=False) if "inv_freq" in n and not b.is_meta}
+        if not buffers:
+            continue
+        config, wanted = getattr(module, "config", None), {}
+        if config is not None:
+            try:
+                wanted = dict(type(module)(config).named_buffers(recurse=False))
+            except Exception:  # a class of another signature: only zeros are looked for
+                wanted = {}
+        for name, held in buffers.items():
+            new = wanted.get(name)
+            if not bool(torch.isfinite(held).all()):
+                continue  # named as such
+            zero = bool((held == 0).any()) and not (new is not None and bool((new == 0).any()))
+            off = (
+                new is not None
+                and new.shape == held.shape
+                and not torch.allclose(held.float().cpu(), new.float(), rtol=0.02, atol=1e-9)
+            )
+            if zero or off:
+                what = "holds zeros" if zero else "is not what the configuration gives"
+                now = "" if new is None else f"; computed anew they begin with {_begin(new)}"
+                yield Wired(
+                    name="rotary frequencies", layers=(),
+                    text=f"{path}.{name} (buffer) {what}: its frequencies begin with {_begin(held)}{now}",
+                    advice="compute the buffer again: reload the model, or run what fills it after to_empty; rotary "
+                    "frequencies stay in float32",
+                    cause="tested: they were computed anew" if off else "tested: the buffer was read",
+                )  # fmt: skip
+
+
+def _scaling(attached: Attached) -> Iterator[Wired]:
+    """Factors on scores against those of a module that is built anew from the same configuration."""
+    off: dict[int, tuple[float, float]] = {}
+    for row in attached.rows:
+        owner, name = row.scaling or (None, "")
+        config, held = getattr(owner, "config", None), getattr(owner, name, None)
+        if config is None or not isinstance(held, float) or not isinstance(owner, nn.Module):
+            continue
+        try:
+            with torch.device("meta"):
+                wanted = getattr(type(owner)(config, layer_idx=getattr(owner, "layer_idx", 0)), name)
+        except Exception:  # a class of another signature
+            continue
+        if isinstance(wanted, float) and wanted and abs(held / wanted - 1) > 0.01:
+            off[row.layer] = (held, wanted)
+    if off:
+        held, wanted = next(iter(off.values()))
+        yield Wired(
+            name="score scale", layers=tuple(off),
+            text=f"{named(tuple(off))}: scores are multiplied by {held:.4g}; the configuration gives {wanted:.4g}",
+            advice="set the factor again, or the configuration that it comes from",
+            cause="tested: the module was built anew from the configuration",
+        )  # fmt: skip
+
+
+def _begin(x: Tensor) -> str:
+    return ", ".join(f"{v:.3g}" for v in x.flatten()[:3].tolist())
+
+
+def _ties(attached: Attached) -> Iterator[Wired]:
+    """A configuration that ties the head to the table, and a head that is another parameter."""
+    model: Any = attached.model
+    config = getattr(model, "config", None)
+    if not getattr(config, "tie_word_embeddings", False):
+        return
+    try:
+        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    except (AttributeError, NotImplementedError):
+        return
+    alike = isinstance(head, Tensor) and isinstance(table, Tensor) and head.shape == table.shape
+    if alike and head is not table and not head.is_meta and head.data_ptr() != table.data_ptr():
+        equal = torch.equal(head, table)
+        yield Wired(
+            name="head not tied", layers=(), severity="warning",
+            text="the configuration says tie_word_embeddings, but the head is a parameter of its own"
+            + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
+            advice="call model.tie_weights(), or set tie_word_embeddings to false",
+            cause="tested: the two parameters were compared",
+        )  # fmt: skip
+
+
+def _equal(attached: Attached) -> Iterator[Wired]:
+    """Layers whose numbers are all the same, though they are not the same tensors."""
+    if not has_modules(attached.mapping):
+        return
+    seen: dict[tuple[float, ...], list[int]] = {}
+    states: list[dict[str, Tensor]] = []
+    for k, layer in enumerate(attached.layers):
+        own: dict[str, Tensor] = dict(layer.named_parameters()) if isinstance(layer, nn.Module) else {}
+        states.append(own)
+        maps = [p.detach() for p in own.values() if p.ndim > 1 and not p.is_meta and p.is_floating_point()]
+        if not maps or any(not bool(p.isfinite().all()) for p in maps):
+            continue
+        seen.setdefault(tuple(float(p.sum(dtype=torch.float64)) for p in maps), []).append(k)
+    for layers in seen.values():
+        first, *others = layers
+        same = [
+            k for k in others
+            if states[k].keys() == states[first].keys()
+            and all(torch.equal(states[k][n], p) and states[k][n] is not p for n, p in states[first].items())
+        ]  # fmt: skip
+        if same:
+            yield Wired(
+                name="equal layers", layers=(first, *same), severity="warning",
+                text=f"{named((first, *same))} hold the same numbers in every weight",
+                advice="draw or load each by itself (nn.TransformerEncoder copies one layer); layers that are shared "
+                "on purpose are one module",
+                cause="tested: every weight was compared",
+            )  # fmt: skip
+
+
+def _routers(attached: Attached, short: Batch) -> Iterator[Wired]:
+    """Which experts a text chooses, by the router's own weights; and routers that no gradient reaches."""
+    rows = [row for row in attached.rows if _numbers(row.weights.get("router")) is not None]
+    if not rows:
+        return
+    s: Any = attached.mapping.architecture.settings["experts"]
+    if s.top_k == 1 and s.normalised and s.scores != "sigmoid" and s.n_experts > 1:
+        yield Wired(
+            name="router gets no gradient", layers=tuple(row.layer for row in rows),
+            text="every token has one expert, whose weight is divided by itself: it is 1 whatever the router says, so "
+            "that no gradient of the loss reaches the router",
+            advice="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
+            cause="tested: by how the weights of chosen experts are made",
+        )  # fmt: skip
+    zero = tuple(row.layer for row in rows if _none(_numbers(row.weights["router"])))
+    if zero:
+        yield Wired(
+            name="router of zeros", layers=zero,
+            text=f"{named(zero)}: the router's weights are all 0: every expert has the same score, and the first "
+            f"{s.top_k} of {s.n_experts} get every token",
+            advice="load the router, or draw it with a standard deviation of 0.02",
+            cause="tested: the weights were read",
+        )  # fmt: skip
+    if s.hashed or s.n_groups > 1:
+        return
+    shares = {k: v for k, v in _shares(attached, rows, short).items() if k not in zero}
+    full = {layer: share for layer, (share, _) in shares.items() if share > _COLLAPSED}
+    if full:
+        layer, share = max(full.items(), key=lambda item: item[1])
+        yield Wired(
+            name="router collapse", layers=tuple(full),
+            text=f"{named(tuple(full))}: expert {shares[layer][1]} of {s.n_experts} is the first choice of "
+            f"{share:.0%} of the tokens of a short text (layer {layer}); others learn nothing",
+            advice="a load-balancing loss or bias; draw the router anew with a small standard deviation",
+            cause="tested: the router's weights on what it reads",
+        )  # fmt: skip
+
+
+def _shares(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[int, tuple[float, int]]:
+    """By layer: the share of tokens whose first choice is the busiest expert, and its number."""
+    read: dict[int, Tensor] = {}
+    hooks = []
+    for row in rows:
+        holder = row.weights["router"].found
+        if isinstance(holder, nn.Module):
+            hooks.append(
+                holder.register_forward_pre_hook(
+                    lambda _, args, layer=row.layer: read.update({layer: first_tensor(args).detach()})  # type: ignore
+                )
+            )
+    try:
+        with torch.inference_mode():
+            lean(
+                attached.model,
+                arguments_of(attached.model, attached.mapping, read_by(attached.mapping.arguments, short)),
+            )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    out = {}
+    for row in rows:
+        weight, x = _numbers(row.weights["router"]), read.get(row.layer)
+        if weight is None or x is None or x.shape[-1] != weight.shape[-1] or x[..., 0].numel() < _TOKENS:
+            continue
+        logits = x.flatten(0, -2).float() @ weight.float().t()
+        for bias in (row.weights["router"].bias, getattr(row.weights["router"].found, "e_score_correction_bias", None)):
+            logits = logits if not isinstance(bias, Tensor) else logits + bias.detach().float()
+        counts = torch.bincount(logits.argmax(-1), minlength=logits.shape[-1])
+        out[row.layer] = (float(counts.max() / counts.sum()), int(counts.argmax()))
+    return out
