@@ -30,7 +30,7 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
-from signalprop.diagnosis.whole_model_values import Tried, Wired
+from signalprop.diagnosis.whole_model_values import Ends, Tried, Wired
 from signalprop.diagnosis.wired_models import not_understood, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -133,9 +133,7 @@ def diagnose(
             whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
         with weights_here(model):
             bad = bad_tensors(model)
-            ends = ends_of(attached, _short(held[0])) if whole is not None else None
-            if ends is not None:
-                ends = ends.model_copy(update={"frequencies": frequencies(held)})
+            ends = _ends(attached, held) if whole is not None else None
         tried: tuple[Tried, ...] = ()
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
         if trials and worth and _has_short(mapping):
@@ -219,6 +217,11 @@ def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: 
     if remove:
         lists_of(model, mapping)
     first_sequences(batches, 1)
+
+
+def _ends(attached: Attached, held: Sequence[Batch]) -> Ends | None:
+    found = ends_of(attached, _short(held[0]))
+    return None if found is None else found.model_copy(update={"frequencies": frequencies(held)})
 
 
 def _with_words(attached: Attached) -> Attached:
