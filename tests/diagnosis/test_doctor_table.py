@@ -9,7 +9,7 @@ from benchmarks.doctor.table import Row, judged, judged_healthy
 
 FAST = (
     "no 1/sqrt(d_head)", "scaled after the softmax", "a skip forgotten, attention", "a doubled skip",
-    "the skip carries the norm's output", "no causal mask", "attention over the batch", "tied weights that are not",
+    "the skip carries the norm's output", "no causal mask", "tied weights that are not",
     "top-1 with renormalised weights", "biases of 1",
 )  # fmt: skip
 FINE = ("fresh gpt2", "fresh qwen3", "fresh gemma2", "fresh opt", "a decoder in plain PyTorch")
