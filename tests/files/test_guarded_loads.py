@@ -13,6 +13,8 @@ from signalprop.errors import InputError
 from signalprop.files.guard import guarded
 
 _LOAD = """
+import tempfile, torch, transformers
+tempfile.gettempdir()
 from signalprop.files.guard import guarded
 with guarded("a directory", "."):
     import colorsys
