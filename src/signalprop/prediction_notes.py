@@ -125,7 +125,7 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
     return (
         *_of_scores(p, profile),
         *_of_tokens(p, inputs, profile),
-        *_of_one_table(p, profile),
+        *_of_one_table(p, inputs, profile),
         *_of_kinds(p),
     )
 
@@ -185,7 +185,7 @@ def _of_tokens(p: Parametrization, inputs: InputStatistics, profile: Profile) ->
             yield EQUAL_TOKENS
 
 
-def _of_one_table(p: Parametrization, profile: Profile) -> Iterator[str]:
+def _of_one_table(p: Parametrization, inputs: InputStatistics, profile: Profile) -> Iterator[str]:
     if p.skip.ndim > 1:
         return
     spread = _spread(p, profile)
@@ -196,13 +196,15 @@ def _of_one_table(p: Parametrization, profile: Profile) -> Iterator[str]:
     if p.architecture.kind == "encoder-decoder" and (alike & lost).any():
         yield COLLAPSED
     if profile.gradient is not None:
+        from signalprop.kernels.tied import follows
         from signalprop.theory.head import decides_few
 
         variance = decides_few(p, float(profile.forward["stream_out"].log_variance[-1]))
         if variance:
             yield LOGITS.format(f"{variance:.3g}")
         probability, along = _favoured(p, profile)
-        if along >= _TIED:
+        followed = profile.fidelity == "kernel" and follows(p, inputs.decoder or inputs)
+        if along >= _TIED and not followed:
             yield TIED.format(probability)
     sizes = p.architecture.qk_norm and p.architecture.norm_placement == "res-post" and profile.fidelity == "moments"
     if sizes and (profile.forward["branch"].variance <= 0.9 * p.norm_output**2).any():

@@ -226,6 +226,14 @@ def top_kernel(
     return kernel, across(kernel_of(True), np.diagonal(top.along))
 
 
+def read_and_asked(inputs: InputStatistics) -> tuple[FloatArray, FloatArray]:
+    """Whether the token that position k reads, and the one that is asked for there, stands at k', (T, T) each; of
+    several sequences in how many. 0 where no token is asked for."""
+    y, x = inputs.targets, inputs.tokens
+    assert y is not None and x is not None
+    return _coincidences(np.where(y >= 0, x, -1), x), _coincidences(y, x)
+
+
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:
     """The share of class heads that read each of t rows of a kernel: the first, in decoders the last real one."""
     if a.kind == "encoder":

@@ -291,7 +291,7 @@ class Back:
     Attributes:
         reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
         meet: called with a sublayer, the gradient at its sum, and what its branch sends.
-        memory: what branches sent to the encoder's output.
+        memory: what branches sent to the encoder's output. along: what it has along the stream, where it is followed.
     """
 
     def __init__(self, stack: Stack, across: State, meet: Callable[[int, State, State], None] | None = None) -> None:
@@ -299,6 +299,7 @@ class Back:
         self.across, self.meet = across, meet
         self.reads: dict[int, State] = {}
         self.memory: list[State] = []
+        self.along: Any = None
 
     def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         """Keep what the way back needs of a sublayer; called on a way forward, as `Stack.run` does."""
@@ -342,6 +343,8 @@ class Back:
                 root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
                 back = on_both_sides(back, root)
         share = State(back, log_scale).rescaled()
+        if self.along is not None:
+            share = self.along.added(i, read, self.reads[i], share)
         if self.meet is not None:
             self.meet(i, at_sum, share)
         return share

@@ -26,6 +26,7 @@ from signalprop.kernels.networks import mean_of_networks
 from signalprop.kernels.several import Kernels, back_of, stack_of
 from signalprop.kernels.stack import Stack
 from signalprop.kernels.state import State
+from signalprop.kernels.tied import Along, along_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
@@ -100,7 +101,7 @@ def predict_token_kernels(
             counted = keep if grid is None else grid
             see = _unseen if watch is None else watch(stack, (counted,))
             ahead, back = _counting(progress, stack.n, done, len(parts), backward)
-            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back))
+            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back, part))
         return profile_of(p, passed, counts, note)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
@@ -154,7 +155,7 @@ def _of_encoder_decoder(
             states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
             counted = (keep, kept) if grid is None else (alike, grid)
             see = _unseen if watch is None else watch(stack, counted)
-            passed.append(passes_of_both(stack, states, top, counted, see))
+            passed.append(passes_of_both(stack, states, top, counted, see, written))
             lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
             counts.append(np.array(lengths)[p.stack])
         return profile_of(p, passed, np.stack(counts), note)
@@ -216,6 +217,7 @@ def passes(
     keep: NDArray[np.bool_] | Grid | None = None,
     see: See = _unseen,
     see_back: See = _unseen,
+    inputs: InputStatistics | None = None,
 ) -> tuple[Columns, Columns | None]:
     """Forward and backward moments of one token kernel.
 
@@ -224,6 +226,7 @@ def passes(
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
         see, see_back: called with every stream, and with every gradient (on its way back).
+        inputs: of the loss that `top` is of; None: of another gradient.
     """
     columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
     entering = stack.enter(start)
@@ -232,7 +235,7 @@ def passes(
     see(stack.n, last)
     if top is None:
         return columns, None
-    gradient, across = _at_last(ahead, last, top)
+    gradient, across = _at_last(ahead, last, top, inputs)
     back = Columns.empty(stack.n, keep)
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
@@ -250,7 +253,7 @@ class _Ahead:
 
     Attributes:
         columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
-        all_kept: as `_all_kept`.
+        all_kept: as `_all_kept`. along: of the gradient on its way back, where a tied head favours tokens.
         checkpoints: some of the streams; reads: all of them, where they are kept.
     """
 
@@ -259,6 +262,7 @@ class _Ahead:
     log_norm: FloatArray
     see: See = _unseen
     all_kept: bool = False
+    along: Along | None = None
     rows: range = range(0)
     checkpoints: dict[int, State] = field(default_factory=dict)
     reads: dict[int, State] = field(default_factory=dict)
@@ -294,12 +298,14 @@ class _Ahead:
             self.log_norm[i] = math.log(max(float(mean), 1e-300))
 
 
-def _at_last(ahead: _Ahead, last: State, top: Top) -> tuple[State, State]:
+def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | None) -> tuple[State, State]:
     """The gradient at the last stream, and what a post-norm there sends back."""
     stack = ahead.stack
     last = stack.leave(last)
     log_share = float(token_share(stack.p, ahead.log_norm))
     kernel, across = top(last, log_share)
+    if inputs is not None and not isinstance(ahead.columns.keep, Grid):
+        ahead.along = along_of(stack, inputs, last, log_share)
     gradient = through_final_norm(stack.p, last, kernel)
     return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
 
@@ -320,6 +326,7 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
         back = back_of(stack, across, columns.meet)
+        back.along = ahead.along
         if ahead.reads:
             back.reads = ahead.reads
         else:
@@ -340,11 +347,13 @@ def passes_of_both(
     top: Top | None,
     keeps: tuple[Keep | Grid, Keep | Grid] = (None, None),
     see: See = _unseen,
+    inputs: InputStatistics | None = None,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
         starts, keeps: of encoder and decoder. see: called with every stream that a sublayer reads.
+        inputs: as of `passes`, of the decoder.
     """
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n), np.zeros(n)
@@ -358,13 +367,16 @@ def passes_of_both(
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
-    gradient, across = _at_last(second, last, top)
+    gradient, across = _at_last(second, last, top, inputs)
     back = Columns.empty(n)
     sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
     total = sent[0]
     for one in sent[1:]:
         total = total.plus(one)
     arrived = total.kernel
+    if second.along is not None:
+        arrived = arrived + second.along.at_memory(memory if kept is None else memory[np.ix_(kept, kept)], total)
+        first.along = second.along.of_encoder(read) if kept is None else None
     if kept is not None:
         whole = np.zeros_like(memory)
         whole[np.ix_(kept, kept)] = arrived

@@ -173,7 +173,8 @@ def trace(
         ahead.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices != "none"))
         back.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices == "both", relative=True))
         loss = None if not backward else partial(top_kernel, p, part) if head is None else head
-        passed.append(passes(stack, State(start).rescaled(), loss, keep, ahead[-1].see, back[-1].see))
+        of = part if head is None else None
+        passed.append(passes(stack, State(start).rescaled(), loss, keep, ahead[-1].see, back[-1].see, of))
         if progress is not None:
             progress(number + 1, len(parts))
     forward, forward_sd = pooled([reader.series() for reader in ahead])
