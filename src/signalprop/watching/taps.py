@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError
-from signalprop.hooks import Handle, first_tensor, plainly_after, plainly_before, read_by, replaced
+from signalprop.hooks import Handle, first_tensor, plainly_after, plainly_before, read_by, replaced, whole
 from signalprop.watching.first_positions import DECODER
 from signalprop.watching.kept import kept, told
 from signalprop.watching.passes import Pass
@@ -103,8 +103,8 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
     if group is not None:  # |S_b|^2 is of whole sequences
         from torch.distributed._functional_collectives import all_reduce
 
-        whole = all_reduce(torch.cat([sums, squares.sum(1)[:, None], counts[:, None]], 1), "sum", group)
-        sums, squares, counts = whole[:, :-2], whole[:, -2], whole[:, -1]
+        reduced = all_reduce(torch.cat([sums, squares.sum(1)[:, None], counts[:, None]], 1), "sum", group)
+        sums, squares, counts = reduced[:, :-2], reduced[:, -2], reduced[:, -1]
         tokens = tokens * torch.distributed.get_world_size(group)
     totals = sums.sum(1)
     one = torch.ones_like(tokens)
