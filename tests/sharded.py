@@ -35,6 +35,7 @@ class Own(torch.nn.Module):
 
 def main() -> None:
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    torch.manual_seed(0)  # every process draws the same weights
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     for model in (llama(), gpt2(), Own()):
         torch.manual_seed(0)

@@ -23,6 +23,7 @@ LOOKED_AT = {
     ("src/signalprop/files/checkpoint_tokenizers.py", "from_pretrained"): 1,  # in a directory of its own
     ("src/signalprop/diagnosis/loading.py", "getattr(transformers, ...)"): 1,  # four names that stand there
     ("src/signalprop_lab/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
+    ("benchmarks/doctor/models.py", "getattr(transformers, ...)"): 2,  # a table that stands there
     ("benchmarks/small_models.py", "getattr(transformers, ...)"): 1,  # names in transformers' own tables
     ("benchmarks/fresh_families.py", "for_model"): 1,  # a configuration by its type, of a table that stands there
     ("benchmarks/notebooks.py", "exec"): 1,  # the project's own examples

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from signalprop.data.batches import Batch, load_text, mask_tokens, windows, word_ids
@@ -83,9 +84,9 @@ def _bytes(start: int, end: int) -> Any:
 def _kept(name: str, folder: Path | None) -> Any:
     """One of TRAINED, after `STEPS` steps; its weights are kept in the folder, if one is given."""
     model = made(TRAINED[name]).train()
-    file = None if folder is None else folder / f"{name.replace(', ', '-').replace(' ', '-')}.pt"
+    file = None if folder is None else folder / f"{name.replace(', ', '-').replace(' ', '-')}.safetensors"
     if file is not None and file.exists():
-        model.load_state_dict(torch.load(file, weights_only=True))
+        load_model(model, file)
         return model.eval()
     rate = 1e-3 if name == "bert" else 3e-3  # post-norm collapses at the larger one
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -108,7 +109,7 @@ def _kept(name: str, folder: Path | None) -> Any:
         optimizer.zero_grad()
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), file)
+        save_model(model, str(file))
     return model.eval()
 
 

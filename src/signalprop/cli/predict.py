@@ -12,7 +12,7 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -85,6 +85,8 @@ def predict(
             return default_statistics(a)
         return default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
 
+    if chosen == "simulate":
+        require("torch", "models")
     place = opt.usable(device) if device != "cpu" else device
     costs = [expected_cost(p, read_by(p.architecture), chosen) for p in tables]
     if chosen == "simulate":

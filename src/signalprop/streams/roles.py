@@ -190,9 +190,10 @@ class _Replay:
     def _checked(self, found: Replayed) -> Replayed | str:
         """The same, where every map is the linear map of its weight."""
         modules = dict(self.model.named_modules())
-        for path in {
-            path for path, _ in found.weights.values() if path in modules and Seen(path, "output") in self.tensors
-        }:
+        # in one order in all processes that a model is sharded over, which gather each weight together
+        for path in dict.fromkeys(path for path, _ in found.weights.values()):
+            if path not in modules or Seen(path, "output") not in self.tensors:
+                continue
             if is_map(modules[path]) and self._linear(path) > LIMIT:
                 return f"{path} is not the linear map of its weight (off by {self._linear(path):.1g})"
         return found
