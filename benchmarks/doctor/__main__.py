@@ -1,4 +1,4 @@
-"""Plant every fault, ask `diagnose` for its first finding, and write docs/doctor-table.md and its record beside it.
+"""Plant every fault, ask `diagnose` for its first finding, and write records/doctor-table.md and its record beside it.
 
 python -m benchmarks.doctor                    # all; some eight minutes on one core
 python -m benchmarks.doctor --only rotary      # those in whose name the word stands: printed, not written
@@ -21,7 +21,7 @@ from signalprop.files.storage import write_json, write_text
 from signalprop_lab.training.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, RECORD = ROOT / "docs" / "doctor-table.md", ROOT / "docs" / "doctor-table.json"
+PAGE, RECORD = ROOT / "records" / "doctor-table.md", ROOT / "records" / "doctor-table.json"
 ABOUT = """\
 # What the doctor says of planted faults
 
