@@ -136,6 +136,11 @@ def tried(name: str, tmp_path: Path, seen: list[str], counts: Counter[str]) -> N
     (canary / "module.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     (canary / "config.json").write_text(json.dumps({"model_type": "bert"}))
     counts["types"] += 1
+    if outcome(folder, document, seen, structure=True) == "refused" and seen:
+        # transformers' own code runs a program, whatever a file says (RWKV looks for a compiler): never loaded
+        counts["types that transformers runs a program for, refused"] += 1
+        seen.clear()
+        return
     hostile = strings(canary)
     accepted: dict[tuple[Any, ...], Any] = {}
     known = [*leaves(document), (("backbone",), None), (("backbone_kwargs",), None), (("backbone_config",), None)]
