@@ -257,9 +257,10 @@ def advise(
         subject = shortened(subject, LONGEST)
     p = parametrized(subject, scheme)
     profile = predict(p, default_statistics(p.architecture))
-    if not profile.findings:
+    found = profile.findings
+    if not found:
         return Advice(profile, (), {})
-    named = cures(profile)
+    named = cures(found)
     options, refused = [], dict[str, str]()
     for change in _all_changes():
         try:

@@ -17,6 +17,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import DRAWN, Profile
+from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.sublayers.attention.roles import Settings as AttentionSettings
 from signalprop.sublayers.attention.roles import has_window, score_variances
 from signalprop.sublayers.global_attention.roles import as_usual
@@ -132,7 +133,7 @@ def left_out_of(p: Parametrization, inputs: InputStatistics, profile: Profile) -
 
 def _of_scores(p: Parametrization, profile: Profile) -> Iterator[str]:
     single = p.skip.ndim == 1  # a sweep has one set of notes
-    largest = scores_of(p, profile if single else None).max(initial=0.0)
+    largest = profile.statistics[SCORE_VARIANCE] if single else scores_of(p).max(initial=0.0)
     on_branches = not NORM_ON_BRANCH.isdisjoint(p.architecture.placements)
     if single and DRAWN in profile.statistics:
         yield _of_draws(p, profile)

@@ -7,25 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
+from plain_block import Block
 
 WIDTH, WORDS, BLOCKS = 64, 200, 6
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.between(x))))
 
 
 class Wired(nn.Module):
@@ -36,7 +23,7 @@ class Wired(nn.Module):
         torch.manual_seed(seed)
         self.wiring = wiring
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(BLOCKS))
         self.trained = nn.Parameter(torch.ones(BLOCKS))
         self.final, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 

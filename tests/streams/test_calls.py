@@ -7,27 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
+from plain_block import Block
 from signalprop.streams.calls import arguments_in, call, first_sequence
 
 WIDTH, WORDS = 32, 60
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.between(x))))
 
 
 class Conditioned(nn.Module):
@@ -37,7 +23,7 @@ class Conditioned(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.numbers = nn.Embedding(WORDS, WIDTH), nn.Linear(3, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(3))
         self.final, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:

@@ -71,12 +71,12 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
     finally:
         for hook in hooks:
             hook.remove()
-    table, head = _matrix(ends.token), _matrix(ends.head)
+    table, head = matrix_of(ends.token), matrix_of(ends.head)
     weight = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
     if head is None and isinstance(weight, Tensor) and not weight.is_meta:
         # the mapping has the table for the head
         head = weight.detach()
-    gain = _gain(norm, mapping.gain_offset)
+    gain = gain_of(norm, mapping.gain_offset)
     return Ends(
         log_vocab=math.log(a.vocab_size),
         logits_variance=_spread(logits),
@@ -95,15 +95,16 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
     )
 
 
-def _matrix(held: Held | None) -> Tensor | None:
-    """A table or map, (rows, features)."""
+def matrix_of(held: Held | None) -> Tensor | None:
+    """A table or map, (rows, features); None where it is not known or not here."""
     if held is None or held.problem or not isinstance(held.weight, Tensor) or held.weight.is_meta:
         return None
     weight = held.weight.detach()
     return weight.t() if held.transposed and weight.ndim == 2 else weight
 
 
-def _gain(norm: nn.Module | None, offset: float) -> Tensor | None:
+def gain_of(norm: nn.Module | None, offset: float) -> Tensor | None:
+    """The gains of a norm, with what is added to them; None where it has none, or they are not here."""
     weight = gain_and_bias(norm)[0]
     return weight.detach() + offset if isinstance(weight, Tensor) and not weight.is_meta else None
 
@@ -115,7 +116,7 @@ def _constant(gain: Tensor | None) -> float | None:
 
 def _layer_gains(attached: Attached) -> bool | None:
     """Whether the gains of every layer's norms are constant; None where there are none."""
-    gains = [g for row in attached.rows if (g := _gain(row.norm, 0.0)) is not None]
+    gains = [g for row in attached.rows if (g := gain_of(row.norm, 0.0)) is not None]
     return all(_constant(g) is not None for g in gains) if gains else None
 
 
@@ -130,7 +131,7 @@ def _spread(x: Tensor | None) -> float | None:
 
 def _outlying(attached: Attached) -> Iterator[OutlyingRow]:
     """Rows of the token table and of the head that are far larger than the others of their table."""
-    tables = {"token table": _matrix(attached.ends.token), "head": _matrix(attached.ends.head)}
+    tables = {"token table": matrix_of(attached.ends.token), "head": matrix_of(attached.ends.head)}
     for name, table in {id(t): (n, t) for n, t in tables.items() if t is not None}.values():
         sizes = torch.linalg.vector_norm(table.float(), dim=-1)
         middle = float(sizes.median())
@@ -145,7 +146,7 @@ def _drawn_layers(attached: Attached) -> Iterator[int]:
     """Layers whose gains are constant and whose matrices look like independent draws: nothing was learnt in them."""
     for layer in dict.fromkeys(row.layer for row in attached.rows):
         rows = [row for row in attached.rows if row.layer == layer]
-        gains = [g for row in rows if (g := _gain(row.norm, 0.0)) is not None]
+        gains = [g for row in rows if (g := gain_of(row.norm, 0.0)) is not None]
         if not gains or any(_constant(g) is None for g in gains):
             continue
         held = [h for row in rows for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]

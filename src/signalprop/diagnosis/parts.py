@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.data.batches import Batch
+from signalprop.diagnosis.ends import gain_of, matrix_of
 from signalprop.diagnosis.layers import has_modules, lean
 from signalprop.diagnosis.whole_model_values import Wired
 from signalprop.hooks import first_tensor
 from signalprop.measurement.measuring import arguments_of
 from signalprop.results.text import named
 from signalprop.streams.placement import weights_here
-from signalprop.streams.proof import gain_and_bias
 
 _COLLAPSED = 0.95  # share of tokens whose first choice is one expert
 _TOKENS = 32  # that tell it
@@ -31,12 +31,6 @@ def parts_of(attached: Attached, short: Batch) -> tuple[Wired, ...]:
     return (*found, *_routers(attached, short))
 
 
-def _numbers(held: Any) -> Tensor | None:
-    if not isinstance(held, Held) or held.problem or not isinstance(held.weight, Tensor) or held.weight.is_meta:
-        return None
-    return held.weight.detach()
-
-
 def _none(x: Tensor | None) -> bool:
     return x is not None and x.numel() > 0 and not bool(x.any())
 
@@ -46,14 +40,12 @@ def _norms(attached: Attached) -> Iterator[Wired]:
     offset = attached.mapping.gain_offset
     dead: dict[int, list[str]] = {}
     for row in attached.rows:
-        weight = gain_and_bias(row.norm)[0]
-        if row.norm is row.post_norm or row.placement == "res-post" or not isinstance(weight, Tensor) or weight.is_meta:
+        if row.norm is row.post_norm or row.placement == "res-post":
             continue
-        if _none(weight.detach() + offset):
+        if _none(gain_of(row.norm, offset)):
             dead.setdefault(row.layer, []).append(attached.path_of(row.norm, "norm"))
     for norm in attached.ends.final_norms:
-        weight = gain_and_bias(norm)[0]
-        if isinstance(weight, Tensor) and not weight.is_meta and _none(weight.detach() + offset):
+        if _none(gain_of(norm, offset)):
             path = attached.path_of(norm, "norm")
             yield Wired(
                 name="norm of zeros", layers=(),
@@ -75,9 +67,10 @@ def _norms(attached: Attached) -> Iterator[Wired]:
 
 def _tables(attached: Attached) -> Iterator[Wired]:
     ends = attached.ends
-    places = {"token table": ends.token, "position table": ends.position, "head": ends.head}
+    position = ends.position if isinstance(ends.position, Held) else None  # else a number: it is no table
+    places = {"token table": ends.token, "position table": position, "head": ends.head}
     for word, held in places.items():
-        if _none(_numbers(held)):
+        if _none(matrix_of(held)):
             at = "every word has the same logit" if word == "head" else "what it gives is 0 for every token"
             yield Wired(
                 name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
@@ -205,7 +198,7 @@ def _equal(attached: Attached) -> Iterator[Wired]:
 
 def _routers(attached: Attached, short: Batch) -> Iterator[Wired]:
     """Which experts a text chooses, by the router's own weights; and routers that no gradient reaches."""
-    rows = [row for row in attached.rows if _numbers(row.weights.get("router")) is not None]
+    rows = [row for row in attached.rows if matrix_of(row.weights.get("router")) is not None]
     if not rows:
         return
     s: Any = attached.mapping.architecture.settings["experts"]
@@ -217,7 +210,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Wired]:
             advice="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
             cause="tested: by how the weights of chosen experts are made",
         )  # fmt: skip
-    zero = tuple(row.layer for row in rows if _none(_numbers(row.weights["router"])))
+    zero = tuple(row.layer for row in rows if _none(matrix_of(row.weights["router"])))
     if zero:
         yield Wired(
             name="router of zeros", layers=zero,
@@ -264,7 +257,7 @@ def _shares(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[i
             hook.remove()
     out = {}
     for row in rows:
-        weight, x = _numbers(row.weights["router"]), read.get(row.layer)
+        weight, x = matrix_of(row.weights["router"]), read.get(row.layer)
         if weight is None or x is None or x.shape[-1] != weight.shape[-1] or x[..., 0].numel() < _TOKENS:
             continue
         logits = x.flatten(0, -2).float() @ weight.float().t()

@@ -282,9 +282,9 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def cures(profile: Judged) -> frozenset[str]:
-    """Names of the `advice.CHANGES` that the rules name against what is found in a profile."""
-    found = {item.name for item in findings_of(profile)}
+def cures(findings: Findings) -> frozenset[str]:
+    """Names of the `advice.CHANGES` that the rules name against what was found."""
+    found = {item.name for item in findings}
     return frozenset(name for rule in RULES if rule.name in found for item in rule.remedies for name in item.changes)
 
 

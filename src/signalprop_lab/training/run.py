@@ -354,13 +354,12 @@ def _writers_leave_errors() -> Iterator[None]:
 
 def _findings(path: Path) -> list[dict[str, Any]]:
     """What the rules say of a run's first signal and of the last, with the step; what is not finite is a fault."""
-    lines = [line for line in read_lines(path) if "profile" in line or "error" in line] if path.is_file() else []
+    lines = read_lines(path)
     found = list[dict[str, Any]]()
-    for line in dict.fromkeys((0, len(lines) - 1)) if lines else ():
-        step, row = lines[line]["step"], lines[line]
-        if "error" in row:
-            said = Findings([Finding(name="not finite", severity="fault", text=row["error"])])
+    for line in [lines[0], *lines[1:][-1:]] if lines else ():
+        if "error" in line:
+            said = Findings([Finding(name="not finite", severity="fault", text=line["error"])])
         else:
-            said = findings_of(Profile.from_json(row["profile"]), step=step or None)
-        found += [{"step": step} | item for item in said.to_json()]
+            said = findings_of(Profile.from_json(line["profile"]), step=line["step"] or None)
+        found += [{"step": line["step"]} | item for item in said.to_json()]
     return found
