@@ -1,11 +1,11 @@
-"""Timed benchmarks, one after the other, and the page docs/benchmarks.md.
+"""Timed benchmarks, one after the other, and the page records/benchmarks.md.
 
     python -m benchmarks                 # all, in less than half an hour on one core
     python -m benchmarks NAME ...        # some; the page takes the others from their records
     python -m benchmarks --page          # only the page
 
-Each is a process of its own, on one thread, and writes docs/benchmarks/NAME.json. `benchmarks.accuracy` and others have
-commands of their own.
+Each runs as one process on one thread, and writes records/benchmarks/NAME.json. `benchmarks.accuracy` and others
+are separate commands.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How well predictions agree with random-weight networks on real text, cell by cell: writes docs/accuracy.md.
+"""How well predictions agree with random-weight networks on real text, cell by cell: writes records/accuracy.md.
 
     python -m benchmarks.accuracy                                 # only predict anew and write the page
     python -m benchmarks.accuracy --minutes 60                    # measure first: cells without a profile, then more
     python -m benchmarks.accuracy --minutes 60 --layers 12 192    # of networks of 12 to 192 layers
 
-What was measured is kept in docs/accuracy.json cell by cell, so that a change of a formula needs no new simulation.
+What was measured is kept in records/accuracy.json cell by cell, so that a change of a formula needs no new simulation.
 Networks scatter, so as many are drawn as the predicted scatter asks for (`needed_networks`), first of those cells that
 need the least time for it; what comes out does not decide how many.
 """
@@ -22,7 +22,7 @@ from benchmarks.measured import Measured, read_store, write_store
 from signalprop.files.storage import write_text
 from signalprop.results.profile import Profile, average
 
-PAGE, STORE = Path("docs/accuracy.md"), Path("docs/accuracy.json")
+PAGE, STORE = Path("records/accuracy.md"), Path("records/accuracy.json")
 MIN_NETWORKS = 3
 AT_A_TIME = 60.0  # seconds of one cell, between which the store is written
 

@@ -1,4 +1,4 @@
-"""The networks of docs/accuracy.md, and how near their predictions ought to be."""
+"""The networks of records/accuracy.md, and how near their predictions ought to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell of docs/accuracy.md: what is predicted now, against what was measured."""
+"""A cell of records/accuracy.md: what is predicted now, against what was measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from signalprop.results.comparison import r_squared, relative_errors, relative_s
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 
-LINEAR = 0.7  # standard deviation of ln up to which `variance_excess` is right (docs/theory/scatter.md)
+LINEAR = 0.7  # standard deviation of ln up to which `variance_excess` is right (docs/theory/network.md)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Predicted against measured signals of transformers' own models as it initialises them: writes docs/fresh-families.md.
+"""Predicted against measured signals of models that transformers initialises: writes records/fresh-families.md.
 
     python -m benchmarks.fresh_families                                  # only predict anew and write the page
     python -m benchmarks.fresh_families --minutes 60 [--layers 12,32] [NAME ...]
     python -m benchmarks.fresh_families --minutes 60 --again NAME ...    # measured anew, as after new transformers
 
 A prediction reads the configuration alone (scheme `huggingface`); the models are built by transformers, which draws
-their weights by its own `_init_weights`. What was measured is kept in docs/fresh-families.json, family by family.
+their weights by its own `_init_weights`. What was measured is kept in records/fresh-families.json, family by family.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from signalprop.families import find, names
 from signalprop.files.storage import write_text
 from signalprop.results.profile import Profile
 
-STORE, PAGE = Path("docs/fresh-families.json"), Path("docs/fresh-families.md")
+STORE, PAGE = Path("records/fresh-families.json"), Path("records/fresh-families.md")
 LAYERS, DEEP, WIDTH, TOKENS, VOCABULARY = 12, 32, 256, 128, 2000
 # how many are averaged, by their layers; more where the standard error of fewer is above half of a bound, and most
 # where a prediction is beyond one: families of one shape have the same seeds' draws, and so their chance
@@ -232,7 +232,7 @@ def page(store: dict[Cell, Measured]) -> str:
     return "\n".join([
         "# Fresh models of transformers", "",
         "Written by `python -m benchmarks.fresh_families`: do not edit. What was measured is stored in",
-        "`docs/fresh-families.json`; predictions are made anew.", "",
+        "`records/fresh-families.json`; predictions are made anew.", "",
         f"Predictions from a configuration alone (scheme `huggingface`) against {MODELS[LAYERS][0]} models that",
         f"transformers built and initialised: {LAYERS} layers (of each stack), width {WIDTH},",
         f"{TOKENS} tokens of real text, two sequences, no dropout; layers with a window see {WINDOW}.",

@@ -1,4 +1,4 @@
-"""The gallery of reproductions: docs/gallery/ (a picture and JSON of each) and docs/reproductions.md.
+"""The gallery of reproductions: records/gallery/ (a picture and JSON of each) and records/reproductions.md.
 
     python -m benchmarks.gallery --checkpoint MODEL     # every figure and table that runs on any machine, then the page
     python -m benchmarks.gallery tgs-fig1 cod-thm       # some of them anew, then the page
@@ -24,7 +24,7 @@ from signalprop_lab.reproductions import ROWS, Row, Settings, find, run
 from signalprop_lab.reproductions.pictures import save
 from signalprop_lab.reproductions.result import slug
 
-PAGE, PICTURES = Path("docs/reproductions.md"), Path("docs/gallery")
+PAGE, PICTURES = Path("records/reproductions.md"), Path("records/gallery")
 LARGEST = 60_000  # bytes of a picture
 
 TEXT = """# The papers' figures and tables, reproduced
@@ -56,9 +56,9 @@ and one fails. *Partly*: anything else.
   ones, a sweep over shapes.
 - TGS section 4.6, 192 layers of width 256 beside 24 of 1024 at equal wall-clock time, and tgs-wall: a GPU.
 - TGS v1 figure 15 as printed (the correlation after a layer): not offered, since the first branch then has variance
-  0.60 ([errata](theory/errata.md)).
+  0.60 ([errata](../docs/theory/errata.md)).
 - SPA lemmas 2 to 4 are steps of proofs; theorems 1 to 3, which they prove, are tested. COD theorems 1 and 2 and the
-  constants of lemma 2 are vacuous bounds ([depth](theory/depth.md#theorems-1-and-2)), without functions here.
+  constants of lemma 2 are vacuous bounds ([depth](../docs/theory/depth.md#theorems-1-and-2)), without functions here.
 - COD section 2, five models and BERT, more layers to spare in larger ones, and Fig 2's half on Post-LN: cod-fig2
   takes one checkpoint at a time, and has been shown on one of 135M parameters. It needs trained checkpoints, a
   Post-LN one among them.
@@ -68,7 +68,7 @@ and one fails. *Partly*: anything else.
 
 
 def page() -> str:
-    """docs/reproductions.md, from the JSON in docs/gallery."""
+    """records/reproductions.md, from the JSON in records/gallery."""
     here = [row for row in ROWS if row.runs]
     stored = {row.id: read_json(path) for row in here if (path := PICTURES / f"{slug(row.id)}.json").is_file()}
     header = ["id", "source", "what must be seen", "verdict", "checks that hold", "processor seconds"]
@@ -100,7 +100,7 @@ def state_of(row: Row) -> str:
     return (
         row.state
         if page is None
-        else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('docs/')})")
+        else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('records/')})")
     )
 
 

@@ -1,4 +1,4 @@
-"""The orders of growth of every registered scheme: the first table of docs/growth.md. A few minutes.
+"""The orders of growth of every registered scheme: the first table of records/growth.md. A few minutes.
 
 python -m benchmarks.growth
 """
@@ -14,7 +14,7 @@ from signalprop.files.storage import read_text, write_text
 from signalprop.schemes import SCHEMES
 from signalprop_lab.reproductions.orders import TABLE_3, Orders, orders
 
-PAGE = Path("docs/growth.md")
+PAGE = Path("records/growth.md")
 QUANTITIES = ("forward", "gradient", "sensitivity_mean", "sensitivity_median")
 HEADER = (
     "scheme",

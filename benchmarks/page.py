@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, from the records in docs/benchmarks/NAME.json and nothing else.
+"""records/benchmarks.md, from the records in records/benchmarks/NAME.json and nothing else.
 
 A benchmark is a module of MODULES (those of ON_A_GPU have a command of their own). It has
 
@@ -22,14 +22,14 @@ MODULES = ("waiting", "prediction", "compiled_probes")
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
 SECTIONS = (*MODULES, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent
-RECORDS = ROOT / "docs" / "benchmarks"
-PAGE = ROOT / "docs" / "benchmarks.md"
+RECORDS = ROOT / "records" / "benchmarks"
+PAGE = ROOT / "records" / "benchmarks.md"
 WHERE = "{processor}, {cores} cores, {memory_gib} GiB of memory, {system}"
 
 INTRODUCTION = """\
 # Benchmarks
 
-Written by `python -m benchmarks` (`make bench`) from the records in `docs/benchmarks/`: do not edit. `python -m
+Written by `python -m benchmarks` (`make bench`) from the records in `records/benchmarks/`: do not edit. `python -m
 benchmarks NAME` measures one section anew, `python -m benchmarks --page` only writes this page.
 
 Seconds depend on the machine; what counts are the ratios. Variants that are compared run in one process (or in turns,

@@ -1,9 +1,9 @@
-"""What signalprop can do with every config type of transformers, and with models of others: docs/reach.md.
+"""What signalprop can do with every config type of transformers, and with models of others: records/reach.json.
 
-    python -m benchmarks.reach               # what docs/reach.json does not hold yet, then the page
-    python -m benchmarks.reach NAME ...      # these anew, then the page
+    python -m benchmarks.reach               # what records/reach.json does not hold yet, then the counts
+    python -m benchmarks.reach NAME ...      # these anew, then the counts
     python -m benchmarks.reach --anew        # all of them: an hour of one core
-    python -m benchmarks.reach --page        # only the page
+    python -m benchmarks.reach --counts      # only the counts
 
 Every model is small and random (`benchmarks.small_models`) and runs in a process of its own, with 30 seconds of
 a core and 8 GiB. The models of others need packages: pip install diffusers x-transformers. Those of timm are given by
@@ -34,7 +34,7 @@ from torch import nn
 import signalprop as sp
 from benchmarks.layer_oracle import Layers, apart, boundaries, floating, nearest, projected
 from benchmarks.other_models import OTHERS, declare_operators, other_model
-from benchmarks.reach_page import FILE, SCHEMES, write_page
+from benchmarks.reach_counts import FILE, SCHEMES, counts
 from benchmarks.small_configs import config_types, small_config
 from benchmarks.small_models import candidate_inputs, model_classes, small_model
 from signalprop.attachment.attached import attach, require_roles
@@ -313,8 +313,8 @@ def main() -> None:
     """Command line of the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="config types, or models of others")
-    parser.add_argument("--anew", action="store_true", help="also what docs/reach.json holds already")
-    parser.add_argument("--page", action="store_true", help="run nothing")
+    parser.add_argument("--anew", action="store_true", help="also what records/reach.json holds already")
+    parser.add_argument("--counts", action="store_true", help="run nothing; print the table of counts")
     given = parser.parse_args()
     if any(name.startswith("timm") for name in given.names):
         declare_operators()
@@ -334,14 +334,14 @@ def main() -> None:
     models = stored["models"]
     todo = given.names or [name for name in known if given.anew or name not in models]
     new: dict[str, Record] = {}
-    for i, name in enumerate([] if given.page else todo):
+    for i, name in enumerate([] if given.counts else todo):
         new[name] = in_a_process(name)
         print(f"{i + 1}/{len(todo)} {name}: {summary(new[name])}", flush=True)
         if i % 10 == 9 or i + 1 == len(todo):  # another run may have written meanwhile
             models = {**(read_json(FILE)["models"] if Path(FILE).is_file() else {}), **new}
             stored["models"] = models = {name: models[name] for name in known if name in models}
             write_json(FILE, stored)
-    write_page(stored)
+    print(counts(models))
     print(Counter(summary(record).split(":")[0].split(" ")[0] for record in models.values()), file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""docs/results.md and docs/what-we-know.md, from the stored sweeps in records/results/NAME.json.
+"""records/results.md and docs/what-we-know.md, from the stored sweeps in records/results/NAME.json.
 
 python -m benchmarks.results                       # write both pages anew
 python -m benchmarks.results sweeps/NAME ...       # store what these sweeps have come to, then write both
@@ -22,8 +22,8 @@ from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import SCHEMA, verdict_lines, wrapped
 from signalprop_lab.training.verdicts import verdicts
 
-FOLDER, PAGE = Path("records/results"), Path("docs/results.md")
-STEPS, PICTURE = Path("docs/first-steps.md"), Path("docs/pictures/plateau.svg")
+FOLDER, PAGE = Path("records/results"), Path("records/results.md")
+STEPS, PICTURE = Path("records/first-steps.md"), Path("docs/pictures/plateau.svg")
 STEPS_LINK = "[first steps](first-steps.md)"
 
 
@@ -40,7 +40,7 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.results` from `records/results/`: do not edit.
 
 What was trained to test the papers' claims, and the verdicts, with the budget beside the paper's. What follows of all
-of it: [What we know now](what-we-know.md)."""
+of it: [What we know now](../docs/what-we-know.md)."""
 JUDGED_BY = (
     "title",
     "claim",
@@ -98,12 +98,17 @@ def sections() -> list[Shown]:
         write_json(file, results)
         sweep = Sweep(**results["sweep"])
         lines = [f"- {line}" for line in verdict_lines(verdicts(results))] if sweep.verdict else []
-        about = [wrapped(text) for text in (sweep.claim, sweep.description) if text]
+        about = [linked(wrapped(text)) for text in (sweep.claim, sweep.description) if text]
         changed = _changed(results)
         again = f"`{file}`" if changed else f"`signalprop sweep sweep-{file.stem} --from {file} --table-only`"
         about += [*changed, f"{len(results['rows'])} runs; every one, settings and tables: {again}."]
         found.append(Shown(file.stem, sweep.title or sweep.name, about, lines or [f"Judged in {STEPS_LINK}."]))
     return found
+
+
+def linked(text: str) -> str:
+    """Descriptions link to sweeps as NAME.md: here each is a section."""
+    return re.sub(r"\]\(([\w-]+)\.md\)", r"](#\1)", text).replace("](../first-steps.md", "](first-steps.md")
 
 
 def counted() -> str:

@@ -11,7 +11,7 @@ from signalprop.files.storage import read_json
 from signalprop_lab.training.tables import markdown_table
 from signalprop_lab.training.verdicts import CONTROL, Judged, claim_of, verdicts
 
-PAGE, GALLERY = Path("docs/what-we-know.md"), Path("docs/gallery")
+PAGE, GALLERY = Path("docs/what-we-know.md"), Path("records/gallery")
 DEEP = "DeepScaleLM with 48 layers of width 64 ends below 12 of 128"
 
 # By paper: the stored results and the part of their claim, or the reproduction that needs no training.
@@ -90,7 +90,7 @@ ADVICE = """\
   times more tokens, and stays open.
 - **No skips, no norms**: `e-spa` trains at 36 to 108 layers, slower than Pre-LN step by step.
 - **Whatever the scheme**: predict it for your own shape (`signalprop schemes`). A healthy prediction is needed, and
-  does not rank methods ([found](results.md#found))."""
+  does not rank methods ([found](../records/results.md#found))."""
 
 
 def page(folder: Path) -> str:
@@ -109,7 +109,7 @@ def page(folder: Path) -> str:
 def _reproduced(name: str) -> list[str]:
     one = read_json(GALLERY / f"{name}.json")
     holds = sum(check["state"] == "holds" for check in one["checks"])
-    words = f"[{one['source']}](reproductions.md#{name}): {one['title']}: {one['claim']}"
+    words = f"[{one['source']}](../records/reproductions.md#{name}): {one['title']}: {one['claim']}"
     return [words, f"{holds} of {len(one['checks'])} checks hold", "none needed", one["verdict"]]
 
 
@@ -122,4 +122,4 @@ def _trained(source: str, words: str, judged: Mapping[str, Sequence[Judged]]) ->
     (one,) = found
     by = re.search(r"difference ([+-][\d.]+), standard error ([\d.]+)", one.told)
     effect = f"{float(by[1]):+.2g} ± {float(by[2]):.2g}" if by and one.kind != CONTROL else ""
-    return [f"[{words}](results.md#{source})", effect, one.budget, one.kind]
+    return [f"[{words}](../records/results.md#{source})", effect, one.budget, one.kind]

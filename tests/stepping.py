@@ -1,4 +1,4 @@
-"""One real step of Adam in a small fresh decoder, and what was stored of many (docs/first-steps.md)."""
+"""One real step of Adam in a small fresh decoder, and what was stored of many (records/first-steps.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from signalprop.data.batches import Batch, text_batch
 from signalprop.files.storage import read_json
 from signalprop.models.transformer import batch_tensors
 
-STORED = Path(__file__).parent.parent / "docs" / "first-steps"
+STORED = Path(__file__).parent.parent / "records" / "first-steps"
 SEQUENCES, LENGTH, VOCABULARY = 12, 32, 256
 RATE = 1e-9  # in double precision: the change is linear in it
 

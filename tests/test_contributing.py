@@ -132,7 +132,7 @@ def test_the_guide_works_as_typed(copy: Path) -> None:
     passed = [int(match[1]) for text in printed if (match := re.search(r"^=+ (\d+) passed", text, re.MULTILINE))]
     assert any(re.search(r"^bamboo .*^lecun ", text, re.MULTILINE | re.DOTALL) for text in printed)
     assert len(passed) == 3 and passed[1] > 15  # every family
-    growth = (copy / "docs" / "growth.md").read_text(encoding="utf-8")
+    growth = (copy / "records" / "growth.md").read_text(encoding="utf-8")
     assert "| `lecun` | pre | O(N^1.00) | O(N^0.86) | O(log N) | O(1) |" in growth
     assert "| `lecun` | post |" in growth
 

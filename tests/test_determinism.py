@@ -16,7 +16,7 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # By how much numbers of networks may differ between one thread and several: relative, or of numbers of order 1.
-# Sums are split differently, in float32; docs/theory/checks.md.
+# Sums are split differently, in float32; tests/README.md.
 TOLERANCE = 1e-5
 
 

@@ -1,7 +1,7 @@
 """Invariants of predictions over all activations, norms, placements, schemes and kinds of network, by both recursions.
 
 Warnings are errors here, as in the whole suite: an overflow or 0 / 0 on the way to finite numbers counts.
-docs/theory/checks.md lists every invariant with the test that holds it.
+tests/README.md lists every invariant with the test that holds it.
 """
 
 from __future__ import annotations

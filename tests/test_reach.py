@@ -1,4 +1,4 @@
-"""docs/reach.md against docs/reach.json, and what it claims of four models against a run of them."""
+"""records/reach.json: its counts, and what it claims of four models against a run of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from typing import Any
 import pytest
 from benchmarks.other_models import OTHERS
 from benchmarks.reach import examined
-from benchmarks.reach_page import FILE, PAGE, exact, right, text
+from benchmarks.reach_counts import FILE, exact, right
 
-from signalprop.files.storage import read_json, read_text
+from signalprop.files.storage import read_json
 
 STORED: dict[str, Any] = read_json(FILE)
-
-
-def test_the_page_is_made_of_the_file() -> None:
-    assert read_text(PAGE) == text(STORED)
 
 
 def test_the_file_says_what_the_project_promises() -> None:

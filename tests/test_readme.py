@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[\w-]+)?\)")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 # Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
-SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "kernels", "tour", "training", "will-it-train")}
+SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "tour", "training", "will-it-train")}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Blocks that are not run, by their page and how they begin, and why.
@@ -44,10 +44,8 @@ NOT_RUN = {
     ("README.md", "python3 -m venv"): _INSTALLS,
     ("README.md", "make demo"): _INSTALLS,
     ("README.md", "layer  stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
-    ("docs/questions.md", ""): "a record of commands that other pages run",
-    ("docs/diagnoses.md", ""): "a record of diagnoses of checkpoints of up to 0.5 GB",
     (
-        "docs/reporting.md",
+        "docs/measuring.md",
         "signalprop explore",
     ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
     ("docs/tour.md", "git clone"): _INSTALLS,
@@ -61,7 +59,6 @@ NOT_RUN = {
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
     ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
     ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
-    ("docs/verification.md", "component"): "minutes; tests/lab/test_verification.py checks the formulas in less",
 }
 
 
@@ -285,7 +282,7 @@ def test_tests_that_the_pages_name_exist() -> None:
     tests = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
     known = set(re.findall(r"(?:def|class) (\w+)", "".join(tests.values()))) | set(tests)
     named = 0
-    for page in PAGES:
+    for page in (*PAGES, "tests/README.md"):
         text = (ROOT / page).read_text(encoding="utf-8")
         names = re.findall(r"\btests/[\w/]+\.py|(?<=`)test_\w+(?=`)|(?<=`)Test\w+(?=`)|(?<=::)\w+", text)
         assert set(names) - known == set(), page
@@ -331,3 +328,14 @@ def test_the_demo_prints_what_the_readme_shows(
     for line in filter(None, shown.text.splitlines()):
         alike = [values for words, values in printed if words.split() == numberless(line).split()]
         assert any(values == pytest.approx(numbers(line), rel=0.02) for values in alike), line
+
+
+def test_links_of_the_records_lead_somewhere() -> None:
+    """Sphinx checks the pages; records are files beside them."""
+    pages = [*sorted((ROOT / "records").rglob("*.md")), ROOT / "tests" / "README.md", ROOT / "CHANGELOG.md"]
+    links = [(page, target) for page in pages for target in LINK.findall(page.read_text("utf-8"))]
+    assert len(links) > 50
+    lost = [
+        (page.name, target) for page, target in links if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert lost == []

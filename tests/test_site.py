@@ -33,7 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
-    page = (site / "commands.html").read_text(encoding="utf-8")
+    page = (site / "cli.html").read_text(encoding="utf-8")
     sections = dict(re.findall(r'<section id="signalprop-(\w+)">(.*?)</section>', page, re.DOTALL))
     commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
     assert set(sections) == set(commands)
@@ -53,7 +53,7 @@ def rows(page: str, columns: int) -> Iterator[list[str]]:
 
 def test_every_scheme_can_be_chosen_with_its_orders_of_growth() -> None:
     found: dict[str, list[list[str]]] = {}
-    for name, placement, *orders in rows("growth.md", 7):
+    for name, placement, *orders in rows("../records/growth.md", 7):
         found.setdefault(name.strip("`"), []).append([placement, *orders])
     shown = {re.sub(r"\W*([\w-]+)`.*", r"\1", cells[0]): cells[1:] for cells in rows("choosing-a-scheme.md", 6)}
     assert set(shown) == set(SCHEMES)

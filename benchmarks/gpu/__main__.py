@@ -3,7 +3,7 @@
     make gpu-pack                                  # here: wheels and token files, in out/gpu-pack
     sh out/gpu-pack/install.sh                     # there, beside PyTorch, with the clone and out/gpu-pack
     timeout 540 python -m benchmarks.gpu PART      # there; again, until it says no more
-    python -m benchmarks.gpu pages DIR             # here: sections of docs/benchmarks.md, of what came back
+    python -m benchmarks.gpu pages DIR             # here: sections of records/benchmarks.md, of what came back
 
 A part writes DIR/PART.json, row by row; started again, there or on another machine of the same kind that has the file,
 it goes on. Parts, in the order of what they answer per minute: {parts}. `--rehearse` makes everything tiny, on whatever

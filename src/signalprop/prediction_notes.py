@@ -41,7 +41,7 @@ SHAPED = (
     "queries and keys are not zero, and the kernels of shaped attention leave scores out; use fidelity simulate (or "
     "zero queries)"
 )
-# Standard deviation of gates' logits from which the gradient that gates send back is felt (docs/several-streams.md).
+# Standard deviation of gates' logits from which the gradient that gates send back is felt (records/several-streams.md).
 _STRONG_GATES = 2.0
 GATES = (
     "gates between streams have logits of standard deviation {:.3g}: first gradients were measured 7 to 11 % smaller "

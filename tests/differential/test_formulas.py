@@ -1,6 +1,6 @@
 """Formulas of the theory against quadrature, multiple precision and enumeration that share no code with them.
 
-Those that other tests check in the same way are not repeated: docs/theory/checks.md lists all.
+Those that other tests check in the same way are not repeated: tests/README.md lists all.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from signalprop.kernels.trace import attention_only, trace
 from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_tables
 
-REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "docs" / "kernels.json").read_text())
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "records" / "kernels.json").read_text())
 LENGTH, REPEATS = 100, 0.02
 NETWORKS = figure_7() | {"E-SPA, repeats ignored": e_spa(100, LENGTH, 0.0)}
 

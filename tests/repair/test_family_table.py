@@ -1,7 +1,7 @@
 """Every scheme on every family: the applied model against the built one with its weights, and the table in the docs.
 
 Weights, biases and gains have all moved off their start, so that nothing hides behind a zero. `make test-slow` runs all
-cells and holds docs/families.md against them; with SIGNALPROP_WRITE_DOCS=1 it writes the page anew.
+cells and holds records/families.md against them; with SIGNALPROP_WRITE_DOCS=1 it writes the page anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from signalprop.errors import InputError
 from signalprop.models import ends
 from signalprop.repair.record import vanilla_mapping
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "records" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
 NAMES = [name for name in NAMES if name not in OTHER_PAIRS | ONE_NORM_LESS]  # build makes another function of these
 LIKE = (  # the page has no column of them; the tests below run for them
@@ -118,7 +118,7 @@ def _cell(name: str, scheme: str, patch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def page() -> str:
-    """docs/families.md."""
+    """records/families.md."""
     found = {(name, scheme): cell(name, scheme) for scheme in sorted(sp.SCHEMES) for name in COLUMNS}
     lines = [
         "# Families and schemes",

@@ -38,7 +38,7 @@ def test_against_networks(preset: str, placement: str, causal: bool) -> None:
     for series, measured in pairs:
         logs = np.stack([m.log_variance for m in measured]).std(0, ddof=1)
         correlations = np.stack([m.token_correlation for m in measured]).std(0, ddof=1)
-        # 40 networks tell a standard deviation to 11 %; the theory is right to a fifth (docs/theory/scatter.md)
+        # 40 networks tell a standard deviation to 11 %; the theory is right to a fifth (docs/theory/network.md)
         assert np.abs(np.log(series.variance_sd / logs)).mean() < 0.25
         assert np.abs(np.log(series.token_correlation_sd / correlations)).mean() < 0.35
     agreements = {a.quantity: a for a in compare(predicted, average(drawn)).agreements}

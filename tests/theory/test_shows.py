@@ -1,4 +1,4 @@
-"""What TGS shows of vanilla models, predicted and measured: docs/growth.md in small."""
+"""What TGS shows of vanilla models, predicted and measured: records/growth.md in small."""
 
 from __future__ import annotations
 

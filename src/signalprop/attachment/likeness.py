@@ -46,7 +46,7 @@ def mapping_like(
 
     Args:
         model: of transformers, or a module of your own.
-        family: the `model_type` of one that docs/families.md lists.
+        family: the `model_type` of a family that is read, such as llama or gpt2.
         names: the family's name of a module or an argument -> the model's, where it is another: `{"layers": "h",
             "self_attn": "attn", "self_attn.o_proj": "attn.dense"}`; of several that fit the longest is taken.
         config: values of the family's configuration that the model has otherwise, or has no configuration for.
@@ -61,7 +61,9 @@ def mapping_like(
     """
     known = find(family)
     if known is None:
-        raise InputError(f"like {family!r:.60}: there is no such family; expected one of docs/families.md")
+        raise InputError(
+            f"like {family!r:.60}: no such family is known; expected a model_type such as llama, gpt2 or bert"
+        )
     model, names = unwrapped(model), dict(names or {})
     own: Any = getattr(model, "config", None)
     given = {**(own.to_dict() if hasattr(own, "to_dict") else {}), **(config or {})}

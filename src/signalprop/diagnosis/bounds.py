@@ -1,7 +1,7 @@
 """Bounds that verdicts compare with, each with what healthy models reach.
 
-Six trained checkpoints, without a fault (docs/diagnoses.md, which lists how near each comes to every bound), and small
-ones at the start and after 200 steps (tests/diagnosis).
+Six trained checkpoints without a fault (records/diagnoses.md lists how near each comes to every bound), and small ones
+at the start and after 200 steps (tests/diagnosis).
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ def unknown(model_type: Any) -> str:
     """Why a family cannot be read, in words."""
     if model_type in tuple(_REFUSED):
         return f"the model family {model_type!r} is not supported: {_REFUSED[model_type]}"
-    return f"the model family {model_type!r:.60} is not one of the {len(_modules())} that are known (docs/families.md)"
+    return (
+        f"the model family {model_type!r:.60} is not one of the {len(_modules())} whose configurations are read "
+        "(docs/measuring.md#a-model-of-your-own)"
+    )
 
 
 @cache

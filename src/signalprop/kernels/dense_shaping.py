@@ -1,6 +1,6 @@
 """Shaped attention beyond the two causal families: corrected for activations, without a mask, and for comparison.
 
-As `signalprop.kernels.shaping`; derivations and numerics: `docs/theory/shaping.md`.
+As `signalprop.kernels.shaping`; derivations and numerics: `docs/theory/kernels.md`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
 class BidirectionalESPA(AttentionShape):
     """E-SPA without a mask: A = Sigma'^1/2 Sigma^-1/2, symmetric roots; it depends on n. O(n^3).
 
-    That no entry is negative is known for infinite n only; here it is checked (docs/theory/shaping.md).
+    That no entry is negative is known for infinite n only; here it is checked (docs/theory/kernels.md).
     """
 
     zero: float

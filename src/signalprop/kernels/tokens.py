@@ -71,7 +71,7 @@ def predict_token_kernels(
     Real ids: every sequence by itself, moments over all of them (as measured); of more than 4 sequences (2 beyond 512
     tokens) as many as stand evenly spaced in the order of their token correlation, which the notes say. O(T^2) work per
     sublayer and sequence and O(T^2 sqrt(n_sublayers)) memory (segments of the forward pass are computed again for the
-    backward one). Measured errors: docs/accuracy.md, and of the choice of sequences docs/theory/kernels.md.
+    backward one). Measured errors: records/accuracy.md, and of the choice of sequences docs/theory/kernels.md.
 
     Args:
         grid: of `grid_for`: only these positions are followed, for statistics without real ids.

@@ -2,7 +2,7 @@
 
 Attention goes through one function that is registered with transformers; it finds what it needs on the attention module
 itself, so models do not share numbers, and modules without any compute what they always did. Positions are read off
-the mask, row by row, so padding, packed sequences and caches need nothing. `docs/theory/shaping.md` has B and D.
+the mask, row by row, so padding, packed sequences and caches need nothing. `docs/theory/kernels.md` has B and D.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def shape_attention(module: nn.Module, shape: TorchShape, numbers: Numbers, wher
     if "ALL_ATTENTION_FUNCTIONS" not in forward.__code__.co_names:
         raise InputError(
             f"{where}: {type(module).__name__} does not call its attention through transformers' interface, so it "
-            "cannot be shaped; choose another family (docs/families.md), or build(parametrization)"
+            "cannot be shaped; take BERT, GPT-2, Llama or ViT, or build(parametrization)"
         )
     splice(module, Shaped, shape=shape, numbers=numbers)
 
@@ -234,8 +234,8 @@ def set_implementation(model: nn.Module) -> str | None:
 
 def _unsupported(model: nn.Module, why: str) -> InputError:
     return InputError(
-        f"{type(model).__name__} does not take another attention ({why}), so it cannot be shaped; choose another "
-        "family (docs/families.md), or build(parametrization)"
+        f"{type(model).__name__} does not take another attention ({why}), so it cannot be shaped; "
+        "take BERT, GPT-2, Llama or ViT, or build(parametrization)"
     )
 
 

@@ -70,7 +70,7 @@ class Surgeon:
         if unnamed:
             raise InputError(
                 f"{self.attached.rows[unnamed[0]].label}: the scheme shapes attention, and the mapping names no "
-                "`attention` that goes through transformers' interface; choose another family (docs/families.md), or "
+                "`attention` that goes through transformers' interface; name it, take BERT, GPT-2, Llama or ViT, or "
                 "build(parametrization)"
             )
         p, shapes = self.table, shapes_of(self.table)

@@ -54,7 +54,7 @@ class MuP(_MaximalUpdate):
     the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's
     advice to start head and queries at 0 is not followed.
 
-    Experts, at a fixed share of active ones (derived in docs/theory/experts.md): `base_expert_width` is the hidden
+    Experts, at a fixed share of active ones (derived in docs/theory/components.md): `base_expert_width` is the hidden
     width of one at the base, if that is not in proportion to d; m of the map back is then that of the expert's width.
     `base_top_k` is how many a token has at the base: `parameter_groups` divides Adam's epsilon of experts and router by
     top_k / base_top_k, as their gradients are; where an expert's weight is a sigmoid that is not normalised, its map

@@ -227,7 +227,7 @@ class USPA(_Spa):
     (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input. `corrected` takes the
     feed-forward before into account, exactly: from C(rho_{l-1}) instead of rho_{l-1}, and never to less than that.
     `calibrated`: rows of D that keep the diagonal at 1 with all that the stack does in between
-    (docs/theory/shaping.md).
+    (docs/theory/kernels.md).
 
     Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
     of tokens.
@@ -297,12 +297,12 @@ class ESPA(_Spa):
     than far ones, which is akin to a position encoding. `schedule`: `diagonal` keeps the self-weight of all layers the
     same (the paper's), `tanh` their gain on slow signals. `attention_skip`: a normalised skip, by the paper's rule,
     which is inaccurate near the largest feasible skip, or with `skip_rule=exact` by the exact filter
-    (docs/theory/shaping.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips; beside
+    (docs/theory/kernels.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips; beside
     skips use `calibrated`). `corrected`: takes the activation before into account, which is possible for
     DKS-transformed ones.
 
     The paper's gamma of 0.005 goes with its 512 tokens and more: the same decay makes short sequences nearly one
-    direction. On 64 tokens 36 layers trained with 0.2 and stayed at their plateau with 0.005 (docs/shortcuts.md).
+    direction. On 64 tokens 36 layers trained with 0.2 and stayed at their plateau with 0.005 (records/shortcuts.md).
 
     Raises:
         InputError: an encoder-decoder, parallel sublayers or QK-norm; a gamma, skip or activation that would need

@@ -1,4 +1,4 @@
-"""How far one feed-forward lies from the mean by its hidden units' draws. Derivation: `docs/theory/scatter.md`."""
+"""How far one feed-forward lies from the mean by its hidden units' draws. Derivation: `docs/theory/network.md`."""
 
 from __future__ import annotations
 

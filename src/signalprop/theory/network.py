@@ -31,7 +31,7 @@ from signalprop.theory.passes import Ahead, Back
 def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True) -> Profile:
     """Moments at every probe point by the closed-form recursion; a sweep gives arrays with its leading axes.
 
-    Bidirectional stacks: median errors of 1-2 % (docs/accuracy.md). Causal stacks: position averages do not compound
+    Bidirectional stacks: median errors of 1-2 % (records/accuracy.md). Causal stacks: position averages do not compound
     rightly there, gradients of early layers can be several times off; `signalprop.kernels` is right for those.
 
     Raises:

@@ -1,7 +1,7 @@
 """Routing over random experts: what the weights of the chosen ones are on average, of one token and of two.
 
 Logits are Gaussian: variance s^2, correlation rho between two tokens, independent over experts.
-`docs/theory/experts.md` has the derivations, and the measured error of the tables that are made here.
+`docs/theory/components.md` has the derivations, and the measured error of the tables that are made here.
 """
 
 from __future__ import annotations

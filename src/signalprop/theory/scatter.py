@@ -2,7 +2,7 @@
 
 A stream's moments are two modes, what all tokens share and what is their own, each the length of a Gaussian vector of
 d_model features. Every sublayer adds noise of relative variance O(1 / d_model) to both, forward and back, and passes on
-what came before by the derivative of its moments. Derivation, and measured against networks: `docs/theory/scatter.md`.
+what came before by the derivative of its moments. Derivation, and measured against networks: `docs/theory/network.md`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from signalprop.models.transformer import Transformer
 
 LAYERS, WIDTH, LENGTH, VOCABULARY = 36, 64, 64, 256
-GAMMA = 0.2  # the paper's 0.005 is for 512 tokens; 64 do not train with it (docs/shortcuts.md)
+GAMMA = 0.2  # the paper's 0.005 is for 512 tokens; 64 do not train with it (records/shortcuts.md)
 BLOCKS = (1, 12, 24, 36)
 BATCH, RATE, EMBEDDING_RATE, CLIP, WARMUP = 4, 1e-4, 1e-3, 0.1, 0.1
 _STEPS = (200, 1000)  # by scale

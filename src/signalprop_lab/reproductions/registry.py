@@ -26,7 +26,7 @@ class Row:
             None: it takes a sweep of small trainings, or a GPU (`gpu`).
         checkpoint: it needs a trained model, `--checkpoint`.
         trained_by: the command that trains it; None: that has not been done yet. page: with the result; default: the
-            section of docs/results.md.
+            section of records/results.md.
         missing: what it takes, beside training; of a trained row: what of the paper's was not run, and what it takes.
     """
 
@@ -54,7 +54,7 @@ class Row:
     @property
     def result_page(self) -> str | None:
         """The page with the result of its training, from the root of the repository."""
-        return None if self.trained_by is None else self.page or f"docs/results.md#{slug(self.id)}"
+        return None if self.trained_by is None else self.page or f"records/results.md#{slug(self.id)}"
 
     @property
     def state(self) -> str:

@@ -26,7 +26,7 @@ from signalprop.theory.branches import branches_of, made_of, met_by, placed
 StepOptimizer = Literal["adam", "sgd", "muon"]
 # measured over `change` of Xavier before norms, 6 and 24 layers (Muon: 6) of width 64, two seeds: what a real step is
 CONSTANTS = {"adam": 1.37, "sgd": 1.72, "muon": 2.13}
-TESTED = {  # how constants times `change` did in docs/first-steps.md
+TESTED = {  # how constants times `change` did in records/first-steps.md
     "adam": "Adam's first step is within 1.5 of this in 93 % of 30 networks, at most 1.6 off",
     "sgd": "SGD failed: within 1.5 of this in 60 % of 30 networks, up to 7 times off",
     "muon": "Muon failed: within 1.5 of this in 57 % of 30 networks, up to 2.6 times off",

@@ -1,7 +1,7 @@
 """How large a step of training may be, by scheme, depth and width: the first step's change and the rate it allows.
 
 The change is in closed form (`first_step.py`) times one constant for each optimizer, taken from plain Xavier networks;
-`docs/first-steps.md` holds it against real steps.
+`records/first-steps.md` holds it against real steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Frontier:
     def notes(self) -> tuple[str, ...]:
         """How far the numbers can be off."""
         return (
-            f"tested: {TESTED[self.optimizer]} (docs/first-steps.md)",
+            f"tested: {TESTED[self.optimizer]} (records/first-steps.md)",
             *((FAMILIES,) if self.optimizer in ("adam", "sgd") else ()),
             "one step of the sublayers from fresh weights, embeddings and head held, no momentum, linear in the rate; "
             "training with warm-up goes on learning far above this rate in many pre-norm networks",

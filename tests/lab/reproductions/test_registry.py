@@ -36,7 +36,7 @@ def test_every_row_is_run_trained_or_says_what_it_needs() -> None:
 
 def test_a_trained_row_names_its_sweep_and_its_page() -> None:
     row = replace(find("tgs-tab4"), trained_by="signalprop sweep depth-at-constant-size", missing="")
-    assert row.result_page == "docs/results.md#tgs-tab4-5"
-    assert row.state == "trained by signalprop sweep depth-at-constant-size; result in docs/results.md#tgs-tab4-5"
+    assert row.result_page == "records/results.md#tgs-tab4-5"
+    assert row.state == "trained by signalprop sweep depth-at-constant-size; result in records/results.md#tgs-tab4-5"
     assert run(row, Settings()).reason == row.state
     assert replace(row, missing="768 layers").state == f"{row.state}; not run: 768 layers"

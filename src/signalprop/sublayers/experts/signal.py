@@ -1,4 +1,4 @@
-"""What a mixture of experts does to a signal (derivations: `docs/theory/experts.md`)."""
+"""What a mixture of experts does to a signal (derivations: `docs/theory/components.md`)."""
 
 from __future__ import annotations
 
