@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from signalprop.diagnosis.loading import read_structure
 from signalprop.errors import InputError
-from signalprop.files.checkpoint_loading import configuration
+from signalprop.files.checkpoint_loading import configuration, configuration_of
 from signalprop.files.guard import _installed, _within
 
 MANY = 2_000_000_000
@@ -156,6 +156,7 @@ def tried(name: str, tmp_path: Path, seen: list[str], counts: Counter[str]) -> N
             ended = outcome(folder, changed(document, path, item), seen, structure=False)
             counts[f"leaves {ended}"] += 1
             assert seen == [], (name, path, item, seen)
+            assert ended in ("loaded", "refused"), (name, path, item, ended)
             if ended == "loaded" and item in (text, MANY):
                 accepted[path] = item
     for path, item in accepted.items():  # and the model of those that were taken, or not looked at, one by one
@@ -181,6 +182,29 @@ def test_a_type(name: str, tmp_path: Path, seen: list[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tried(name, tmp_path, seen, Counter())
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"model_type": "gpt2", "n_layer": [1]}, "n_layer: .* expected int, got list"),
+        ({"model_type": "llama", "hidden_size": 65}, "hidden_size: .*65.* not a multiple of .*32"),
+        ({"model_type": "llama", "num_attention_heads": 0}, "num_attention_heads: .* by zero"),
+        ({"model_type": "llava", "text_config": {"model_type": "llama", "hidden_size": [3], "vocab_size": 9}},
+         r"text_config\.hidden_size: .* expected int, got list"),
+    ],
+)  # fmt: skip
+def test_what_transformers_refuses_is_one_line_with_the_entry(
+    document: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Its checks of fields, its checks of several of them, and its arithmetic."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(InputError, match=f"^{file}: {said}"):
+        configuration(tmp_path)
+    fields = {key: value for key, value in document.items() if key != "model_type"}
+    with pytest.raises(InputError, match=f"^the configuration of {document['model_type']}: {said}"):  # of a recipe
+        configuration_of(document["model_type"], **fields)
 
 
 def test_the_watch_sees_what_is_elsewhere(tmp_path: Path, seen: list[str]) -> None:

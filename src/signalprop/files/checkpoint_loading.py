@@ -18,7 +18,7 @@ from typing import Any
 from signalprop.errors import InputError, release, require
 from signalprop.files.checkpoint_folder import INDEX, WEIGHTS, check_folder, json_object, shards, weights
 from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_file, tokenizer_of
-from signalprop.files.configuration import fresh_configuration, taken
+from signalprop.files.configuration import fresh_configuration, made, taken
 from signalprop.files.guard import alone, budget, guarded
 from signalprop.files.limits import memory_free
 from signalprop.files.model_size import BUDGET, check_gguf, check_model
@@ -73,7 +73,7 @@ def configuration_of(family: str, **fields: Any) -> Any:
         found = taken(fields, mapping[family], where)
         if left := sorted(set(fields) - set(found)):
             raise InputError(f"{where} takes no {left[0]:.80}; delete it")
-        return mapping[family](**found)
+        return made(mapping[family], found, where)
 
 
 def model_class(name: str, where: str | Path) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, first_line, require
 
 # The most that a number in a configuration may count, by its name; the largest default of transformers' is 20 million.
 _MOST = {
@@ -74,7 +75,37 @@ def fresh_configuration(data: Mapping[str, Any], where: str | Path) -> Any:
     values = taken(data, cls, str(where))
     if isinstance(quantized := data.get("quantization_config"), dict):
         values["quantization_config"] = _quantization(quantized, f"{where}: quantization_config")
-    return cls(**values)
+    return made(cls, values, where)
+
+
+def made(cls: Any, values: Mapping[str, Any], where: str | Path) -> Any:
+    """A configuration of a class with values that were taken.
+
+    Raises:
+        InputError: transformers refuses them; which entry, and what it expects there.
+    """
+    try:
+        return cls(**values)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # of its checks, whose cause says more, or of its arithmetic
+        reason = first_line(error.__cause__ or error).split(". Errors:")[0]
+        entry = _culprit(cls, values)
+        raise InputError(f"{where}: {entry and f'{entry}: '}transformers refuses it: {reason}") from None
+
+
+def _culprit(make: Callable[..., Any], values: Mapping[str, Any]) -> str:
+    """The entry without which a configuration can be made, in dots where it is within another one; '' for none."""
+    for key, value in values.items():
+        with suppress(Exception):
+            make(**{name: item for name, item in values.items() if name != key})
+            inner = _culprit(partial(_with, make, values, key), value) if isinstance(value, dict) else ""
+            return f"{key}.{inner}" if inner else key
+    return ""
+
+
+def _with(make: Callable[..., Any], values: Mapping[str, Any], key: str, **inner: Any) -> Any:
+    return make(**{**values, key: inner})
 
 
 def taken(data: Mapping[str, Any], cls: Any, where: str, usual: Mapping[str, Any] | None = None) -> dict[str, Any]:
