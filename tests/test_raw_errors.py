@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import signalprop as sp
 from commandline import TINY
 from damage import check_command, check_line, commanded
-from signalprop.data import default_batch
+from signalprop.data import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.measurement import input_kernels
+from signalprop.measurement.losses import loss_of
 from signalprop_lab.training.tables import SCHEMA
 from tiny import gpt2, llama
 
@@ -125,6 +127,22 @@ class TestMeasuring:
         for call in (sp.measure, input_kernels):
             with pytest.raises(InputError, match="LlamaForCausalLM does not take attention_mask: You must specify"):
                 call(llama(), mask)
+
+    def test_ids_and_targets_that_the_model_does_not_have(self) -> None:
+        many = torch.full((1, 4), 10**6)
+        for batch in ({"input_ids": many}, {"input_ids": ids(1, 4), "labels": many}):
+            with pytest.raises(InputError, match="GPT2LMHeadModel does not take input_ids"):
+                sp.measure(gpt2(), batch)
+        headless = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        targets = np.full((2, 4), 49)
+        batch = Batch(tokens=targets, targets=targets)
+        with pytest.raises(InputError, match="targets go up to 49, the model's output has 8 features"):
+            loss_of(headless(torch.randn(2, 4, 8)), batch, None)
+
+    @pytest.mark.parametrize("mapping", [[], np.zeros((2, 2))])
+    def test_a_mapping_that_is_none(self, mapping: Any) -> None:
+        with pytest.raises(InputError, match="the mapping of a GPT2LMHeadModel is a .*; expected a Mapping"):
+            sp.study(gpt2(), seeds=1, mapping=mapping)
 
     @pytest.mark.parametrize("loss", ["x", [], {}, 1j, object()])
     def test_a_loss_that_is_no_number(self, loss: Any) -> None:

@@ -55,7 +55,7 @@ SMALL = ({**TINY, "kind": "encoder"}, {**TINY, "kind": "decoder"}, {**TINY, "kin
          {**TINY, "kind": "encoder", "input": "patches"})  # fmt: skip
 COUNTS = (0, 1, 1, 2, 2, 3, -1, 99)
 REALS = (0.0, 0.5, 1.0, 2.0, 1e-30, 1e30, -1.0, float("nan"), float("inf"))
-WRONG = (None, "x", "", 3, -1, 1.5, b"x", 1j, [], {}, (), object, np.zeros((2, 2)), True, "a\x00b", "x" * 5000)
+WRONG = (None, "x", "", 3, -1, 1.5, b"x", 1j, [], {}, (), object(), np.zeros((2, 2)), True, "a\x00b", "x" * 5000)
 NAMES: dict[str, tuple[str, ...]] = {
     "scheme": tuple(SCHEMES), "activation": tuple(ACTIVATIONS), "fidelity": ("auto", "moments", "kernel", "simulate"),
     "norm": ("layernorm", "rmsnorm"), "norm_placement": ("pre", "post", "sandwich", "none", "res-post"),

@@ -30,12 +30,12 @@ HEAD = "lm_head"  # of a model that does not tell its own
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
     """The mapping given, or the model's own, or its family's; or, of a model or a variant of one that no family's file
     knows, what is found of its stream with these arguments."""
-    if mapping is not None:
-        return mapping
     model = unwrapped(model)
     own = getattr(model, "signalprop_mapping", None)
-    if own is not None:
-        given: Mapping = own()
+    given = own() if mapping is None and own is not None else mapping
+    if given is not None:
+        if not isinstance(given, Mapping):
+            raise InputError(f"the mapping of a {type(model).__name__} is a {type(given).__name__}; expected a Mapping")
         return given
     if find(getattr(getattr(model, "config", None), "model_type", None)) is None:
         return mapping_of_streams(model) or mapping_found(model, arguments)

@@ -54,6 +54,11 @@ def loss_of(
             f"targets have shape {tuple(targets.shape)}, the logits "
             f"{tuple(logits.shape)}; give a batch with such targets, loss=, or backward=False (--no-gradient)"
         )
+    if targets.numel() and int(targets.max()) >= logits.shape[-1]:
+        raise InputError(
+            f"targets go up to {int(targets.max()):,}, the model's output has {logits.shape[-1]:,} features, as of one "
+            "without a head; give a batch with such targets, loss=, or backward=False (--no-gradient)"
+        )
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten().long(), ignore_index=-1)
 
 

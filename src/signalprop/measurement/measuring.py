@@ -210,7 +210,7 @@ def output_of(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
         return call(model, arguments)
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:
         given = ", ".join(arguments) or "nothing"
         raise InputError(f"the {type(model).__name__} does not take {given}: {first_line(error)}") from error
 
