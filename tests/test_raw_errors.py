@@ -141,7 +141,7 @@ class TestMeasuring:
 
     @pytest.mark.parametrize("mapping", [[], np.zeros((2, 2))])
     def test_a_mapping_that_is_none(self, mapping: Any) -> None:
-        with pytest.raises(InputError, match="the mapping of a GPT2LMHeadModel is a .*; expected a Mapping"):
+        with pytest.raises(InputError, match=f"is a {type(mapping).__name__}; expected a Mapping"):
             sp.study(gpt2(), seeds=1, mapping=mapping)
 
     @pytest.mark.parametrize("loss", ["x", [], {}, 1j, object()])
