@@ -74,7 +74,7 @@ def test_gradients_of_nearly_equal_tokens_are_pointed_at(name: str, warns: bool)
         seq_len=16, target_len=16, positions="none",
     )  # fmt: skip
     found = predict(scheme(name)(a))
-    assert any("nearly alike" in note for note in found.notes) == warns
+    assert any("nearly equal" in note for note in found.notes) == warns
 
 
 def test_images_that_are_averaged_are_pointed_at() -> None:
@@ -91,10 +91,10 @@ def test_averages_that_lose_equal_tokens_are_pointed_at() -> None:
     batch = default_batch(lfm2, batch_size=2)
     table = scheme("huggingface")(lfm2)
     real, average = predict(table, batch.statistics(lfm2)), predict(table)
-    assert said(average, "equal tokens count") and not said(real, "equal tokens count")
+    assert said(average, "repeated words enter") and not said(real, "repeated words enter")
     r = real.forward["stream_in"].token_correlation
     assert r.min() > r[0] / 2
-    assert not said(predict(Architecture.preset("llama-130m", **fields)), "equal tokens count")
+    assert not said(predict(Architecture.preset("llama-130m", **fields)), "repeated words enter")
 
 
 def test_a_batch_without_segments_is_one_segment_as_models_read_it() -> None:
@@ -115,8 +115,8 @@ def test_qk_norm_on_tokens_of_different_sizes_is_pointed_at(eps: float, fidelity
 
 @pytest.mark.parametrize(
     ("kind", "placement", "fidelity", "said"),
-    [("encoder", "pre", "moments", "take fidelity kernel"), ("encoder", "pre", "auto", ""),
-     ("decoder", "pre", "auto", "under a causal mask"), ("encoder-decoder", "post", "auto", "of width 128"),
+    [("encoder", "pre", "moments", "use fidelity kernel"), ("encoder", "pre", "auto", ""),
+     ("decoder", "pre", "auto", "under a causal mask"), ("encoder-decoder", "post", "auto", "at width 128"),
      ("encoder-decoder", "pre", "auto", "")],
 )  # fmt: skip
 def test_equal_tokens_meet_large_scores(kind: str, placement: str, fidelity: Any, said: str) -> None:
@@ -127,7 +127,7 @@ def test_equal_tokens_meet_large_scores(kind: str, placement: str, fidelity: Any
     inputs = default_batch(a, batch_size=2).statistics(a)
     for gain, large in ((1.5, True), (0.3, False)):
         found = predict(scheme("xavier", qk_gain=gain)(a), inputs, fidelity=fidelity).notes
-        notes = [note for note in found if "enter as equal ones" in note]
+        notes = [note for note in found if "are repeats" in note]
         assert len(notes) == (large and said != "") and all(said in note for note in notes)
 
 

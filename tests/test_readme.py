@@ -41,7 +41,6 @@ FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 _INSTALLS = "installs packages; make test and make demo are what CI and newcomers run"
 _CLUSTER = "needs eight GPUs, or several machines; test_commands_in_the_text_exist reads recipe and settings"
 NOT_RUN = {
-    ("README.md", "python3 -m venv"): _INSTALLS,
     ("README.md", "make demo"): _INSTALLS,
     ("README.md", "layer  stream var"): "output of make demo: test_the_demo_prints_what_the_readme_shows",
     (

@@ -99,7 +99,7 @@ def require(module: str, extra: str, at_least: tuple[int, int] | None = None) ->
         reason = " ".join(str(error).split())
         raise MissingExtra(
             f"this needs {module.partition('.')[0]}, which cannot be imported ({reason}); "
-            f"install it with: pip install 'signalprop[{extra}]'"
+            f"install it with: pip install 'signalprop[{extra}]' (in a clone: '.[{extra}]')"
         ) from error
     if at_least is not None and release(found.__version__) < at_least:
         raise MissingExtra(

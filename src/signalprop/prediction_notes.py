@@ -25,99 +25,99 @@ from signalprop.sublayers.global_attention.roles import as_usual
 # Variance of scores up to which predicted gradients are measured to be right within 10 % (docs/theory/kernels.md).
 LARGE_SCORES = 8.0
 SCORES = (
-    "scores have variance {}: attention is nearly one-hot, and predicted gradients were up to 15 % too low at 12 "
-    "layers and score variance 39; for more, or deeper, use fidelity simulate"
+    "attention scores have variance {}, so attention is nearly one-hot: gradients may be predicted too low (15 % at 12 "
+    "layers and score variance 39); for deeper networks or larger scores use fidelity simulate"
 )
 DRAWN_NETWORKS = (
-    "networks are drawn where there is {}, and the prediction is the mean of {}; its standard errors are in the series "
-    "(last variance {:.1%}, token correlation {:.2g}, first gradient {:.1%})"
+    "there is no closed form for {}, so the prediction is the mean over {} random networks; standard errors are in the "
+    "series (last variance {:.1%}, token correlation {:.2g}, first gradient {:.1%})"
 )
 DROPPED_SCORES = (
-    "scores have variance {:.3g}, attention has dropout, and norms stand on branches: what dropout leaves of few keys "
-    "differs from token to token, and first gradients were 1.2 (variance 8, 5 layers) to 2.5 times (32, 6 layers of "
-    "width 64) the prediction at dropout 0.3; use fidelity simulate"
+    "first gradients may be predicted too low, because attention has dropout, scores have variance {:.3g} and "
+    "branches are normalised: measured 1.2 (variance 8, 5 layers) to 2.5 times (32, 6 layers of width 64) the "
+    "prediction at dropout 0.3; use fidelity simulate"
 )
 SHAPED = (
-    "queries and keys are not zero, and the kernels of shaped attention leave scores out; use fidelity simulate (or "
-    "zero queries)"
+    "queries and keys are not zero, but the prediction of shaped attention ignores scores; use fidelity simulate or "
+    "queries of zero"
 )
 # Standard deviation of gates' logits from which the gradient that gates send back is felt (records/several-streams.md).
 _STRONG_GATES = 2.0
 GATES = (
-    "gates between streams have logits of standard deviation {:.3g}: first gradients were measured 7 to 11 % smaller "
-    "than predicted at 2.56; a smaller gate_scale (0.01 in the paper) starts as one stream"
+    "first gradients may be predicted too high, because gates between streams have logits of standard deviation {:.3g} "
+    "(7 to 11 % at 2.56); with a smaller gate_scale (0.01 in the paper) the network starts as one stream"
 )
 # Of the score variance over the squared cap: beyond, capped scores are far from Gaussian.
 _CAPPED = 0.25
 CAP = (
-    "scores of variance {:.3g} are capped at {:g}, and far from the Gaussian that stands for them: at 5 and a cap of 2 "
-    "branches were 9 to 21 % off, gradients 8 to 13 %"
+    "scores of variance {:.3g} are capped at {:g}, so they are far from Gaussian, which the prediction assumes: at "
+    "variance 5 and a cap of 2 branches were 9 to 21 % off, gradients 8 to 13 %"
 )
 AVERAGED_WINDOWS = (
-    "averages over all pairs of tokens do not compound where attention sees a window, in which tokens are more alike; "
-    "take fidelity kernel of one parametrization, or measure"
+    "averaging over positions is not exact for windowed attention, because tokens in one window are more alike; use "
+    "fidelity kernel of one parametrization, or measure"
 )
 IMAGES = (
-    "images are predicted by their average, though the first norms divide each by its own variance: where they differ "
-    "in contrast, first gradients are larger (Fashion-MNIST: 1.2 to 3.6 times)"
+    "images are predicted by their average: if they differ in contrast, first gradients are larger than predicted, "
+    "because norms divide each image by its variance (Fashion-MNIST: 1.2 to 3.6 times)"
 )
 EQUAL_TOKENS = (
-    "equal tokens count as an average correlation, and gates square that, though two equal tokens stay alike: with "
-    "the ids of real text token correlations were up to 4 times those predicted without (Qwen3.5, width 256), 3 "
-    "times in LFM2; give a text, as measure and compare do"
+    "token correlations may be predicted too low, because without a text repeated words enter as an average: with "
+    "real text they were up to 4 times the prediction (Qwen3.5, width 256; LFM2: 3 times); give --text, as measure "
+    "and compare do"
 )
 # Share of pairs of tokens that enter as one, times the score variance, from which it was felt (docs/limits.md).
 _REPEATED = 0.1
 REPEATED = (
-    "{:.2g} of all pairs of tokens enter as equal ones, and scores have variance {:.3g}: averages over positions were "
-    "measured to give first gradients 7 (a product of 0.3) to 80 % (0.7) too small; take fidelity kernel"
+    "{:.2g} of all pairs of tokens are repeats and scores have variance {:.3g}, so averaging over positions gives "
+    "first gradients 7 (product of both 0.3) to 80 % (0.7) too low; use fidelity kernel"
 )
 WINDOWS = (
-    "{:.2g} of all pairs of tokens enter as equal ones, scores have variance {:.3g}, and equal keys in a window count "
-    "to first order: what two tokens share of a first layer's output was measured 8 to 12 % smaller than predicted at "
+    "{:.2g} of all pairs of tokens are repeats and scores have variance {:.3g}; repeats in a window are followed to "
+    "first order only: the covariance of two tokens after the first attention was 8 to 12 % below the prediction at "
     "products of 0.14 to 0.2 (3 % at 0.05)"
 )
 CAUSAL = (
-    "{:.2g} of all pairs of tokens enter as equal ones, scores have variance {:.3g}, and what equal keys under a "
-    "causal mask share counts to first order: first gradients of 2 layers were measured at .8 (a product of 1) to .6 "
-    "(4.4) times the prediction; use fidelity simulate"
+    "{:.2g} of all pairs of tokens are repeats and scores have variance {:.3g}; repeats under a causal mask are "
+    "followed to first order only, so first gradients are predicted too high (2 layers: measured 0.8 times the "
+    "prediction at a product of 1, 0.6 times at 4.4); use fidelity simulate"
 )
 _REPEATED_CAUSAL, _ONE_WORD = 0.5, 0.99  # that product; a share from which all tokens are one, which is exact
 NARROW = (
-    "{:.2g} of all pairs of tokens enter as equal ones, scores have variance {:.3g}, and not all norms stand before "
-    "branches: in encoder-decoders of width 128 first gradients were on average 1.2 to 2.6 times the prediction, of "
-    "width 512 1.0 to 1.5 times; use fidelity simulate"
+    "{:.2g} of all pairs of tokens are repeats, scores have variance {:.3g} and not all norms are pre-norms: first "
+    "gradients of such encoder-decoders were on average 1.2 to 2.6 times the prediction at width 128 and 1.0 to 1.5 "
+    "times at 512; use fidelity simulate"
 )
 # What a tied head's gradient has along the stream, in rows of the head, from which it is felt (docs/theory/network.md).
 _TIED = 0.05
 TIED = (
-    "the head is the table of tokens and gives the one that a position reads probability {:.2g}: first gradients of 1 "
-    "to 8 layers were measured up to twice the prediction; use fidelity simulate"
+    "first gradients may be predicted too low, because the head is tied to the embedding and predicts the input "
+    "token with probability {:.2g} (1 to 8 layers: up to twice the prediction); use fidelity simulate"
 )
 # Spread of ln of a token's variance (docs/limits.md) from which the mean over tokens is no longer predicted.
 SPREAD = 0.3
 UNSTABLE = (
-    "without norms, differences between tokens grow through the gates, to a spread of {} in ln of the variance at the "
-    f"top: above {SPREAD:g}, variances and gradients become many times the prediction (4 layers of width 256: 14 and "
-    "50 times); take an activation of dks, or fidelity simulate"
+    "variances and gradients may be many times the prediction (14 and 50 times in 4 layers of width 256), because "
+    "gates without norms let tokens differ ever more: ln of the variance spreads by {} at the top (bound "
+    f"{SPREAD:g}); use an activation of dks, or fidelity simulate"
 )
 # Token correlation from which single networks' gradients scatter by more than twice, after post-norms or without skips.
 ALIKE = 0.99
 COLLAPSED = (
-    "tokens become nearly alike, and what gradients norms then let through scatters widely between networks: the mean "
-    "over networks was e^3.7 times the prediction (2 + 2 layers of width 128 without skips); use fidelity simulate"
+    "tokens become nearly equal, so gradients differ widely between networks and their mean is above the prediction "
+    "(e^3.7 times in 2 + 2 layers of width 128 without skips); use fidelity simulate"
 )
 LOGITS = (
-    "logits have variance {}: a few words decide the softmax, at positions that are alike more often the same than is "
-    "derived (fresh mT5: gradients .86 times the measured ones); use fidelity simulate"
+    "logits have variance {}, so a few words dominate the softmax and gradients are predicted too low (fresh mT5: 0.86 "
+    "times the measured ones); use fidelity simulate"
 )
 QUERY_SIZES = (
-    "QK-norm divides every token by its own size, averages by their mean, and the epsilon of norms on branches lets "
-    "sizes differ: token correlations were 12 % off (fresh OLMo 2); fidelity kernel takes each by its own"
+    "token correlations may be off (12 % in fresh OLMo 2), because QK-norm divides each token by its size and this "
+    "average divides all by one size; use fidelity kernel"
 )
 SMALL_OUTPUTS = (
-    "gradients through gated DeltaNets have a heavy tail (the norm of a head divides by outputs near zero), which few "
-    "drawn networks meet too rarely or too often where heads are small"
+    "gradients through gated DeltaNets have a heavy tail, because the norm of a head divides by outputs near zero: "
+    "with small heads the mean over few random networks is unreliable"
 )
 
 

@@ -162,7 +162,7 @@ def _exploding(profile: Judged, step: int | None) -> Iterator[Passed]:
             more = f"{_shown(parts.upper)} over the upper half of the layers, in known models 7 at most"
             yield Passed(math.exp(min(parts.upper, 700)), 10.0, parts.upper - _RISES, f"{begins} ({more})")
         elif parts.excess > bound:
-            more = f"{_shown(parts.excess)} beside the stream's growth, above {_shown(bound)}"
+            more = f"{_shown(parts.excess)} times as much as the stream grows, above {_shown(bound)}"
             yield Passed(math.exp(min(parts.excess, 700)), math.exp(bound), parts.excess - bound, f"{begins} ({more})")
 
 
@@ -204,7 +204,7 @@ _IDLE = 1e-4
 def _idle(profile: Judged, step: int | None) -> Iterator[Passed]:
     total = profile.sensitivity()["mean"]
     if 0 < total < _IDLE and profile.scheme not in _BEGIN_AT_NOTHING:
-        text = f"all branches together add {number(total)} of the stream's variance, and what they get back is as small"
+        text = f"all branches together add {number(total)} of the stream's variance, so they learn as slowly"
         yield Passed(total, _IDLE, math.log(_IDLE / total), text)
 
 
@@ -216,8 +216,10 @@ def _epsilon(profile: Judged, step: int | None) -> Iterator[Passed]:
     low = np.flatnonzero(over < 0)
     if low.size:
         smallest = float(over.min())
-        text = f"the stream's variance is {_shown(smallest)} of the epsilon ({a.norm_eps:g}) of norms that read it, so "
-        text += "that they do not bring it to 1"
+        text = (
+            f"the stream's variance is {_shown(smallest)} of the epsilon ({a.norm_eps:g}) of the norms that read it, "
+        )
+        text += "so their output has a variance below 1"
         yield Passed(math.exp(smallest), 1.0, -smallest, text, _layers(profile, low))
 
 
@@ -288,6 +290,11 @@ def cures(findings: Findings) -> frozenset[str]:
     return frozenset(name for rule in RULES if rule.name in found for item in rule.remedies for name in item.changes)
 
 
+def _tried(remedies: list[str]) -> str:
+    """`try A, B or C`; nothing without a remedy."""
+    return f"try {' or '.join(filter(None, (', '.join(remedies[:-1]), remedies[-1])))}" if remedies else ""
+
+
 def findings_of(profile: Judged, step: int | None = None) -> Findings:
     """What the rules say of a profile; empty for a healthy signal.
 
@@ -303,7 +310,7 @@ def findings_of(profile: Judged, step: int | None = None) -> Findings:
                 Finding(
                     name=rule.name, text=passed.text, layers=passed.layers, quantity=rule.quantity,
                     value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
-                    evidence=rule.evidence, remedy=f"try {' or '.join(remedies[:3])}" if remedies else "",
+                    evidence=rule.evidence, remedy=_tried(remedies[:3]),
                     confidence=f"{margin}, of one network" if profile.n_seeds == 1 else margin,
                     page=PAGE + rule.page,
                 )
