@@ -15,6 +15,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.shown import Shown
 from signalprop.prediction import parametrization_of_model, predict
 from signalprop.prediction_notes import scores_of
 from signalprop.results.findings import Findings
@@ -84,7 +85,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Shown):
     """What is wrong, and what would cure it.
 
     Attributes:
@@ -107,6 +108,16 @@ class Advice:
             "schema": SCHEMA, "findings": self.findings.to_json(), "profile": self.profile.to_json(),
             "options": [item.to_json() for item in self.options], "refused": self.refused, "unknown": UNKNOWN,
         }  # fmt: skip
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"change": item.name, "cost": item.cost, "findings": ", ".join(found.name for found in item.findings),
+             "gradient_ratio": item.gradient_ratio, "uneven": item.uneven, "stream_variance": item.stream}
+            for item in self.options
+        ]  # fmt: skip
+
+    def _figure(self) -> Any:
+        return self.profile.plot()
 
     def __str__(self) -> str:
         p = self.profile

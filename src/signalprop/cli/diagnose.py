@@ -120,6 +120,7 @@ def diagnose(
         return
     from signalprop.diagnosis.result import Diagnosis
     from signalprop.report import diagnosis_tables
+    from signalprop.report.diagnoses import figure
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
@@ -148,7 +149,7 @@ def diagnose(
         json_file,
         lambda: found.to_json() if other is None else _pair(found, other),
         show,
-        output.picture(plot, lambda: _figure(results)),
+        output.picture(plot, lambda: figure(results)),
         page=page,
         items=lambda: [(item.model, item) for item in results],
     )
@@ -182,16 +183,6 @@ def _diagnosed(
             trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
-
-
-def _figure(results: list[Diagnosis]) -> Any:
-    """The sections of the page as a picture."""
-    from signalprop.report.diagnoses import diagnosis_sections, names_of
-    from signalprop.report.parts import numbered
-    from signalprop.report.plots import sections_figure
-
-    named = numbered([(item.model, item) for item in results])
-    return sections_figure(diagnosis_sections(named), " against ".join(names_of(named)))
 
 
 def _pair(found: Diagnosis, other: Diagnosis) -> dict[str, Any]:

@@ -35,14 +35,19 @@ class ReportFile(NamedTuple):
 
 
 def echo(text: str = "", *, nl: bool = True, style: str = "") -> None:
-    """Print on standard output; names that came from a file cannot steer the terminal. `style`: on a terminal."""
-    if not style or sys.stdout is None or not sys.stdout.isatty():
-        typer.echo(printable(text), nl=nl)
+    """Print on standard output; a terminal gets sentences folded, and no name from a file can steer it."""
+    text, columns = printable(text), room()
+    if columns is not None:
+        from signalprop.network.shown import wrapped
+
+        text = wrapped(text, columns)
+    if not style or columns is None:
+        typer.echo(text, nl=nl)
         return
     from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False).print(Text(printable(text), style=style), soft_wrap=True)
+    Console(highlight=False).print(Text(text, style=style), soft_wrap=True)
 
 
 # Whether the running command has --overwrite.

@@ -18,8 +18,8 @@ from signalprop.diagnosis.whole_model_values import Number as Number
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
+from signalprop.network.shown import Shown, report_module
 from signalprop.results.findings import Finding, Findings, Severity
-from signalprop.results.views import report_module
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Numbers = tuple[Number, ...]
@@ -188,7 +188,7 @@ class Verdict(Value):
     advice: str = ""
 
 
-class Diagnosis(Value, Document):
+class Diagnosis(Value, Document, Shown):
     """All that was found; sections that were not asked for are None or empty.
 
     Attributes:
@@ -234,6 +234,12 @@ class Diagnosis(Value, Document):
             Finding(name=v.kind, severity=v.severity, text=v.text, layers=v.layers, cause=v.cause, remedy=v.advice)
             for v in self.verdicts
         )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [item.model_dump(mode="json") for item in self.signal]
+
+    def _figure(self) -> Any:
+        return report_module("diagnoses").figure([self])
 
     def __repr__(self) -> str:
         found = ", ".join(f"{v.severity} {v.kind}" for v in self.verdicts) or "nothing found"

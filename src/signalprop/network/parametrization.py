@@ -38,6 +38,7 @@ from signalprop.network.parametrization_document import UNSHAPED, Parametrizatio
 from signalprop.network.parametrization_document import Shaping as Shaping
 from signalprop.network.parametrization_document import Trainable as Trainable
 from signalprop.network.parametrization_text import RARE, parametrization_text
+from signalprop.network.shown import Shown
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
@@ -61,7 +62,7 @@ _PLAIN = {
 
 @typed
 @dataclass(frozen=True, eq=False)
-class Parametrization(Document):
+class Parametrization(Document, Shown):
     """One row per sublayer (encoder first), plus embedding and head.
 
     Attributes:
@@ -352,6 +353,13 @@ class Parametrization(Document):
                 raise InputError("a sweep needs one shaping of attention; predict the others by themselves")
         columns = [item.columns() for item in items]
         return first._with({name: np.stack([c[name] for c in columns]) for name in columns[0]})
+
+    def _rows(self) -> list[dict[str, Any]]:
+        self._refuse_sweep("a data frame")
+        names = {"stack": STACKS, "kind": KINDS, "placement": PLACEMENTS}
+        columns: dict[str, Any] = {name: [names[name][k] for k in getattr(self, name)] for name in names}
+        columns |= {"layer": self.layer, **self.columns()}
+        return [{name: column[i] for name, column in columns.items()} for i in range(len(self.layer))]
 
     def table(self) -> str:
         """The table as text: consecutive layers with equal numbers share a line."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from signalprop.files.validation import typed
 from signalprop.network.kinds import kind_named
+from signalprop.network.shown import Shown
 from signalprop.results.text import number, text_table
 
 SCHEMA = "signalprop/check/1"
@@ -47,7 +48,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(Shown):
     """What `check` found.
 
     Attributes:
@@ -106,6 +107,9 @@ class Check:
             f"{self.model} does not carry scheme {self.scheme!r}: {len(wrong)} of {total} {what} are "
             f"wrong, first {first.place} {first.name}{f' ({first.path})' if first.path else ''}: {why or first.verdict}"
         )
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.rows]
 
     def __repr__(self) -> str:
         return f"<Check: {self.summary()}>"

@@ -21,7 +21,8 @@ from signalprop.diagnosis.result import (
     paired,
 )
 from signalprop.report import diagnosis_tables
-from signalprop.report.parts import Items, Part
+from signalprop.report.parts import Items, Part, numbered
+from signalprop.report.plots import sections_figure
 from signalprop.report.sections import Card, Chart, Curve, HeatMap, Line, Section, Table, numbers, with_errors
 
 Values = Sequence[Number | Estimate]
@@ -29,6 +30,12 @@ _LINES: dict[str, Line] = {
     "measured": "solid", "predicted from weights": "dashed", "first positions": "dotted", "feed-forward": "mixed",
 }  # fmt: skip
 _PAIR = "signalprop/diagnoses/1"
+
+
+def figure(results: Sequence[Diagnosis]) -> Any:
+    """The sections of the page as a matplotlib Figure."""
+    named = numbered([(item.model, item) for item in results])
+    return sections_figure(diagnosis_sections(named), " against ".join(names_of(named)))
 
 
 def names_of(items: Mapping[str, Diagnosis]) -> list[str]:

@@ -32,11 +32,11 @@ GRADIENT_RATIO = 100.0  # from which a gradient is compared with those of known 
 
 
 def described(result: Profile | Comparison) -> str:
-    """The network, its numbers and warnings: what a result's `summary()` says."""
+    """The network, warnings and its numbers: what a result's `summary()` says."""
     profile = result.predicted if isinstance(result, Comparison) else result
     if profile.forward["stream_out"].variance.ndim > 1:
         raise InputError("a summary needs a single profile, this is a sweep; select one of its members")
-    lines = [*headline(profile), *summary(profile), *(f"{'warning':<20}{line}" for line in warnings(profile))]
+    lines = [*headline(profile), *(f"{'warning':<20}{line}" for line in warnings(profile)), *summary(profile)]
     if isinstance(result, Comparison):
         lines += ["", agreement_table(result)]
     return "\n".join(lines)
@@ -69,7 +69,7 @@ def summary(profile: Profile) -> list[str]:
     sensitivity = profile.sensitivity()
     lines.append(
         f"sensitivity         mean {number(sensitivity['mean'])}, median {number(sensitivity['median'])} "
-        "(branch over stream variance, times sublayers)"
+        "(branch/stream variance, summed)"
     )
     return lines + [f"note                {note}" for note in profile.notes]
 
@@ -85,7 +85,7 @@ def one_network(profile: Profile) -> list[str]:
     ]
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
     parts += [] if first is None else [f"gradient ratio x/÷ {factor(first[0])}"]
-    return [f"one network         {', '.join(parts)} (standard deviation, one sequence)"]
+    return [f"one network         {', '.join(parts)} (standard deviation)"]
 
 
 def factor(sd: float) -> str:

@@ -19,7 +19,7 @@ from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.results.text import number, percent, spread, text_table
 
-MAX_ROWS = 12
+MAX_ROWS = 7  # so that a result fits in 24 lines of a terminal
 
 
 def variance(series: Series, index: int) -> str:
@@ -139,7 +139,7 @@ def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS,
 LARGE_Z, SMALL_ERROR = 2.0, 0.02
 
 
-AGREEMENT = ("R² (log)", "median error", "95th pct", "mean", "measured ± se", "rms z")
+AGREEMENT = ("R² (log)", "median error", "95th pct", "mean", "± se", "rms z")
 
 
 def agreement_rows(comparison: Comparison) -> list[list[str]]:
@@ -160,7 +160,8 @@ def agreement_rows(comparison: Comparison) -> list[list[str]]:
 
 def agreement_table(comparison: Comparison) -> str:
     """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
-    table = text_table(["agreement", *AGREEMENT], agreement_rows(comparison))
+    rows = [[name.replace("correlation", "corr"), *cells] for name, *cells in agreement_rows(comparison)]
+    table = text_table(["agreement", *AGREEMENT], rows)
     return f"{table}\n\n{agreement_in_words(comparison)}"
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
+from signalprop.network.shown import Shown
 from signalprop.streams.anatomy import Finder
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.calls import UnknownCall, first_sequence, remember, remembered
@@ -30,7 +31,7 @@ SCHEMA = "signalprop/anatomy/1"
 
 @typed
 @dataclass(frozen=True, repr=False)
-class Anatomy:
+class Anatomy(Shown):
     """What a model is made of.
 
     Attributes:
@@ -61,6 +62,13 @@ class Anatomy:
 
     def __str__(self) -> str:
         return picture(self)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {"stack": stack.path, "layer": layer, "sort": branch.sort, "module": branch.module, "norm": branch.norm,
+             "placement": branch.placement, "proved": branch.proved, "error": branch.error}
+            for stack in self.stacks for layer, held in enumerate(stack.layers) for branch in held.branches
+        ]  # fmt: skip
 
     def __repr__(self) -> str:
         layers = ", ".join(f"{s.path}: {len(s.layers)} layers" for s in self.stacks)

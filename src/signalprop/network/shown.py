@@ -1,0 +1,84 @@
+"""What a result shows of itself: its text on paper and in notebooks, and its rows as a table."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from signalprop.errors import InputError, MissingExtra, require
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+LABEL = 20  # columns of the word that begins a line of a result
+COLUMNS = 80
+
+
+def wrapped(text: str, columns: int = COLUMNS) -> str:
+    """The text with its sentences folded; a label's lines stay beside it, and tables stay as wide as they are.
+
+    Args:
+        columns: of a line.
+    """
+    return "\n".join(_folded(line, columns) for line in text.split("\n"))
+
+
+def _folded(line: str, columns: int) -> str:
+    if len(line) <= columns:
+        return line
+    labelled = line[LABEL - 1] == " " and line[LABEL] != " " and "  " not in line[:LABEL].strip()
+    if "  " in line[LABEL if labelled else 0 :].strip():
+        return line  # a row of a table
+    indent = " " * (LABEL if labelled else len(line) - len(line.lstrip()))
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+class Shown:
+    """What results have for their readers."""
+
+    def summary(self) -> str:
+        """The result in words."""
+        return str(self)
+
+    def to_dataframe(self) -> DataFrame:
+        """A pandas DataFrame: one row for each part of the result.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        return cast("DataFrame", require("pandas", "pandas").DataFrame(self._rows()))
+
+    def _rows(self) -> Sequence[Mapping[str, Any]]:
+        raise NotImplementedError
+
+    def _figure(self) -> Any:
+        """A matplotlib Figure; None: there is none."""
+        return None
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the summary, and a chart where matplotlib is installed; None (plain repr) of a sweep."""
+        try:
+            text = wrapped(self.summary())
+        except InputError:
+            return None
+        page = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
+        try:
+            figure = self._figure()
+        except MissingExtra:
+            return page
+        if figure is None:
+            return page
+        data = io.BytesIO()
+        figure.savefig(data, format="png", dpi=70)
+        encoded = base64.b64encode(data.getvalue()).decode()
+        return f'{page}<img alt="the signal over depth" src="data:image/png;base64,{encoded}">'
+
+
+def report_module(name: str) -> Any:
+    """A module of the room that puts results into words and pictures; loaded when it is asked for."""
+    return importlib.import_module(f"signalprop.report.{name}")
