@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from signalprop.streams.found import Anatomy, anatomy
     from signalprop.studies import compare, study
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # Everything public here; docs/api.md describes it, with the public modules below this one.
 __all__ = [
