@@ -49,7 +49,8 @@ def random_network(seed: int) -> Parametrization:
             "norm": pick("layernorm", "rmsnorm"), "dropout": pick(0.0, 0.1, 0.3), "qk_norm": pick(False, False, True),
             "norm_placement": pick("pre", "pre", "post", "sandwich", "none", "res-post"),
             "positions": pick("none", "learned", "rotary"), "tied_embeddings": pick(False, True),
-            "n_kv_heads": pick(None, 1), "embedding_norm": pick(False, False, True), "parallel": pick(False, False, True),
+            "n_kv_heads": pick(None, 1), "embedding_norm": pick(False, False, True),
+            "parallel": pick(False, False, True),
         }  # fmt: skip
         if kind == "encoder-decoder":
             fields |= {"n_decoder_layers": layers, "target_len": length, "positions": "none", "parallel": False}
@@ -173,7 +174,7 @@ def _words(before: Any, after: Any) -> str:
         a, b = np.array(before[key], float), np.array(after[key], float)
         if np.nanmax(np.abs(a - b), initial=0.0) >= 1e-5:
             at = int(np.nanargmax(np.abs(a - b)))
-            se = f" (se {b[1]:.2f})" if "variance" in key and len(b) == 2 or key == "token correlation" else ""
+            se = f" (se {b[1]:.2f})" if ("variance" in key and len(b) == 2) or key == "token correlation" else ""
             found.append(f"{key} {a[at]:.4g} -> {b[at]:.4g}{se}")
     return "; ".join([*found, *(f"{key} is gone" for key in before if key not in after)])
 

@@ -275,6 +275,8 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     p, a = parametrization, parametrization.architecture
     if is_shaped(p) and a.kind == "encoder-decoder":
         return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
+    if a.squash:
+        return "simulate", f"fidelity simulate: no closed form here follows {a.norm}, which divides nothing by its size"
     if adds_first_values(a):
         return "simulate", "fidelity simulate: no closed form here adds the values of a first attention"
     differ = next(_why_positions_differ(p, inputs), "") if p.skip.ndim == 1 else ""

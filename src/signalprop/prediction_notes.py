@@ -219,7 +219,7 @@ def _favoured(p: Parametrization, profile: Profile) -> tuple[float, float]:
     from signalprop.theory.network import token_share
 
     a = p.architecture
-    if not a.has_tied_head or a.head_transform or a.squash:
+    if not a.has_tied_head or a.head_transform:
         return 0.0, 0.0
     last, share = profile.forward["stream_out"], token_share(p, np.zeros(p.n_sublayers))
     top = top_gradient(p, last.log_variance[-1], last.token_correlation[-1], share)

@@ -16,7 +16,7 @@ from signalprop.theory.reading import read_normed
 def test_layer_norm_errata() -> None:
     """Identical tokens stay identical; v1 prints (1 - 1/d) r, and no (d - 2) / (d - 3) on the way back."""
     a = Architecture(n_layers=1, d_model=100, n_heads=1, norm_eps=0.0)
-    assert read_normed(a, 1.0, 1.0, NO_SIGNAL, 0.0, 1.0, 0.0)[1] == 1
+    assert read_normed(a, 1.0, NO_SIGNAL, 0.0, 1.0, 0.0)[1] == 1
     rng, d, n = np.random.default_rng(0), 16, 200_000
     x, g = rng.normal(size=(2, n, d))
     x -= x.mean(1, keepdims=True)

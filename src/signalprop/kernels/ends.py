@@ -14,7 +14,6 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray, collision_probability, evenly_spaced
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.elements import squashed
 from signalprop.theory.embedding import embed
 from signalprop.theory.head import coincidences, norm_leaves, top_gradient
 from signalprop.theory.logs import inverse_roots
@@ -220,8 +219,8 @@ def top_kernel(
         np.fill_diagonal(kernel, one * np.diagonal(variance))
         return kernel
 
-    kernel = kernel_of(a.has_final_norm and not a.squash)
-    if a.has_final_norm or a.squash:
+    kernel = kernel_of(a.has_final_norm)
+    if a.has_final_norm:
         return kernel, kernel
     return kernel, across(kernel_of(True), np.diagonal(top.along))
 
@@ -260,11 +259,7 @@ def _coincidences(left: IntArray, right: IntArray) -> FloatArray:
 def through_final_norm(p: Parametrization, last: State, kernel: FloatArray) -> State:
     """A gradient kernel before the final norm that the last stream goes through, where there is one."""
     a, log_scale = p.architecture, 0.0
-    if a.has_final_norm and a.squash:  # what two tokens share of it is in the kernel already
-        own = np.diagonal(last.kernel) * exp_of(last.log_scale)
-        root = np.sqrt(squashed(a.squash, p.head.final_norm_slope, own, np.zeros_like(own))[2])
-        kernel = on_both_sides(kernel, root)
-    elif a.has_final_norm:
+    if a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
         kernel, log_scale = on_both_sides(kernel, root), -last.log_scale
     return State(kernel, log_scale).rescaled()

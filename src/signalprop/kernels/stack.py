@@ -21,10 +21,9 @@ from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
-from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
 from signalprop.theory.elements import Signal, Sublayers
 from signalprop.theory.logs import HELD, inverse_roots, within
-from signalprop.theory.reading import LARGEST_MEMORY
+from signalprop.theory.reading import LARGEST_MEMORY, check_norms_divide
 
 
 class BranchKernel(Protocol):
@@ -94,8 +93,8 @@ def _to_fill(made: FloatArray, given: FloatArray) -> FloatArray:
 
 
 class Read(NamedTuple):
-    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm; of an activation in
-    its place the (T, T) factors on a gradient), and without one the log of the scale beyond which it was held."""
+    """What a branch reads: its kernel, per-token variance that a norm divided by (None: no norm), and without one the
+    log of the scale beyond which it was held."""
 
     kernel: FloatArray
     divisor: FloatArray | None
@@ -124,6 +123,7 @@ class Stack:
         alike: Grid | None = None,
     ) -> None:
         a = p.architecture
+        check_norms_divide(a)
         self.p, self.a = p, a
         self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
         self.n = p.n_sublayers
@@ -202,11 +202,6 @@ class Stack:
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
         scale = exp_of(stream.log_scale)
-        if self.a.squash:
-            r, own, slope = self._stretched(i, stream.kernel * scale)
-            gain = float(self.p.norm_output[i])
-            back = slope_of_kernel(self.a.squash, own, r) * (gain * slope) ** 2
-            return Read(self._with_bias(i, dual_of_kernel(self.a.squash, own, r) * gain**2), back)
         divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(self.p.norm_output[i])
         return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), divisor)
@@ -215,15 +210,6 @@ class Stack:
         """What a norm gives plus its bias, which all tokens share."""
         shift = float(self.p.norm_shift[i])
         return kernel + shift if shift else kernel
-
-    def _stretched(self, i: int, kernel: FloatArray) -> tuple[FloatArray, FloatArray, float]:
-        """(correlations, variances, slope) of what an activation in a norm's place is applied to."""
-        slope = float(self.p.norm_slope[i])
-        own = np.diagonal(kernel)
-        root = inverse_roots(own)
-        r = np.clip(kernel * root * root[:, None], -1, 1)
-        np.fill_diagonal(r, 1.0)
-        return r, np.minimum(own * slope**2, 1e4), slope
 
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
@@ -337,11 +323,8 @@ class Back:
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if read.divisor is not None:
-            if read.divisor.ndim == 2:
-                back = back * read.divisor
-            else:
-                root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
-                back = on_both_sides(back, root)
+            root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
+            back = on_both_sides(back, root)
         share = State(back, log_scale).rescaled()
         if self.along is not None:
             share = self.along.added(i, read, self.reads[i], share)

@@ -29,7 +29,7 @@ def check_consistent(a: Architecture) -> None:
         or a.embedding_norm or a.head_transform or a.kind == "encoder-decoder"
     ):  # fmt: skip
         raise ValueError(
-            f"norm {a.norm!r} is derived before branches and before the head of one stack alone; take "
+            f"norm {a.norm!r} stands before branches and before the head of one stack alone; take "
             "norm_placement 'pre' without embedding_norm and head_transform, or norm 'rmsnorm'"
         )
     if a.kind != "encoder-decoder" and (a.n_decoder_layers or a.target_len):

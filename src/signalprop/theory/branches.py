@@ -25,7 +25,7 @@ from signalprop.theory.elements import (
     Sublayers,
 )
 from signalprop.theory.logs import NO_SIGNAL, correlation, log, row, safe_exp
-from signalprop.theory.reading import read_memory, read_normed, read_raw, with_bias
+from signalprop.theory.reading import check_norms_divide, read_memory, read_normed, read_raw, with_bias
 
 
 def placed(p: Parametrization, where: frozenset[str]) -> Any:
@@ -65,7 +65,12 @@ def signal_of(read: Pair) -> Signal:
 
 
 def branches_of(p: Parametrization) -> list[OneNode]:
-    """The branch of every sublayer: one object per kind and stack."""
+    """The branch of every sublayer: one object per kind and stack.
+
+    Raises:
+        InputError: as `check_norms_divide`.
+    """
+    check_norms_divide(p.architecture)
     out: list[OneNode] = []
     made: dict[tuple[int, int], OneNode] = {}
     for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
@@ -85,7 +90,6 @@ class Met:
     second: FloatArray
     r_read: FloatArray
     norm: FloatArray
-    turn: FloatArray
     raw_branch: FloatArray
     memory: tuple[Array, Array] | None
 
@@ -95,8 +99,7 @@ def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBack
     norm_gain = log(p.norm_output**2) - f.norm
     inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
     scale = safe_exp(inner + log_on_branch(p, f))
-    shared = scale * safe_exp(f.turn)
-    return BranchBackward(scale * maps.vv, scale * maps.vc, shared * maps.cv, shared * maps.cc)
+    return BranchBackward(*(scale * column for column in maps))
 
 
 def log_on_branch(p: Parametrization, f: Met) -> FloatArray:
@@ -195,7 +198,7 @@ def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tup
         raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
-    second, r_read, norm, turn, raw, made_r = (np.zeros(log_v.shape) for _ in range(6))
+    second, r_read, norm, raw, made_r = (np.zeros(log_v.shape) for _ in range(5))
     memory = None
     if a.kind == "encoder-decoder":
         last = next(stacks_of(p))[1][-1]
@@ -207,8 +210,8 @@ def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tup
             met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
             beyond: Array = 0.0
             if name in NORM_BEFORE:
-                numbers = row(p.norm_output, i) ** 2, row(p.norm_slope, i), log(float(a.norm_eps))
-                second[..., i], r_read[..., i], norm[..., i], turn[..., i] = read_normed(a, *numbers, *met)
+                numbers = row(p.norm_output, i) ** 2, log(float(a.norm_eps))
+                second[..., i], r_read[..., i], norm[..., i] = read_normed(a, *numbers, *met)
                 second[..., i], r_read[..., i] = with_bias(second[..., i], r_read[..., i], row(p.norm_shift, i))
             else:
                 second[..., i], r_read[..., i], beyond = read_raw(a, *met)
@@ -216,4 +219,4 @@ def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tup
             made = branch.forward(i, read, _spread(memory, read[0]))
             raw[..., i] = log(np.asarray(made.variance)) + beyond
             made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
-    return Met(second=second, r_read=r_read, norm=norm, turn=turn, raw_branch=raw, memory=memory), (raw, made_r)
+    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, made_r)

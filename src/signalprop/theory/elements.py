@@ -151,17 +151,6 @@ def activated_back(g: Pair, x: Pair, name: str) -> Signal:
     return Signal(g[0] * q.slope_second_moment, g[1] * q.slope_moment)
 
 
-def squashed(name: str, slope: Array, second: Array, r: Array) -> tuple[Array, Array, Array, Array]:
-    """What an activation that stands in for a norm, f(slope x), makes of a Gaussian stream.
-
-    Its mean square, its correlation; and the factors on the variance of a gradient that comes back, and on what two
-    tokens share of it. Beyond a mean square of 1e4 in units of the slope f is a sign.
-    """
-    q = dual(name, np.minimum(slope**2 * second, 1e4), r)
-    back = slope**2 * q.slope_second_moment, slope**2 * q.slope_moment
-    return q.second_moment, correlation(q.covariance_moment, q.second_moment), *back
-
-
 def normed(log_second: Array, log_epsilon: float) -> tuple[Array, Array]:
     """(log of the mean square after a norm of gain 1, log of what the norm divides mean squares by).
 

@@ -17,7 +17,6 @@ from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.elements import squashed
 from signalprop.theory.log_sum import log_sum
 from signalprop.theory.logs import correlation, log, plain
 from signalprop.theory.softmax import softmax_moments
@@ -158,11 +157,6 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
     second: Array = np.asarray(log_variance) * 0.0 + gain2 if normed else np.exp(held)
     through: Array = 1.0
     shrunk: Array = held if normed else 0.0  # log of what the square of a token's row is divided by on the way
-    if a.has_final_norm and a.squash:
-        slope = p.head.final_norm_slope
-        mean_slope2 = squashed(a.squash, slope, np.exp(held), np.zeros_like(held))[3]
-        second, r, back, shared = squashed(a.squash, slope, np.exp(held), r)
-        second, through, shrunk = gain2 * second, ratio(shared, back), -log(mean_slope2)
     if a.head_transform and a.head == "lm":
         s_in = a.d_model * p.head.transform**2 * second
         q = dual(a.activation, s_in, r)
@@ -206,12 +200,12 @@ def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
     It takes away one of d directions, that of what it reads, and a LayerNorm the mean of the features. Two tokens whose
     gradients are one vector lose both directions: 2 - r^2 of d. What cross-entropy sends lies s/d more along the
     stream. Norms below the first one meet a gradient that has lost this already, as does a post-norm under a final
-    norm; a norm that squashes removes nothing.
+    norm.
 
     Args:
         r: token correlation of what is read, of a pair; 1 for one token. along: `TopGradient.along`.
     """
-    if a.squash or a.has_final_norm:
+    if a.has_final_norm:
         return 1.0
     # a dense layer with a norm of its own does not see the stream's size, so it sends nothing along it
     lost = 0.0 if a.head_transform and a.head == "lm" else 2 - np.square(r) + along
@@ -240,7 +234,7 @@ def decides_few(p: Parametrization, log_variance: float) -> float:
         log_variance: of the last stream_out.
     """
     a = p.architecture
-    if a.head != "lm" or a.head_transform or (a.has_final_norm and a.squash):
+    if a.head != "lm" or a.head_transform:
         return 0.0
     second = p.head.final_norm_gain**2 if a.has_final_norm else math.exp(min(log_variance, 600.0))
     s = a.d_model * (p.head.weight * p.head.scale) ** 2 * second
@@ -272,8 +266,8 @@ def gradient_at_top(
         shared = loss.loss_fraction * ratio(top.covariance(*c, normed=normed), variance)
         return variance, np.clip(shared, 0.0, 1.0)
 
-    variance, shared = moments(a.has_final_norm and not a.squash)
-    if a.has_final_norm or a.squash:
+    variance, shared = moments(a.has_final_norm)
+    if a.has_final_norm:
         return AtTop(shared, 1.0, shared)
     kept_variance, kept_shared = moments(True)
     alone = norm_leaves(a, 1.0, top.along)

@@ -46,8 +46,6 @@ class Ahead:
 
     Attributes:
         second, r_read: second moment of what each branch reads, and its token correlation.
-        turn: log of the token correlation that a gradient keeps on its way through the norm before the branch: 0, but
-            where an activation stands in for it.
         norm: log of the variance (plus epsilon) by which each norm divides, before the branch or after the sum; 0
             without one. raw_branch: log variance of the branch before a norm on it.
         memory: second moment and correlation of the encoder's normed output. memory_norm: log of what its norm divides
@@ -62,7 +60,7 @@ class Ahead:
         self.branches = branches_of(p)
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
-                 "r_read", "norm", "turn", "raw_branch")  # fmt: skip
+                 "r_read", "norm", "raw_branch")  # fmt: skip
         self.seen = {name: to_fill(p.n_sublayers, self.lead) for name in names}
         self.memory: tuple[Array, Array] | None = None
         self.memory_norm: Array = 0.0
@@ -70,16 +68,14 @@ class Ahead:
     def run(self, starts: list[Moments]) -> Stream:
         """The last stream, from what enters each stack."""
         p, parallel = self.p, self.p.parallel.tolist()
-        # what a row needs: log skip^2, skip, log branch^2, norms' gains squared and their logs, a slope
+        # what a row needs: log skip^2, skip, log branch^2, norms' gains squared and their logs
         norm2, second2 = p.norm_output**2, p.post_norm_gain**2
         on_branch = log(np.where(p.placement == PLACEMENTS.index("sandwich"), second2, norm2))
-        columns = [log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch, p.norm_slope]
+        columns = [log(p.skip**2), p.skip, log(p.branch**2), norm2, log(norm2), on_branch]
         numbers = rows_of(np.stack(columns))
 
         def one(i: int, read: Stream, onto: Stream | None) -> tuple[Output, Stream]:
-            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch, self.slope = (
-                numbers[i]
-            )
+            self.log_skip2, self.skip, self.log_branch2, self.gain2, self.log_gain2, self.log_on_branch = numbers[i]
             return step(self, i, self.placements[i], read, onto)
 
         stream: Stream | None = None
@@ -103,16 +99,16 @@ class Ahead:
         """A stream as it is, of any size: the branch is computed at a held one."""
         second, r_read, held = read_raw(self.a, *stream)
         seen = self.seen
-        seen["second"][i], seen["r_read"][i], seen["norm"][i], seen["turn"][i] = second, r_read, 0.0, 0.0
+        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, 0.0
         return second, r_read, held
 
     def read_normed(self, i: int, stream: Stream) -> Read:
         """A stream after a norm."""
-        second, r_read, norm, turn = read_normed(self.a, self.gain2, self.slope, self.epsilon, *stream)
+        second, r_read, norm = read_normed(self.a, self.gain2, self.epsilon, *stream)
         if self.shifts is not None:
             second, r_read = with_bias(second, r_read, row(self.shifts, i))
         seen = self.seen
-        seen["second"][i], seen["r_read"][i], seen["norm"][i], seen["turn"][i] = second, r_read, norm, turn
+        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, norm
         return second, r_read, 0.0
 
     def output(self, i: int, read: Read) -> Output:
@@ -163,7 +159,7 @@ class Ahead:
 
     def met(self) -> Met:
         """What the backward maps need of the way forward."""
-        names = ("second", "r_read", "norm", "turn", "raw_branch")
+        names = ("second", "r_read", "norm", "raw_branch")
         return Met(**{name: self.columns(name) for name in names}, memory=self.memory)
 
     def series(self) -> dict[str, Series]:

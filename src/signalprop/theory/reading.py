@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.elements import normed, squashed
+from signalprop.theory.elements import normed
 from signalprop.theory.logs import HELD, exp, log, log_add, plain, safe_exp, within
 
 LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
@@ -16,25 +17,27 @@ LARGEST_MEAN = 1e150  # of a stream's entries; its square is a double
 LARGEST_MEMORY = 200.0  # log of a memory's variance up to which its products with others fit a double
 
 
-def read_normed(
-    a: Architecture, gain2: Array, slope: Array, log_epsilon: float, log_v: Array, r: Array, mean: Array
-) -> tuple[Array, Array, Array, Array]:
-    """What a branch reads after a norm: second moment, its correlation; log of what the norm divides by, and its turn.
+def check_norms_divide(a: Architecture) -> None:
+    """Refuse an activation in a norm's place.
 
-    `slope` is of an activation that stands in for a norm. `turn` as of `Ahead`.
+    Raises:
+        InputError: the norm is DyT or Derf.
     """
-    if not a.squash and (a.norm == "layernorm" or (isinstance(mean, float) and mean == 0)):  # which takes a mean away
+    if a.squash:
+        raise InputError(f"norm {a.norm!r} divides nothing by its size, and no formula here follows it; take simulate")
+
+
+def read_normed(
+    a: Architecture, gain2: Array, log_epsilon: float, log_v: Array, r: Array, mean: Array
+) -> tuple[Array, Array, Array]:
+    """What a branch reads after a norm: second moment, its correlation; and log of what the norm divides by."""
+    if a.norm == "layernorm" or (isinstance(mean, float) and mean == 0):  # which takes a mean away
         out, divisor = normed(log_v, log_epsilon)
-        return safe_exp(out) * gain2, r, divisor, divisor * 0.0
+        return safe_exp(out) * gain2, r, divisor
     log_mean2 = log(mean**2)
     log_second = log_add(log_v, log_mean2)
-    if a.squash:
-        second, r_read, back, shared = squashed(
-            a.squash, slope, safe_exp(log_second), _with_mean(log_second, log_mean2, r)
-        )
-        return plain(second * gain2), r_read, -log(back), log(shared) - log(back)
     out, divisor = normed(log_second, log_epsilon)
-    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor, divisor * 0.0
+    return plain(safe_exp(out) * gain2), _with_mean(log_second, log_mean2, r), divisor
 
 
 def with_bias(second: Array, r: Array, bias2: Array) -> tuple[Array, Array]:

@@ -64,10 +64,6 @@ def fixed_point(parametrization: Parametrization) -> FixedPoint:
     branches = branches_of(p)
     if p.norm_bias.any():
         raise InputError("fixed points are not derived for norms with biases; expected norm_bias 0")
-    if p.architecture.squash:
-        raise InputError(
-            f"fixed points need norms that take a stream's size away, which {p.architecture.norm} does not"
-        )
     if placement == "pre" and p.skip[attention] == 1 == p.skip[feed_forward]:
         return _pre_norm(p, branches, attention, feed_forward)
     if placement == "post":

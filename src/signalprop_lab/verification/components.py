@@ -308,8 +308,8 @@ def _predict_linear(case: Case) -> list[Moments]:
 def _predict_norm(case: Case, *, norm: Literal["layernorm", "rmsnorm"]) -> list[Moments]:
     fields: dict[str, Any] = {"n_layers": 1, "d_model": case["width"], "n_heads": 1, "norm": norm, "norm_eps": 0.0}
     a = Architecture(**fields)
-    read, r, divisor, _ = reading.read_normed(
-        a, 1.0, 1.0, log(float(a.norm_eps)), log(case["variance"]), case["r"], case["mean"]
+    read, r, divisor = reading.read_normed(
+        a, 1.0, log(float(a.norm_eps)), log(case["variance"]), case["r"], case["mean"]
     )
     return [Moments(0.0, read, r), Moments(0.0, case["g_variance"] * exp(-divisor), case["g_r"])]
 

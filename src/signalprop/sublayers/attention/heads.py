@@ -118,7 +118,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,
         "causal": stack == 1,
-        "one_length": bool(a.qk_norm) or (not a.squash and (NORM_BEFORE | NORM_AFTER).issuperset(placements)),
+        "one_length": bool(a.qk_norm) or (NORM_BEFORE | NORM_AFTER).issuperset(placements),
         "norms": _norms(a),
     }
 
