@@ -11,7 +11,6 @@ import numpy as np
 from signalprop.network.moments import FloatArray
 from signalprop.theory import one_length as sphere
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
-from signalprop.theory.buffers import empty
 from signalprop.theory.softmax import (
     Spline,
     flattening,
@@ -175,7 +174,7 @@ _WIDE = 384  # columns from which NumPy's sums down the rows, column by column, 
 
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
     """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
-    whole, rows = empty(*x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
+    whole, rows = np.empty(x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         at, out, by = x[part], whole[part], coefficients[:, part, None]
@@ -192,7 +191,7 @@ def running(values: FloatArray, axis: int) -> FloatArray:
     lines = values if axis == 0 else values.T
     if lines.shape[1] < _WIDE or abs(lines.strides[0]) <= abs(lines.strides[1]):
         return np.asarray(np.cumsum(values, axis))
-    out = empty(*lines.shape)
+    out = np.empty(lines.shape)
     out[0] = lines[0]
     for before, line, here in zip(out, lines[1:], out[1:], strict=False):
         np.add(before, line, out=here)
@@ -201,7 +200,7 @@ def running(values: FloatArray, axis: int) -> FloatArray:
 
 def mirrored(values: FloatArray) -> FloatArray:
     """The symmetric matrix with this upper triangle, block by block."""
-    out, side = empty(*values.shape), 128
+    out, side = np.empty(values.shape), 128
     for start in range(0, len(out), side):
         part = slice(start, start + side)
         out[part, start:] = values[part, start:]

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.grid import Grid
 from signalprop.network.moments import FloatArray
-from signalprop.theory.buffers import empty
 from signalprop.theory.logs import LARGEST, inverse_roots
 
 _AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
@@ -19,7 +18,7 @@ _AT_ONCE = 16384  # entries that are computed at a time: what is in between stay
 
 def on_both_sides(kernel: FloatArray, factor: FloatArray) -> FloatArray:
     """Row and column i times factor_i, (T, T)."""
-    out, rows = empty(len(kernel)), _AT_ONCE // len(kernel) + 1
+    out, rows = np.empty((len(kernel), len(kernel))), _AT_ONCE // len(kernel) + 1
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
         np.multiply(kernel[part], factor, out=out[part])
@@ -29,7 +28,7 @@ def on_both_sides(kernel: FloatArray, factor: FloatArray) -> FloatArray:
 
 def combined(one: FloatArray, x: float, other: FloatArray, y: float) -> FloatArray:
     """x one + y other, (T, T)."""
-    out, rows = empty(len(one)), _AT_ONCE // len(one) + 1
+    out, rows = np.empty((len(one), len(one))), _AT_ONCE // len(one) + 1
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
         scaled = other[part] if y == 1 else np.multiply(other[part], y, out=out[part])

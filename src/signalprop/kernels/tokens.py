@@ -34,7 +34,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
-from signalprop.theory.buffers import reused
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter import Overlaps, with_scatter
 
@@ -209,7 +208,6 @@ def profile_of(
     return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
 
 
-@reused()
 def passes(
     stack: Stack,
     start: State,
@@ -340,7 +338,6 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     return memory
 
 
-@reused()
 def passes_of_both(
     stack: Stack,
     starts: tuple[State, State],

@@ -18,7 +18,6 @@ from signalprop.kernels.attention import TokenAttention
 from signalprop.kernels.rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory import one_length as sphere
-from signalprop.theory.buffers import empty
 from signalprop.theory.repeated_keys import Groups, softmax_of_groups
 from signalprop.theory.two_rows import LEAST, position, within_table
 
@@ -76,7 +75,7 @@ class UnmaskedAttention(TokenAttention):
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         n, values, dropped = len(self.kernel), self._values, 1 / (1 - self.dropout) - 1
         if self.qk == 0:
-            mean, out = float(values.mean()), empty(*self._asks.shape)
+            mean, out = float(values.mean()), np.empty(self._asks.shape)
             out.fill(mean)
             return out, np.full(len(out), mean + dropped * float(np.diagonal(values).mean()) / n)
         w, one = self._weights, self._same_pairs[0]

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.buffers import empty
 from signalprop.theory.logs import inverse_roots
 
 # Variances that differ by less than this share of their mean count as one.
@@ -46,7 +45,7 @@ def dual_of_nodes(name: str, derivative: int, own: FloatArray, shared: FloatArra
         own: variances, (n,). shared: covariances of two different tokens, the diagonal of two at one place, (n, n).
     """
     of = dual_of(name, derivative, own)
-    return _of_equal_sizes(of, len(own), 1.0), entry_by_entry(of, shared, empty(len(own)), inverse_roots(own))
+    return _of_equal_sizes(of, len(own), 1.0), entry_by_entry(of, shared, np.empty(shared.shape), inverse_roots(own))
 
 
 def slope_of_unlike(name: str, own: FloatArray) -> FloatArray:
@@ -148,15 +147,8 @@ def _of_one(name: str, derivative: int, variance: float) -> Block:
     return _looked_up(_dual_table(name, variance)[derivative])
 
 
-def _like(block: FloatArray) -> FloatArray:
-    """Room for one block, row after row; for a larger one, fresh."""
-    if block.size > _ROWS * _COLUMNS:
-        return np.empty(block.shape)
-    return empty(1, _ROWS * _COLUMNS)[0, : block.size].reshape(block.shape)
-
-
 def _relu_value(s: FloatArray, _: FloatArray, r: FloatArray) -> FloatArray:
-    out, sine = np.arccos(r, out=_like(r)), np.subtract(1.0, r, out=_like(r))
+    out, sine = np.arccos(r, out=np.empty_like(r)), np.subtract(1.0, r, out=np.empty_like(r))
     np.subtract(math.pi, out, out=out)
     out *= r
     r += 1
@@ -218,7 +210,7 @@ def entry_by_entry(
         for left in range(start, n, _COLUMNS):
             part, other = slice(start, end), slice(left, left + _COLUMNS)
             given = kernel[part, other]
-            r = _like(given)
+            r = np.empty_like(given)
             if root is not None:
                 given = np.multiply(given, root[other], out=r)
                 r *= root[part, None]
