@@ -17,8 +17,6 @@ from signalprop.kernels.dense_shaping import (
     ALiBi,
     BidirectionalESPA,
     BidirectionalUSPA,
-    Calibrated,
-    CorrectedESPA,
     alibi_slopes,
 )
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
@@ -29,8 +27,6 @@ from signalprop.kernels.shaping import (
     exponential_kernel,
     uniform_kernel,
 )
-from signalprop.kernels.transforms import dks
-from signalprop.network.duals import dual
 
 EXACT = 1e-10
 LENGTHS = st.integers(1, 80)
@@ -84,7 +80,7 @@ def espa_pairs(draw: Callable[..., float]) -> tuple[float, float]:
 
 @st.composite
 def shapes(draw: Callable[..., float]) -> AttentionShape:
-    """Any family, with its rows calibrated or not."""
+    """Any family."""
     before, after = draw(espa_pairs())  # type: ignore[arg-type, misc]
     rho, rho_out = ordered(draw, RHOS)
     shape: AttentionShape = draw(  # type: ignore[assignment]
@@ -96,16 +92,9 @@ def shapes(draw: Callable[..., float]) -> AttentionShape:
                 BidirectionalUSPA(rho, rho_out),
                 BidirectionalESPA(decay_of(max(before, 0.05)), decay_of(max(after, 0.05))),
                 ALiBi(decay_of(after)),
-                CorrectedESPA(
-                    decay_of(max(before, 0.05)),
-                    decay_of(min(max(after, 0.05), 0.9 * max(before, 0.05))),
-                    dks("gelu", 36),
-                ),
             ]  # type: ignore[arg-type]
         )
     )
-    if draw(st.booleans()) and shape.causal:  # type: ignore[arg-type]
-        return Calibrated(shape, 0.5 + np.cos(np.arange(100.0)) ** 2)
     return shape
 
 
@@ -239,31 +228,6 @@ def test_without_a_mask_symmetric_roots_telescope(n: int) -> None:
         np.testing.assert_allclose(rows, last.matrix(n).sum(1), rtol=EXACT)
         if isinstance(last, BidirectionalUSPA):
             assert np.ptp(rows) < 1e-15
-
-
-# --- corrected for feed-forwards -----------------------------------------------------------------------------------
-
-
-def after_activation(name: str, kernel: np.ndarray) -> np.ndarray:
-    """Q(K) / Q(1)."""
-    return np.asarray(dual(name, 1.0, kernel).covariance_moment) / float(dual(name, 1.0, 1.0).covariance_moment)
-
-
-def test_corrected_espa_meets_its_target_behind_dks() -> None:
-    """256 tokens: kernel through attention and activation in turn; no weight is negative in any block."""
-    n_layers = 12
-    name, decays, kernel = dks("gelu", n_layers), decay_schedule(n_layers, 0.005), np.eye(256)
-    for block in range(1, n_layers + 1):
-        before, after = decays[block - 1 : block + 1]
-        if block == 1:
-            kernel = ESPA(before, after).step(kernel)
-        else:
-            behind = after_activation(name, kernel)
-            shape = CorrectedESPA(before, after, name)
-            assert shape.matrix(256).min() >= 0
-            assert quotient(exponential_kernel(after, 256), behind).min() > -1e-12
-            kernel = shape.step(behind)
-        np.testing.assert_allclose(kernel, exponential_kernel(after, 256), atol=EXACT)
 
 
 # --- ALiBi ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Shaped attention in whole tables: token kernels against dense recursions, calibration, dropout, JSON and errors."""
+"""Shaped attention in whole tables: token kernels against dense recursions, dropout, JSON and errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
 from signalprop.errors import InputError
-from signalprop.kernels.dense_shaping import Calibrated
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
 from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.stack import Stack
@@ -150,50 +149,6 @@ def test_attention_alone_is_the_dense_recursion(
     check(predict_token_kernels(p, uniform(correlation, target)), ahead, [g / top for g in back[::-1]])
 
 
-# --- with feed-forwards --------------------------------------------------------------------------------------------
-
-
-def replace_calibrated(shaping: Shaping, repeats: float) -> Shaping:
-    return shaping.model_copy(update={"calibrated": True, "repeats": repeats})
-
-
-# --- calibration ---------------------------------------------------------------------------------------------------
-
-
-@given(
-    kind=st.sampled_from(["e-spa", "u-spa"]),
-    norm=st.sampled_from(["none", "pre", "post"]),
-    skip=st.floats(0, 0.9),
-    bias=st.floats(0, 1),
-    repeats=st.sampled_from([0.0, 0.05, 0.3]),
-    dropout=st.sampled_from([0.0, 0.2]),
-    activation=st.sampled_from(["gelu", DKS]),
-    feed_forward=st.booleans(),
-)
-def test_calibrated_branches_have_diagonal_one(
-    kind: str, norm: Any, skip: float, bias: float, repeats: float, dropout: float, activation: str, feed_forward: bool
-) -> None:
-    """On the average kernel, whatever stands around them; so beside normalised skips the stream keeps it too."""
-    p = table(
-        replace_calibrated(SPA[kind], repeats), feed_forward=feed_forward, norm_placement=norm, activation=activation,
-        attention_dropout=dropout, norm="rmsnorm", norm_eps=0.0,
-    )  # fmt: skip
-    attends = p.kind == 0
-    skips = np.where(attends, skip, p.skip)
-    p = p.with_columns(
-        skip=skips, branch=np.where(attends, math.sqrt(1 - skip**2), p.branch), bias__value=bias, bias__output=0.0
-    )
-    stack, start = Stack(p), uniform_kernel(repeats, TOKENS)
-    seen: list[tuple[int, State, State, State]] = []
-    stack.run(State(start), range(p.n_sublayers), lambda *found: seen.append(found))
-    assert len(seen) == p.n_sublayers
-    for i, _, branch, stream in seen:
-        if attends[i]:
-            assert isinstance(stack.shapes[i][0], Calibrated)
-            np.testing.assert_allclose(np.diagonal(branch.absolute()), 1, rtol=1e-9)
-            np.testing.assert_allclose(np.diagonal(stream.absolute()), 1, rtol=1e-9)
-
-
 # --- dropout and biases against a network --------------------------------------------------------------------------
 
 
@@ -254,16 +209,9 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
         (table(SPA["u-spa"]).with_columns(shape_in=0.9, shape_out=0.5), "rho has to grow with depth"),
         (table(SPA["u-spa"], kind="encoder").with_columns(shape_out=1.5), "rho is 1.5"),
         (table(SPA["e-spa"]).with_columns(shape_gain=-1.0), "gain is -1.0; expected a positive number"),
-        (table(Shaping(kind="e-spa", repeats=0.1)).with_columns(shape_gain=0.5), "calibrate its rows instead"),
-        (table(Shaping(kind="e-spa", corrected=True)).with_columns(shape_gain=0.5), "do not go with corrected"),
-        (table(Shaping(kind="e-spa", corrected=True, repeats=0.1)), "do not go with corrected"),
-        (table(Shaping(kind="e-spa", corrected=True), activation="gelu"), "a softmax gives none below 0"),
-        (table(SPA["e-spa"], kind="encoder").with_columns(shape_gain=0.5), "for causal attention only"),
-        (table(Shaping(kind="e-spa", repeats=0.1), kind="encoder"), "for causal attention only"),
-        (table(Shaping(kind="e-spa", corrected=True), kind="encoder"), "for causal attention only"),
-        (table(Shaping(kind="u-spa", calibrated=True), kind="encoder"), "calibrated attention needs a causal stack"),
-        (table(Shaping(kind="e-spa", calibrated=True)).with_columns(bias__output=0.1), "nor a value skip goes through"),
-        (table(Shaping(kind="u-spa", calibrated=True)).with_columns(value_skip=0.1), "set both to 0, or leave"),
+        (table(Shaping(kind="e-spa", repeats=0.1)).with_columns(shape_gain=0.5), "leave one of them out"),
+        (table(SPA["e-spa"], kind="encoder").with_columns(shape_gain=0.5), "for causal attention; leave them out"),
+        (table(Shaping(kind="e-spa", repeats=0.1), kind="encoder"), "for causal attention; leave them out"),
         (table(SPA["u-spa"]).with_columns(shape_gain=0.5), "shape_gain of sublayer 0 is 0.5; only E-SPA has one"),
         (table(SPA["u-spa"], kind="encoder").with_columns(shape_gain=0.5), "only E-SPA has one, expected 0"),
     ],

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA, Calibrated, CorrectedESPA
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
-from signalprop.kernels.transforms import dks
 from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 
@@ -32,9 +31,6 @@ CAUSAL: dict[str, AttentionShape] = {
     "uniform": USPA(0.0, 0.3),
     "uniform later": USPA(0.3, 0.8),
     "uniform identity": USPA(0.4, 0.4),
-    "corrected": CorrectedESPA(0.5, 0.9, dks("gelu", 36)),
-    "calibrated": Calibrated(ESPA(0.2, 0.6), np.linspace(1.0, 2.0, 4 * N)),
-    "calibrated uniform": Calibrated(USPA(0.2, 0.6), np.linspace(1.0, 0.3, 4 * N)),
 }
 FULL: dict[str, AttentionShape] = {
     "symmetric": BidirectionalESPA(0.5, 0.8),
@@ -122,8 +118,6 @@ def test_chunks_behind_a_cache_get_their_rows(name: str) -> None:
 def test_long_sequences_go_in_blocks(name: str) -> None:
     n = 600
     shape = CAUSAL[name]
-    if isinstance(shape, Calibrated):
-        shape = Calibrated(shape.shape, np.linspace(1.0, 2.0, n))
     torched = torch_shape([shape], n)
     assert torched is not None
     q, k, v = (values(i, 1, 2, n, 4).requires_grad_() for i in (20, 21, 22))
@@ -136,7 +130,7 @@ def test_long_sequences_go_in_blocks(name: str) -> None:
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if not name.startswith("calibrated")])
+@pytest.mark.parametrize("name", list(SHAPES))
 def test_tables_grow_with_the_sequence(name: str) -> None:
     v = values(7, 1, 1, 3 * N, 4)
     shape = made(name, 5)

@@ -31,11 +31,8 @@ SMALL: dict[str, Any] = {
 TABLES: dict[str, Callable[[], Parametrization]] = {
     "e-spa": lambda: table("e-spa", gamma=0.1, repeats=0.0),
     "e-spa repeats": lambda: table("e-spa", gamma=0.1, repeats=0.05),
-    "e-spa corrected": lambda: table("e-spa", gamma=0.1, repeats=0.0, corrected=True),
-    "e-spa calibrated": lambda: table("e-spa", gamma=0.5, calibrated=True, attention_skip=0.5),
     "u-spa": lambda: table("u-spa"),
     "u-spa grouped": lambda: table("u-spa", n_kv_heads=2, positions="rotary", norm=True),
-    "u-spa corrected": lambda: table("u-spa", corrected=True),
     "e-spa encoder": lambda: table("e-spa", gamma=0.1, repeats=0.0, kind="encoder", positions="learned"),
     "u-spa encoder": lambda: table("u-spa", kind="encoder", positions="relative"),
     "alibi": lambda: sp.scheme("xavier")(Architecture(**{**SMALL, "positions": "alibi"})),
@@ -49,8 +46,8 @@ def table(name: str, **changes: Any) -> Parametrization:
 
 
 def scored(p: Parametrization) -> Parametrization:
-    """The table with queries, so that scores are not zero; with a gain, and a value skip if rows are not calibrated."""
-    skip = 0.0 if p.shaping.calibrated else 0.4
+    """The table with queries, so that scores are not zero; with a gain, and a value skip."""
+    skip = 0.4
     return p.with_columns(weight__query=0.3, weight__key=0.3, value_skip=skip, attention_gain=0.8)
 
 
@@ -63,7 +60,7 @@ def test_a_built_attention_mixes_values_by_the_matrix(name: str) -> None:
     """With W_Q = 0; grouped key heads, rotary positions and biases change nothing."""
     p = TABLES[name]().with_columns(weight__query=0.0, bias__query=0.0)
     model = build(p, seed=0, dtype=torch.float64)
-    shapes = attention_shapes(p, 12)
+    shapes = attention_shapes(p)
     reads: dict[int, Tensor] = {}
     for i in range(0, 6, 2):
         function = model.sublayers()[i].branch.function
@@ -220,7 +217,7 @@ def test_attention_only_networks_follow_the_recursion_at_any_width(
     seen = streams(model, torch.randperm(2 * length, generator=torch.Generator().manual_seed(0))[None, :length])
     top = torch.randn(1, length, d, dtype=torch.float64, generator=torch.Generator().manual_seed(14))
     gradients = torch.autograd.grad(seen[-1], seen[:-1], top)
-    shapes = [shape for (shape,) in attention_shapes(p, length)[::2]]
+    shapes = [shape for (shape,) in attention_shapes(p)[::2]]
 
     def kernel(x: Tensor) -> np.ndarray:
         return (x[0] @ x[0].mT / d).detach().numpy()

@@ -40,9 +40,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt2", "e-spa", {}),
     ("gpt2", "e-spa", {"attention_skip": 0.3, "activation": "keep"}),
     ("gpt2", "e-spa", {"attention_skip": 0.3, "skip_rule": "exact", "feed_forward_skip": 0.5}),
-    ("gpt2", "e-spa", {"calibrated": True}),
     ("gpt2", "e-spa", {"norm": True, "repeats": 0.2}),
-    ("gpt2", "e-spa", {"corrected": True, "activation": "dks"}),
     ("gpt2", "u-spa", {"zero": "small", "orthogonal": False}),
     ("gpt2", "value-skipinit", {"activation": "dks"}),
     ("llama", "e-spa", {}),
@@ -91,7 +89,7 @@ def caches(model: nn.Module) -> Iterator[Any]:
     yield StaticCache(config=config, max_cache_len=20)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention_skip": 0.3}, {"repeats": 0.3}, {"calibrated": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"attention_skip": 0.3}, {"repeats": 0.3}], ids=str)
 @pytest.mark.parametrize("pieces", [[1] * 12, [5, 4, 1, 2], [12]], ids=str)
 @torch.no_grad()
 def test_generation_with_a_cache_is_the_full_forward(options: dict[str, Any], pieces: list[int]) -> None:

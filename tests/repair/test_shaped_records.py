@@ -23,7 +23,6 @@ from applied import (
     vanilla,
 )
 from signalprop import read_parametrization
-from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.repair.module_swaps import restore
@@ -34,7 +33,7 @@ transformers = pytest.importorskip("transformers")
 skip_without_interface("e-spa", whole_module=True)
 from transformers import DynamicCache  # noqa: E402
 
-EVERY = [("gpt2", "e-spa", {}), ("llama", "e-spa", {"calibrated": True}), ("bert", "u-spa", {}),
+EVERY = [("gpt2", "e-spa", {}), ("llama", "e-spa", {}), ("bert", "u-spa", {}),
          ("gpt2", "value-skipinit", {}), ("vit", "u-spa", {"repeats": 0.1})]  # fmt: skip
 
 
@@ -188,14 +187,3 @@ def test_another_activation_is_another_network() -> None:
         table = sp.scheme("e-spa", activation="keep")(architecture.replace(activation=activation))
         with pytest.raises(InputError, match="activation is"):
             sp.apply(model, table)
-
-
-def test_too_many_tokens_to_calibrate_for() -> None:
-    model = vanilla("llama", max_position_embeddings=100_000)
-    with pytest.raises(InputError, match="replace\\(seq_len="):
-        sp.apply(model, "e-spa", calibrated=True)
-    architecture = mapping_of(model).architecture.replace(seq_len=16)
-    sp.apply(model, sp.scheme("e-spa", calibrated=True)(architecture), seed=0)
-    assert model(input_ids=IDS).logits.isfinite().all()
-    with pytest.raises(InputError, match="calibrated for 16 tokens"):
-        model(input_ids=IDS.repeat(1, 2))

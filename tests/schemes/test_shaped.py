@@ -145,14 +145,10 @@ class TestRefused:
             ("e-spa", {"zero": "value"}, "expected one of query, key, small"),
             ("e-spa", {"repeats": 1.0}, "from 0 to 0.999"),
             ("u-spa", {"attention_skip": 1.0}, "leaves nothing to attention"),
-            ("u-spa", {"calibrated": 1}, "expected true or false"),
-            ("u-spa", {"corrected": "no"}, "expected true or false"),
             ("u-spa", {"rho": 1.5}, "from 0 to 1"),
             ("u-spa", {"rho": 0.3, "repeats": 0.4}, "expected a last value above the first"),
-            ("e-spa", {"corrected": True, "attention_skip": 0.1}, "leave it out for an encoder, or with corrected"),
-            ("e-spa", {"corrected": True, "feed_forward_skip": 0.1}, "plain feed-forwards"),
-            ("e-spa", {"corrected": True, "activation": "keep"}, "attention weights down to"),
-            ("e-spa", {"repeats": 0.1, "attention_skip": 0.5}, "or add calibrated"),
+            ("e-spa", {"repeats": 0.1, "attention_skip": 0.5}, "without a skip around it; leave it out"),
+            ("e-spa", {"calibrated": True}, "calibrated"),
         ],
     )
     def test_options(self, name: str, options: dict[str, Any], part: str) -> None:
@@ -191,17 +187,6 @@ class TestRefused:
         assert refused("e-spa", a, attention_skip=1.0002 * float(bound), gamma=gamma, **same)
         assert refused("e-spa", a, attention_skip=skip, gamma=float(least) / 1.0002, **same)
 
-    @pytest.mark.parametrize(("activation", "least"), [("gelu", 0.745), ("relu", 0.979), (tat(36), 0.900)])
-    def test_corrected_u_spa_needs_a_rho_that_feed_forwards_alone_do_not_pass(
-        self, activation: str, least: float
-    ) -> None:
-        a, options = DEEP.replace(activation=activation), {"corrected": True, "activation": "keep", "repeats": 0.0}
-        message = refused("u-spa", a, rho=least - 0.02, **options)
-        found = float(message.partition("rho of at least ")[2].partition(",")[0])
-        assert found == pytest.approx(least, abs=0.02)  # that of feed-forwards that start from 0
-        table = scheme("u-spa", rho=found, **options)(a)
-        assert table.shape_out[-2] == pytest.approx(found, abs=1e-9)
-
 
 class TestSpaSignal:
     @pytest.mark.parametrize(
@@ -231,19 +216,6 @@ class TestSpaSignal:
             assert np.abs(back).max() < 0.7
         alike = found.forward["stream_out"].token_correlation - predicted.forward["stream_out"].token_correlation
         assert np.abs(alike).max() < 0.15  # one network of width 256
-
-    @pytest.mark.parametrize("a", [DEEP, WIDE], ids=["plain", "gated"])
-    @pytest.mark.parametrize("skips", [{}, {"attention_skip": 0.9, "feed_forward_skip": 0.7, "activation": "dks"}])
-    def test_corrected_u_spa_reaches_rho(self, a: Architecture, skips: dict[str, Any]) -> None:
-        profile = kernel_profile("u-spa", a, corrected=True, **skips)
-        after = profile.forward["stream_out"].select(slice(0, None, 2))
-        assert after.token_correlation == pytest.approx(0.8 * np.arange(1, 37) / 36, abs=1e-6)
-        assert after.variance == pytest.approx(np.ones(36), abs=1e-6)
-
-    @pytest.mark.parametrize("name", SPA)
-    def test_calibrated_keeps_the_variance_whatever_the_activation(self, name: str) -> None:
-        profile = kernel_profile(name, DEEP, calibrated=True, activation="keep")
-        assert profile.forward["stream_out"].variance == pytest.approx(np.ones(72), abs=1e-6)
 
 
 class TestSignal:

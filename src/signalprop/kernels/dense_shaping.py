@@ -1,4 +1,4 @@
-"""Shaped attention beyond the two causal families: corrected for activations, without a mask, and for comparison.
+"""Shaped attention beyond the two causal families: without a mask, and for comparison.
 
 As `signalprop.kernels.shaping`; derivations and numerics: `docs/theory/kernels.md`.
 """
@@ -6,16 +6,13 @@ As `signalprop.kernels.shaping`; derivations and numerics: `docs/theory/kernels.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
+from functools import lru_cache
 
 import numpy as np
 
 from signalprop.errors import InputError
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape, check_uniform, exponential_kernel, lags
-from signalprop.network.duals import dual
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import STACKS
 from signalprop.network.moments import FloatArray
@@ -24,65 +21,7 @@ from signalprop.network.parametrization import Parametrization
 # Entries of a matrix that is not negative in exact arithmetic may be below 0 by this much.
 _ROUNDING = 1e-10
 
-# Numbers that dense matrices may keep in memory, all together: half a gigabyte (36 layers of 1,024 tokens take 0.3).
-_MOST_KEPT = 2**26
-
-
-class _Kept:
-    """Matrices that take O(n^3) to make, by what they are made from; the least recently used ones are forgotten.
-
-    One that is larger than `_MOST_KEPT` by itself stays until the next.
-    """
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[object, FloatArray] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: tuple[object, ...], make: Callable[[], FloatArray]) -> FloatArray:
-        """The matrix of this key, made unless it is here."""
-        with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-                return self._found[key]
-        made = make()
-        with self._lock:
-            self._found[key] = made
-            while len(self._found) > 1 and sum(matrix.size for matrix in self._found.values()) > _MOST_KEPT:
-                self._found.popitem(last=False)
-        return made
-
-
-_KEPT = _Kept()
-
-
-@dataclass(frozen=True)
-class CorrectedESPA(AttentionShape):
-    """Causal E-SPA that takes the feed-forward before it into account: A = L(pole) Lhat^-1, L in O(n^3).
-
-    Lhat is the Cholesky factor of what the activation makes of the kernel of decay `zero`, Q(Sigma) / Q(1) (SPA section
-    3.4). The paper assumes Q(c) = c instead.
-
-    Raises:
-        InputError: some entries of A are negative, as for all activations that make tokens more alike (ReLU, GeLU);
-            DKS-transformed ones do not.
-    """
-
-    zero: float
-    pole: float
-    activation: str
-    causal: bool = field(default=True, init=False)
-
-    def matrix(self, n: int) -> FloatArray:
-        key = ("corrected", self.zero, self.pole, self.activation, n)
-        return _KEPT.get(key, lambda: _corrected(self.zero, self.pole, self.activation, n))
-
-
-def _corrected(zero: float, pole: float, activation: str, n: int) -> FloatArray:
-    behind = np.asarray(dual(activation, 1.0, exponential_kernel(zero, n)).covariance_moment)
-    behind = behind / float(dual(activation, 1.0, 1.0).covariance_moment)
-    # A Lhat = L': solved from the right
-    factor, wanted = np.linalg.cholesky(behind), np.linalg.cholesky(exponential_kernel(pole, n))
-    return _not_negative(np.tril(np.linalg.solve(factor.T, wanted.T).T), f"corrected for {activation}")
+_REMEMBERED = 1024  # tokens up to which matrices that take O(n^3) to make are kept: 400 MB of 48
 
 
 def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
@@ -112,9 +51,10 @@ class BidirectionalESPA(AttentionShape):
         ESPA(self.zero, self.pole)
 
     def matrix(self, n: int) -> FloatArray:
-        return _KEPT.get(("roots", self.zero, self.pole, n), lambda: _roots(self.zero, self.pole, n))
+        return (_roots if n <= _REMEMBERED else _roots.__wrapped__)(self.zero, self.pole, n)
 
 
+@lru_cache(maxsize=48)
 def _roots(zero: float, pole: float, n: int) -> FloatArray:
     def power(decay: float, exponent: float) -> FloatArray:
         values, vectors = np.linalg.eigh(exponential_kernel(decay, n))
@@ -202,48 +142,10 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
     return tuple(slopes)
 
 
-@dataclass(frozen=True, eq=False)
-class Calibrated(AttentionShape):
-    """Another shape with its rows multiplied by numbers: D changes, B does not.
-
-    Attributes:
-        rows: factors for sequences of up to so many tokens, (longest,).
-    """
-
-    shape: AttentionShape
-    rows: FloatArray
-
-    @property
-    def causal(self) -> bool:
-        """As the shape's."""
-        return self.shape.causal
-
-    def _rows(self, n: int) -> FloatArray:
-        if n > len(self.rows) or (n < len(self.rows) and not self.causal):
-            raise InputError(f"attention was calibrated for {len(self.rows)} tokens, not for {n}")
-        return self.rows[:n]
-
-    def matrix(self, n: int) -> FloatArray:
-        return self._rows(n)[:, None] * self.shape.matrix(n)
-
-    def log_weights(self, n: int) -> FloatArray:
-        return self.shape.log_weights(n)
-
-    def rescale(self, n: int) -> FloatArray:
-        return self._rows(n) * self.shape.rescale(n)
-
-    def apply(self, x: FloatArray) -> FloatArray:
-        return self._rows(len(x))[:, None] * self.shape.apply(x)
-
-    def apply_transposed(self, x: FloatArray) -> FloatArray:
-        return self.shape.apply_transposed(self._rows(len(x))[:, None] * x)
-
-
 def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
-    """The matrix that a sublayer's attention is shaped to, before any calibration; None where it is not shaped.
+    """The matrix that a sublayer's attention is shaped to; None where it is not shaped.
 
-    What U-SPA does about repeated tokens and feed-forwards is in its numbers: Shaping's repeats and corrected say only
-    how they were chosen.
+    What U-SPA does about repeated tokens is in its numbers: Shaping's repeats say only how they were chosen.
 
     Raises:
         InputError: numbers that need negative attention weights, or what a family cannot do.
@@ -256,15 +158,8 @@ def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
         if gain:
             raise InputError(f"U-SPA: shape_gain of sublayer {i} is {gain!r}; only E-SPA has one, expected 0")
         return USPA(before, after) if causal else BidirectionalUSPA(before, after)
-    repeats = 0.0 if p.shaping.calibrated else p.shaping.repeats
     if not causal:
-        if gain or repeats or p.shaping.corrected:
-            raise InputError(
-                "E-SPA without a mask: shape_gain, repeats and corrected are for causal attention only; leave them out"
-            )
+        if gain or p.shaping.repeats:
+            raise InputError("E-SPA without a mask: shape_gain and repeats are for causal attention; leave them out")
         return BidirectionalESPA(before, after)
-    if p.shaping.corrected and before > 0:
-        if gain or repeats:
-            raise InputError("E-SPA: shape_gain and repeats do not go with corrected; calibrate the rows instead")
-        return CorrectedESPA(before, after, p.architecture.activation)
-    return ESPA(before, after, gain or None, repeats)
+    return ESPA(before, after, gain or None, p.shaping.repeats)

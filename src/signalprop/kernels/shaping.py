@@ -117,7 +117,7 @@ class ESPA(AttentionShape):
             if not low <= value < 1:
                 raise InputError(f"E-SPA: {name} is {value!r:.40}; expected a number from {low:g} up to, but not, 1")
         if self.repeats and self.gain is not None:
-            raise InputError("E-SPA: repeats belong to a matrix without a gain of its own; calibrate its rows instead")
+            raise InputError("E-SPA: repeats belong to a matrix whose gain is not given; leave one of them out")
         if not 0 < self.diagonal <= 1e30:
             raise InputError(f"E-SPA: gain is {self.gain!r}; expected a positive number")
         if self.pole < self.zero:

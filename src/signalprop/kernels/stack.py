@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from signalprop.errors import InputError, require
-from signalprop.kernels.dense_shaping import ALiBi, Calibrated, row_shape
+from signalprop.errors import require
+from signalprop.kernels.dense_shaping import ALiBi, row_shape
 from signalprop.kernels.grid import Grid
 from signalprop.kernels.nodes import Nodes
-from signalprop.kernels.shaping import Shapes, uniform_kernel
+from signalprop.kernels.shaping import Shapes
 from signalprop.kernels.state import State, exp_of, on_both_sides
 from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
@@ -118,14 +118,13 @@ class Stack:
     def __init__(
         self,
         p: Parametrization,
-        shapes: Sequence[Shapes] | None = None,
         grid: Grid | None = None,
         alike: Grid | None = None,
     ) -> None:
         a = p.architecture
         check_norms_divide(a)
         self.p, self.a = p, a
-        self.shapes = list(attention_shapes(p, a.seq_len) if shapes is None else shapes)
+        self.shapes = attention_shapes(p)
         self.n = p.n_sublayers
         drawn = drawn_rows(p) if grid is None else np.zeros(self.n, np.bool_)
         self.draws = bool(drawn.any())
@@ -341,43 +340,15 @@ class Back:
         return one.plus(other)
 
 
-def attention_shapes(p: Parametrization, length: int) -> list[Shapes]:
-    """The attention matrices of every sublayer for sequences of up to `length` tokens.
-
-    Calibration sends the average kernel (1 - repeats) I + repeats 1 1^T through the stack, row by row.
+def attention_shapes(p: Parametrization) -> list[Shapes]:
+    """The attention matrices of every sublayer.
 
     Raises:
-        InputError: as `row_shape`; or a calibration without a mask, where it would hold for one length only, or beside
-            output biases or value skips.
+        InputError: as `row_shape`.
     """
-    a = p.architecture
-    shapes: list[Shapes] = []
-    for i in range(p.n_sublayers):
-        shape = row_shape(p, i)
-        if shape is not None:
-            shapes.append((shape,))
-        else:
-            shapes.append(ALiBi.heads(a.n_heads) if a.positions == "alibi" and kind_of(p, i).attends_itself else ())
-    if p.shaping.kind == "none" or not p.shaping.calibrated:
-        return shapes
-    if a.streams is not None:
-        raise InputError("calibrated attention is set for one residual stream; leave calibrated out, or streams")
-    if not a.causal:
-        raise InputError("calibrated attention needs a causal stack: without a mask it would hold for one length only")
-    attends = rows_where(p, lambda kind: kind.attends_itself)
-    if (p.value_skip[attends] != 0).any() or (p.biases["output"][attends] != 0).any():
-        raise InputError(
-            "calibrated attention sets what a branch gives by the rows of its matrix, which neither an output bias nor "
-            "a value skip goes through; set both to 0, or leave calibrated out"
-        )
-    stack = Stack(replace(p, architecture=a.replace(seq_len=length)), shapes)
-
-    def calibrated(i: int, stream: State, onto: State | None) -> tuple[State, State]:
-        if attends[i]:
-            own = np.diagonal(stack._raw(i, stack.what_is_read(i, stream)).absolute())
-            stack.shapes[i] = (Calibrated(shapes[i][0], 1 / np.sqrt(own)),)
-        return stack.sublayer(i, stream, onto)
-
-    start = State(uniform_kernel(p.shaping.repeats, length))
-    through(range(p.n_sublayers), stack.parallel, calibrated, start)
-    return stack.shapes
+    alibi = ALiBi.heads(p.architecture.n_heads) if p.architecture.positions == "alibi" else ()
+    shapes = [row_shape(p, i) for i in range(p.n_sublayers)]
+    return [
+        (shape,) if shape is not None else alibi if kind_of(p, i).attends_itself else ()
+        for i, shape in enumerate(shapes)
+    ]

@@ -18,8 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalprop.errors import InputError
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalUSPA, Calibrated
+from signalprop.kernels.dense_shaping import ALiBi, BidirectionalUSPA
 from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
 from signalprop.models.shape_tables import CPU, NestedTables, Tables
 from signalprop.models.token_positions import Positions
@@ -190,29 +189,6 @@ def _uniform_terms(shape: USPA, n: int) -> tuple[FloatArray, ...]:
     return (*shape.terms(n), shape.rescale(n))
 
 
-class TorchTable(TorchShape):
-    """Any causal shape from its matrix: O(T^2) memory for every layer."""
-
-    causal = True
-
-    def __init__(self, shape: AttentionShape, length: int) -> None:
-        self.weights = NestedTables(partial(_log_weights, shape), length, torch.float32)
-        self.sums = NestedTables(partial(_row_sums, shape), length, torch.float32)
-
-    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
-        (table,) = self.weights.of(at.n_keys, dtype, at.key.device)
-        if at.start is not None:
-            return table[None, None, at.start : at.n_keys, : at.n_keys]
-        return table[at.query[..., None], at.key][:, None]
-
-    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
-        return self.sums.of(at.n_keys, dtype, at.key.device)[0][at.query]
-
-
-def _log_weights(shape: AttentionShape, n: int) -> tuple[FloatArray, ...]:
-    return (np.maximum(shape.log_weights(n), LOW),)
-
-
 class TorchBidirectionalUSPA(TorchShape):
     """`BidirectionalUSPA`: two numbers of every row, from the number of tokens in its sequence."""
 
@@ -275,32 +251,6 @@ def _weights_and_sums(shape: AttentionShape, n: int) -> tuple[FloatArray, ...]:
     return (np.maximum(shape.log_weights(n), LOW), shape.rescale(n))
 
 
-class TorchCalibrated(TorchShape):
-    """`Calibrated`: another shape's B, its D times factors for sequences of up to so many tokens."""
-
-    def __init__(self, shape: Calibrated, base: TorchShape) -> None:
-        self.base = base
-        self.causal = base.causal
-        self.length = len(shape.rows)
-        self.rows = Tables(partial(_rows, shape), self.length, torch.float32)
-
-    def _log_weights(self, at: Positions, dtype: torch.dtype) -> Tensor:
-        return self.base._log_weights(at, dtype)
-
-    def _row_sums(self, at: Positions, dtype: torch.dtype) -> Tensor:
-        if at.n_keys > self.length:
-            raise InputError(
-                f"attention was calibrated for {self.length} tokens, not for {at.n_keys}; raise seq_len, or shorten "
-                "the input"
-            )
-        (rows,) = self.rows.of(self.length, dtype, at.key.device)
-        return rows[at.query] * self.base._row_sums(at, dtype)
-
-
-def _rows(shape: Calibrated, n: int) -> tuple[FloatArray, ...]:
-    return (shape.rows,)
-
-
 class TorchALiBi(TorchShape):
     """`ALiBi` of all heads: a softmax, so D is 1."""
 
@@ -330,17 +280,13 @@ def torch_shape(shapes: Sequence[AttentionShape], length: int) -> TorchShape | N
     if isinstance(shapes[0], ALiBi):
         return TorchALiBi([shape for shape in shapes if isinstance(shape, ALiBi)])
     (shape,) = shapes
-    if isinstance(shape, Calibrated):
-        base = torch_shape([shape.shape], length)
-        assert base is not None
-        return TorchCalibrated(shape, base)
     if isinstance(shape, ESPA):
         return TorchESPA(shape, length)
     if isinstance(shape, USPA):
         return TorchUSPA(shape, length)
     if isinstance(shape, BidirectionalUSPA):
         return TorchBidirectionalUSPA(shape)
-    return (TorchTable if shape.causal else TorchBidirectionalTable)(shape, length)
+    return TorchBidirectionalTable(shape, length)
 
 
 def shaped_attention(

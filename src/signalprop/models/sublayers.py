@@ -20,7 +20,7 @@ def torch_shapes(parametrization: Parametrization) -> list[TorchShape | None]:
     """How every sublayer's attention is shaped; None where a softmax of the scores does."""
     a = parametrization.architecture
     length = max(a.seq_len, a.target_len or 0)
-    return [torch_shape(shapes, length) for shapes in attention_shapes(parametrization, length)]
+    return [torch_shape(shapes, length) for shapes in attention_shapes(parametrization)]
 
 
 def make_sublayer(

@@ -27,15 +27,10 @@ class Shaping(Value):
         kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
             and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
         repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
-        corrected: E-SPA takes the activation of the feed-forward before it into account.
-        calibrated: the rows of D make the branch's diagonal 1 on the average kernel (1 - repeats) I + repeats 1 1^T
-            that is sent through the whole stack, skips, norms and feed-forwards included.
     """
 
     kind: Literal["none", "e-spa", "u-spa"] = "none"
     repeats: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    corrected: bool = False
-    calibrated: bool = False
 
 
 UNSHAPED = Shaping()

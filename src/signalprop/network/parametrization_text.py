@@ -39,7 +39,6 @@ def parametrization_text(p: Parametrization) -> str:
     if p.shaping.kind != "none":
         s = p.shaping
         said = [s.kind, *(f"repeats {s.repeats:.4g}" for _ in range(s.repeats > 0))]
-        said += [name for name in ("corrected", "calibrated") if getattr(s, name)]
         what = "rho" if s.kind == "u-spa" else "e^-gamma"
         lines.append(f"  shaping    {'  '.join(said)}  (shape_in, shape_out: {what} before and after)")
     lines.append("weights are standard deviations; " + ", ".join(sorted(set(p.distribution.values()))))

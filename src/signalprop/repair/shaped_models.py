@@ -27,7 +27,6 @@ NAME = "signalprop"  # of the attention implementation, among transformers' `eag
 # tables are made for so many tokens at first, and grow with the input
 _TOKENS = 1024
 # a calibration sends kernels of that many tokens through the stack, (tokens, tokens) in float64
-_MOST_TOKENS = 8192
 
 
 class Shaped(Splice):
@@ -189,14 +188,7 @@ def shape_attention(module: nn.Module, shape: TorchShape, numbers: Numbers, wher
 
 def shapes_of(p: Parametrization) -> list[TorchShape | None]:
     """B and D of every sublayer; None where attention is not shaped."""
-    length = p.architecture.seq_len
-    if p.shaping.calibrated and length > _MOST_TOKENS:
-        raise InputError(
-            f"calibrated attention is for a number of tokens, and seq_len is {length}; expected at most "
-            f"{_MOST_TOKENS}: give the scheme Architecture.from_hf(model).replace(seq_len=...), with the length that "
-            "you train with, and apply the parametrization that it returns"
-        )
-    return [torch_shape(shapes, min(length, _TOKENS)) for shapes in attention_shapes(p, length)]
+    return [torch_shape(shapes, min(p.architecture.seq_len, _TOKENS)) for shapes in attention_shapes(p)]
 
 
 def set_implementation(model: nn.Module) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -12,11 +11,9 @@ import numpy as np
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.kernels import schedules
-from signalprop.kernels.dense_shaping import CorrectedESPA
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation, kinked
 from signalprop.network.architecture import Architecture
-from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
@@ -32,8 +29,6 @@ from signalprop.theory.embedding import embed
 _SHALLOW = 6
 # Layers below which ReLU itself does not take uncorrelated tokens to TAT's correlation of 0.9.
 _SHALLOW_TAT = 13
-# Tokens among which a corrected matrix is looked through for negative weights.
-_FIRST_TOKENS = 64
 # Factor on orthogonal queries and keys for "small" scores: attention is then off by 3e-3 (SPA section 3.3, option 3).
 _SMALL = 0.1
 
@@ -163,8 +158,6 @@ class _Spa(_Shaped):
 
     attention_skip: Share = 0.0  # type: ignore[misc]
     repeats: Annotated[float, within(0.0, 0.999)] | None = None
-    corrected: bool = False
-    calibrated: bool = False
     zero: Literal["query", "key", "small"] = "query"
 
     def __post_init__(self) -> None:
@@ -184,8 +177,6 @@ class _Spa(_Shaped):
                 f"scheme {self.name!r} starts with scores of 0, and ALiBi adds numbers of its own to them; choose an "
                 "architecture with other positions, such as rotary, or none"
             )
-        if self.calibrated and not a.causal:
-            raise InputError(f"scheme {self.name!r}: calibrated needs a causal stack; leave it out for an encoder")
         return a
 
     def _repeats(self, table: Parametrization, inputs: InputStatistics | None) -> float:
@@ -224,10 +215,7 @@ class USPA(_Spa):
     At initialisation attention is A = L' L^-1 with the Cholesky factors of (1 - rho_l) I + rho_l 1 1^T, rho_l linear in
     depth: D softmax(B), B = log A, where scores are 0 (`zero`: W_Q, W_K, or `small` orthogonal ones of scale 0.1). No
     skips and no norms, unless `attention_skip`, `feed_forward_skip` (normalised, combined exactly) or `norm`
-    (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input. `corrected` takes the
-    feed-forward before into account, exactly: from C(rho_{l-1}) instead of rho_{l-1}, and never to less than that.
-    `calibrated`: rows of D that keep the diagonal at 1 with all that the stack does in between
-    (docs/theory/kernels.md).
+    (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input (docs/theory/kernels.md).
 
     Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
     of tokens.
@@ -246,15 +234,8 @@ class USPA(_Spa):
         a = self._shape(architecture)
         table = self._table(a)
         repeats = self._repeats(table, inputs)
-        before, rho = self._path(a, self.rho, repeats)
-        if rho[-1] > self.rho * (1 + 1e-12):
-            least = smallest_that_fits(
-                lambda rho: self._path(a, rho, repeats)[1][-1] <= rho * (1 + 1e-12), self.rho, 0.999999
-            )
-            raise InputError(
-                f"scheme 'u-spa': feed-forwards of {activation(a.activation).name:.30} alone make tokens more alike "
-                f"than rho {self.rho:.6g}; expected a rho of at least {rounded_up(least)}, or activation=dks"
-            )
+        rho = schedules.rho_schedule(a.n_layers, self.rho, repeats)
+        before = rho[:-1]
         bound = float(np.sqrt((1 - rho[1:]) / (1 - before)).min())
         if self.attention_skip and self.attention_skip >= bound:
             raise InputError(
@@ -264,28 +245,8 @@ class USPA(_Spa):
         after = np.array(
             [schedules.uniform_behind_skip(r, s, self.attention_skip) for r, s in zip(before, rho[1:], strict=True)]
         )
-        shaping = Shaping(kind="u-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
+        shaping = Shaping(kind="u-spa", repeats=repeats)
         return self._spa(table, shaping, before, after, np.zeros(a.n_layers))
-
-    def _path(self, a: Architecture, last: float, repeats: float) -> tuple[FloatArray, FloatArray]:
-        """rho that every attention reads, (n_layers,), and rho_0 .. rho_L that it leaves, (n_layers + 1,).
-
-        Corrected, it reads what the feed-forward before made of the rho that was left, and leaves no less than that.
-        """
-        rho = schedules.rho_schedule(a.n_layers, last, repeats)
-        before = rho[:-1].copy()
-        if self.corrected:
-            for i in range(1, a.n_layers):
-                before[i] = min(self._behind_feed_forward(a, float(rho[i])), 1 - 1e-12)
-                rho[i + 1] = max(rho[i + 1], before[i])
-        return before, rho
-
-    def _behind_feed_forward(self, a: Architecture, rho: float) -> float:
-        """What a feed-forward with its skip makes of a correlation."""
-        q = dual(a.activation, 1.0, rho)
-        made = float(q.covariance_moment / q.second_moment) * (rho if a.gated else 1.0)
-        kept = self.feed_forward_skip**2
-        return kept * rho + (1 - kept) * made
 
 
 @register
@@ -297,9 +258,7 @@ class ESPA(_Spa):
     than far ones, which is akin to a position encoding. `schedule`: `diagonal` keeps the self-weight of all layers the
     same (the paper's), `tanh` their gain on slow signals. `attention_skip`: a normalised skip, by the paper's rule,
     which is inaccurate near the largest feasible skip, or with `skip_rule=exact` by the exact filter
-    (docs/theory/kernels.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips; beside
-    skips use `calibrated`). `corrected`: takes the activation before into account, which is possible for
-    DKS-transformed ones.
+    (docs/theory/kernels.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips).
 
     The paper's gamma of 0.005 goes with its 512 tokens and more: the same decay makes short sequences nearly one
     direction. On 64 tokens 36 layers trained with 0.2 and stayed at their plateau with 0.005 (records/shortcuts.md).
@@ -326,26 +285,18 @@ class ESPA(_Spa):
         decay = schedules.decay_schedule(a.n_layers, self.gamma, self.schedule)
         before, after, gain = decay[:-1], decay[1:], np.zeros(a.n_layers)
         skip = self.attention_skip
-        if skip and (not a.causal or self.corrected):
-            raise InputError(
-                "scheme 'e-spa': attention_skip is for plain causal attention; leave it out for an encoder, or with "
-                "corrected"
-            )
+        if skip and not a.causal:
+            raise InputError("scheme 'e-spa': attention_skip is for causal attention; leave it out for an encoder")
         if skip:
             self._check_skip(a.n_layers)
             rule = schedules.exact_behind_skip if self.skip_rule == "exact" else schedules.exponential_behind_skip
             filters = [rule(r, s, skip) for r, s in zip(before, after, strict=True)]
             before, after, gain = (np.array(column) for column in zip(*filters, strict=True))
-        if self.corrected:
-            self._check_corrected(a, decay)
-        averaged = a.causal and (self.calibrated or not (skip or self.corrected))
+        averaged = a.causal and not skip
         if self.repeats and not averaged:
-            raise InputError(
-                "scheme 'e-spa': repeats is for plain causal attention without a skip around it; leave it out"
-                + (", or add calibrated" if a.causal else "")
-            )
+            raise InputError("scheme 'e-spa': repeats is for causal attention without a skip around it; leave it out")
         repeats = self._repeats(table, inputs) if averaged else 0.0
-        shaping = Shaping(kind="e-spa", repeats=repeats, corrected=self.corrected, calibrated=self.calibrated)
+        shaping = Shaping(kind="e-spa", repeats=repeats)
         return self._spa(table, shaping, before, after, gain)
 
     def _largest_skip(self, n_layers: int, gamma: float) -> float:
@@ -365,15 +316,3 @@ class ESPA(_Spa):
             f"scheme 'e-spa': attention_skip {self.attention_skip:.6g} is too large for gamma {self.gamma:.6g} and "
             f"{n_layers} layers; expected at most {rounded_down(bound)}{or_gamma}"
         )
-
-    def _check_corrected(self, a: Architecture, decay: FloatArray) -> None:
-        if a.gated or self.feed_forward_skip or not a.causal:
-            raise InputError(
-                "scheme 'e-spa': corrected is for causal stacks with plain feed-forwards, without gates or skips; "
-                "leave it out"
-            )
-        try:  # negative weights show among the first tokens
-            for zero, pole in itertools.pairwise(decay[1:]):
-                CorrectedESPA(float(zero), float(pole), a.activation).matrix(min(a.seq_len, _FIRST_TOKENS))
-        except InputError as error:
-            raise InputError(f"scheme 'e-spa': {error}") from None
