@@ -28,6 +28,10 @@ from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 
 SETS = ("random", "accuracy", "applied", "fresh")
+DRAWN = (
+    "bamba", "deepseek_v4", "falcon_h1", "gemma4_text", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2", "nemotron_h",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+)  # fmt: skip
 POINTS = 9  # sublayers of a profile that are compared, evenly spaced
 SCHEMES = ("xavier", "xavier", "deepscalelm", "gpt2", "fixed", "pytorch", "ds-init", "rezero", "takase")
 
@@ -90,34 +94,36 @@ def of_random(networks: int) -> Iterator[tuple[str, Any]]:
                 yield f"{seed} {fidelity}", str(refusal)
 
 
-def of_accuracy() -> Iterator[tuple[str, Any]]:
+def of_accuracy(every: int = 1) -> Iterator[tuple[str, Any]]:
     from benchmarks.accuracy import STORE
     from benchmarks.accuracy_grid import Cell
     from benchmarks.accuracy_rows import row_of
     from benchmarks.measured import read_store
 
-    for cell, measured in read_store(STORE, Cell).items():
+    for cell, measured in list(read_store(STORE, Cell).items())[::every]:
         row = row_of(cell, measured)
         yield cell.name, _errors(row.errors) | {"first": [round(row.first, 6), None]}
 
 
-def of_applied() -> Iterator[tuple[str, Any]]:
+def of_applied(every: int = 1) -> Iterator[tuple[str, Any]]:
     from benchmarks.accuracy_rows import errors_of
     from benchmarks.applied_accuracy import STORE, Cell, carrying
     from benchmarks.measured import read_store
 
-    for cell, measured in read_store(STORE, Cell).items():
+    for cell, measured in list(read_store(STORE, Cell).items())[::every]:
         if (found := carrying(cell)) is not None:
             errors = errors_of(predict(found[1], found[2]), measured)
             yield f"{cell.family} {cell.scheme} {cell.n_layers}", _errors(errors)
 
 
-def of_fresh() -> Iterator[tuple[str, Any]]:
+def of_fresh(closed: bool = False, every: int = 1) -> Iterator[tuple[str, Any]]:
+    """Fresh families; `closed`: without those that are drawn, which take most of the time."""
     from benchmarks.accuracy_rows import errors_of
     from benchmarks.fresh_families import STORE, Cell, prepared
     from benchmarks.measured import read_store
 
-    for cell, measured in read_store(STORE, Cell).items():
+    stored = [x for x in read_store(STORE, Cell).items() if not (closed and x[0].family in DRAWN)]
+    for cell, measured in stored[::every]:
         try:
             yield f"{cell.family} {cell.n_layers}", _errors(errors_of(prepared(cell)[3], measured))
         except InputError as refusal:
@@ -129,9 +135,14 @@ def _errors(errors: dict[str, Any]) -> dict[str, list[float | None]]:
     return {name: [round(100 * e.median, 3), round(100 * e.se, 3)] for name, e in errors.items()}
 
 
-def collected(sets: list[str], networks: int) -> dict[str, dict[str, Any]]:
-    """All of it, by set; processor time of each on the way."""
-    of = {"random": lambda: of_random(networks), "accuracy": of_accuracy, "applied": of_applied, "fresh": of_fresh}
+def collected(sets: list[str], networks: int, closed: bool = False, every: int = 1) -> dict[str, dict[str, Any]]:
+    """All of it, or every so many-th measurement, by set; processor time of each on the way."""
+    of = {
+        "random": lambda: of_random(networks),
+        "accuracy": lambda: of_accuracy(every),
+        "applied": lambda: of_applied(every),
+        "fresh": lambda: of_fresh(closed, every),
+    }
     found = {}
     for name in sets:
         began = time.process_time()

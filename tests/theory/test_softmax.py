@@ -17,7 +17,7 @@ from signalprop.theory.softmax import (
     own_variance_response,
     softmax_moments,
 )
-from signalprop.theory.softmax_component import softmax, softmax_backward
+from signalprop_lab.verification.softmax import softmax, softmax_backward
 
 
 def _two_logits_by_mpmath(s: float) -> tuple[float, float, float, float]:

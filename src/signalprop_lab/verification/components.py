@@ -18,7 +18,7 @@ from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Embedding
 from signalprop.theory import elements, embedding, reading
 from signalprop.theory.logs import exp, log
-from signalprop.theory.softmax_component import softmax, softmax_backward
+from signalprop_lab.verification.softmax import softmax, softmax_backward
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor

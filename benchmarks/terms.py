@@ -1,0 +1,138 @@
+"""What every finer term of the theory is worth: stored measurements predicted with it and without.
+
+    python -m benchmarks.terms                              # every term, on all sets: writes records/terms.json
+    python -m benchmarks.terms --only crowding --sets accuracy
+
+A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. The
+table has, of every term: the cells that move by more than their standard error without it, how many of them come nearer
+to the measurement with it, and the cell that moves most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from benchmarks.battery import collected
+
+RECORD = Path("records/terms.json")
+Without = tuple[str, str, Any]  # module, name in it (or Class.name), what stands there without the term
+
+
+def _zero(*_: Any, **__: Any) -> Any:
+    return 0.0
+
+
+def _one(*_: Any, **__: Any) -> Any:
+    return 1.0
+
+
+def _zeros_like(i: int) -> Callable[..., Any]:
+    return lambda *given, **_: 0.0 * np.asarray(given[i], float)
+
+
+_SPHERE = "signalprop.theory.one_length"
+_SCATTER = "signalprop.theory.scatter"
+_HEADS = "signalprop.sublayers.attention.heads"
+TERMS: dict[str, list[Without]] = {
+    "tokens of one length, without QK-norm": [(_HEADS, name, frozenset()) for name in ("NORM_BEFORE", "NORM_AFTER")],
+    "one length: turns of two queries": [(_SPHERE, "turns", _zero)],
+    "one length: flatness of scores": [(_SPHERE, "flatness", _zero)],
+    "one length: crowding of keys": [(_SPHERE, "crowding", lambda *_: (0.0, 0.0))],
+    "one length: shorter keys": [(_SPHERE, "shorter", _one)],
+    "longer keys along the query": [(_SPHERE, "along_query", _zero)],
+    "QK-norm: through the norm of keys": [(_SPHERE, "through_key_norm", _one)],
+    "QK-norm: what two queries like by chance": [(_SPHERE, "by_chance", _one)],
+    "keys that are alike": [("signalprop.kernels.unmasked", "alike_keys", "nothing alike")],
+    "tied head: along the stream": [("signalprop.kernels.tokens", "along_of", lambda *_: None)],
+    "tied head: logarithm of the others' sum": [("signalprop.theory.head", "log_sum", "at its mean")],
+    "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
+    "scatter: draws of hidden units": [(_SCATTER, "hidden_units", "no hidden units")],
+    "scatter: overlaps of kernels": [("signalprop.kernels.tokens", "Overlaps", lambda *_: None)],
+    "scatter: curvature": [(_SCATTER, "_Response._bends", "no curvature")],
+    "scatter: tokens' sizes after sums": [(_SCATTER, "_Response._of_token_sizes", lambda self, at_start: 0 * at_start)],
+    "scatter: tokens' sizes before branches": [(_SCATTER, "bend_of_own_sizes", lambda own, *_: 0.0 * own[0])],
+    "scatter: tokens' sizes in post-norms": [(_SCATTER, "_Response._by_own_sizes", lambda self, sent: 0 * sent)],
+    "scatter: causal gradients' derivatives": [(_SCATTER, "_Response._recalibrate", lambda *_: None)],
+}  # fmt: skip
+
+
+def _special(module: Any, name: str, what: str) -> Any:
+    """What stands in a function's place where a plain value does not do."""
+    if what == "at its mean":
+        log_sum = module.log_sum
+        return lambda s, n: (log_sum(s, n)[0], 0.0 * np.asarray(s, float))
+    if what == "no hidden units":
+        return lambda p, *_: np.zeros((p.n_sublayers, 2))
+    if what == "no curvature":
+        return lambda self, entering, _: (np.zeros((self.n, 2)), np.zeros((self.n, 2)))
+    return lambda kernel, score: module.Alike(
+        np.eye(len(kernel)), np.eye(len(kernel)), np.where(np.eye(len(kernel)) > 0, 0.0, -np.inf),
+        np.ones(len(kernel)), 1.0, 0.0,
+    )  # fmt: skip
+
+
+@contextmanager
+def without(term: str) -> Iterator[None]:
+    """Predictions within this lack the term."""
+    patches = []
+    for where, name, what in TERMS[term]:
+        module = importlib.import_module(where)
+        owner, _, attribute = name.rpartition(".")
+        target = getattr(module, owner) if owner else module
+        patches.append(patch.object(target, attribute, _special(module, name, what) if isinstance(what, str) else what))
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def worth(with_it: dict[str, Any], without_it: dict[str, Any]) -> dict[str, Any]:
+    """Of all sets: cells that move beyond their standard error, how many are nearer with the term, the largest."""
+    moved, better, most, cell, largest = 0, 0, 0.0, "", 0.0
+    for name, rows in without_it.items():
+        for key, row in rows.items():
+            before = with_it[name].get(key)
+            if isinstance(row, str) or isinstance(before, str) or before is None:
+                continue
+            for quantity in before.keys() & row.keys() - {"first"}:
+                (a, se), (b, _) = before[quantity], row[quantity]
+                largest = max(largest, abs(a - b))
+                if abs(a - b) > se:
+                    moved, better = moved + 1, better + (a < b)
+                    if abs(a - b) > most:
+                        most, cell = abs(a - b), f"{name}, {key}, {quantity}: {b:.2f} % without, {a:.2f} % with"
+    return {"cells": moved, "nearer": better, "most": cell, "largest change of any": round(largest, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(TERMS), default=list(TERMS), metavar="TERM")
+    parser.add_argument("--sets", nargs="+", default=["accuracy", "applied", "fresh"])
+    parser.add_argument("--closed", action="store_true", help="of fresh families only those that are not drawn")
+    parser.add_argument("--every", type=int, default=1, help="every so many cells of a set (1: all)")
+    given = parser.parse_args()
+    how: dict[str, Any] = {"closed": given.closed, "every": given.every}
+    found: dict[str, Any] = {}
+    whole = collected(given.sets, 0, **how)
+    for term in given.only:
+        with without(term):
+            found[term] = worth(whole, collected(given.sets, 0, **how)) | {"sets": given.sets} | how
+        print(f"{term}: {found[term]}", flush=True)
+        found = (json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}) | {term: found[term]}
+        RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
