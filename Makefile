@@ -9,15 +9,19 @@ DEMO := tgs --layers 48 --scheme xavier
 # Packages are compiled as they are imported. Where a machine forbids that, every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-slow mutants lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
+.PHONY: demo test suite test-slow mutants lint docs docs-links fuzz bench gpu-pack accuracy constraints clean
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
 	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png --report out/demo.html --overwrite
 	@$(BIN)/python -c "import pathlib; print('open', pathlib.Path('out/demo.html').resolve().as_uri(), 'in a browser')"
 
+# Lint and tests side by side: types are checked by one process, for a minute where nothing is cached.
+test: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory --jobs 2 lint suite
+
 # A test uses one thread, so the suite takes as many processes as there are cores (four at most: each imports PyTorch).
-test: lint
+suite: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: $(VENV)/dev.stamp

@@ -176,7 +176,7 @@ def test_an_empty_directory_will_do(command: Command, llama: Path, tmp_path: Pat
     assert (tmp_path / "m" / "signalprop.json").is_file()
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.slow)])
 def test_a_network_that_was_built_goes_through_the_commands(kind: Any, command: Command, tmp_path: Path) -> None:
     a = sp.Architecture(kind=kind, n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=12, vocab_size=60)
     source = tmp_path / "final"

@@ -129,6 +129,7 @@ def test_the_cost_of_a_network(command: Command) -> None:
     assert f"{result['train_flops']['total']:.3e}" in table
 
 
+@pytest.mark.slow
 def test_verify_one_component(command: Command) -> None:
     status, out, err = command("verify", "--quick", "--component", "dropout", "--json", "-")
     report = json.loads(out)

@@ -32,7 +32,9 @@ def broken(*_: Any, **__: Any) -> None:
     raise ZeroDivisionError("division by zero")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in ("compare", "kernel") else ()) for n in COMMANDS]
+)
 def test_json_that_cannot_be_written(
     name: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

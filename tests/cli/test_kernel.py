@@ -91,21 +91,22 @@ def test_inputs(command: Command, tmp_path: Path) -> None:
 def test_tables_pictures_and_matrices(command: Command, tmp_path: Path) -> None:
     maps, curves, arrays = (tmp_path / name for name in ("maps.svg", "curves.png", "kernels.npz"))
     status, out, err = command(
-        "kernel", "gallery", "--layers", "4", "--seq-len", "10", "--at", "0,2,4", "--plot", str(maps),
-        "--plot-curves", str(curves), "--matrices", str(arrays),
+        "kernel", "gpt2", "--scheme", "xavier", "--scheme", "deepscalelm", *SMALL, "--repeats", "0.1", "--at", "0,2,3",
+        "--plot", str(maps), "--plot-curves", str(curves), "--matrices", str(arrays),
     )  # fmt: skip
-    assert (status, "tracing: 7 of 7" in err) == (0, True)
+    assert (status, "tracing: 2 of 2" in err) == (0, True)
     lines = out.splitlines()
     assert lines[0].split()[:2] == ["configuration", "depth"]
-    assert [line.split()[-10] for line in lines[2:5]] == ["0", "2", "4"]
-    assert sum(line.startswith("rank collapse") for line in lines) == 7
+    assert [line.split()[-10] for line in lines[2:5]] == ["0", "2", "3"]
+    assert sum(line.startswith("rank collapse") for line in lines) == 2
     assert all(str(path) in out for path in (maps, curves, arrays))
     assert maps.read_text().startswith("<?xml")
     assert curves.read_bytes().startswith(b"\x89PNG")
     with np.load(arrays) as stored:
-        assert len(stored.files) == 7 * 3 * 2
-        found = trace(figure_7(4, 10, 0.02)["Post-LN"], uniform_kernel(0.02, 10), at=[4])
-        np.testing.assert_allclose(stored["Post-LN/forward/4"], found.kernels[4], atol=1e-12)
+        assert len(stored.files) == 2 * 3 * 2
+        a = Architecture.preset("gpt2", n_layers=3, d_model=32, seq_len=12, vocab_size=200)
+        found = trace(scheme("xavier")(a), inputs=with_repeats(a, 0.1), at=[3])
+        np.testing.assert_allclose(stored["xavier/forward/3"], found.kernels[3], atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,10 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("missing", "extra", "arguments"),
     [
-        ("torch", "models", ["predict", "tgs", "--fidelity", "simulate"]),
         ("torch", "models", ["compare", "tgs"]),
-        ("torch", "models", ["anatomy", "."]),
-        ("torch", "models", ["reproduce", "tgs-fig1"]),
+        pytest.param("torch", "models", ["predict", "tgs", "--fidelity", "simulate"], marks=pytest.mark.slow),
+        pytest.param("torch", "models", ["anatomy", "."], marks=pytest.mark.slow),
+        pytest.param("torch", "models", ["reproduce", "tgs-fig1"], marks=pytest.mark.slow),
         ("matplotlib", "report", ["predict", "tgs", "--plot", "a.png"]),
     ],
 )

@@ -22,7 +22,7 @@ def images(n: int, patches: int = 16, features: int = 24) -> np.ndarray:
     return np.asarray(contrast * (rng.normal(size=(n, patches, features)) + np.hanning(patches)[:, None]))
 
 
-@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("class_token", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_images_of_different_contrast(class_token: bool) -> None:
     fields = {"n_layers": 4, "d_model": 128, "n_heads": 4, "patch_dim": 24, "seq_len": 16 + class_token, "dropout": 0.0}
     a = Architecture.preset("vit-base", class_token=class_token, **fields)

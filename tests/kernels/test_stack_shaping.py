@@ -157,7 +157,9 @@ def haar(rng: np.random.Generator, d: int) -> np.ndarray:
     return np.asarray(q * np.sign(np.diagonal(r)))
 
 
-@pytest.mark.parametrize("which", ["e-spa", "u-spa", "alibi", "encoder"])
+@pytest.mark.parametrize(
+    "which", ["e-spa", "alibi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-spa", "encoder"))]
+)
 def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
     """One attention, width 32, two heads, orthogonal weights, masks on attention weights: five standard errors.
 

@@ -21,7 +21,9 @@ def test_the_pack_has_the_texts_of_the_sweeps_as_tokens(tmp_path, monkeypatch) -
     monkeypatch.setenv("XDG_CACHE_HOME", "kept")
     monkeypatch.setattr(packing, "_pip", lambda *_: None)  # wheels are not what is tried here
     monkeypatch.setattr(packing, "SWEEPS", (tmp_path / "tiny.yaml",))
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({key: value for key, value in SWEEP.items() if key != "tune"}))
+    sweep = {key: value for key, value in SWEEP.items() if key != "tune"}
+    sweep["base"] = SWEEP["base"] | {"data": {"tokenizer": {"kind": "bytes"}}}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(sweep))
     packed = tmp_path / "pack"
     assert 0 < packing.pack(packed, "3.12") < packing.LARGEST
     tokens = {file: file.stat().st_mtime_ns for file in packed.rglob("*.safetensors")}

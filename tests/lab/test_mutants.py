@@ -22,6 +22,7 @@ def test_constants_signs_operations_and_terms_change_one_at_a_time() -> None:
     assert ast.unparse(tree) == plain and {line for line, _ in found} == {2}
 
 
+@pytest.mark.slow
 def test_the_theory_has_many_and_all_can_be_made() -> None:
     every = mutants(SOURCE)
     assert len(every) > 1000 and {"theory", "kernels", "attention"} <= {one.file.parent.name for one in every}

@@ -54,6 +54,8 @@ SLOW = (
     "at the top",
     "attention",
     "rms norm",
+    "layer norm",
+    "linear",
     "feed-forward",
 )  # heads: tests/theory/test_attention.py
 

@@ -200,7 +200,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Of these another model above has the same modules; they are tried with the slow tests.
 ALIKE = {
     "mistral", "qwen2", "internlm3", "arcee", "ministral", "seed_oss", "cwm", "smollm3", "olmo3", "jais2", "eurobert",
-    "roberta", "xlm-roberta", "camembert", "ernie", "data2vec-text", "mbart", "mt5",
+    "roberta", "xlm-roberta", "camembert", "ernie", "data2vec-text", "mbart", "mt5", "exaone4", "hunyuan_v1_dense",
+    "bart-bare", "mpnet-bare", "gpt2-bare",
 }  # fmt: skip
 
 

@@ -113,7 +113,7 @@ def test_modulation_is_what_the_blocks_computed() -> None:
     assert found.names[:2] == ("blocks.0.attention", "blocks.0.feed_forward")
 
 
-@pytest.mark.parametrize("shifts", [False, True])
+@pytest.mark.parametrize("shifts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_stream_is_predicted_by_mean_squares_over_timesteps(shifts: bool) -> None:
     """Shifts, which attention does not average away, included: a share of .04 is a fifth of the stream."""
     seen, tables, given = [], [], arguments()

@@ -125,6 +125,7 @@ class TestMaximalUpdate:
         with pytest.raises(InputError, match=r"c_attn\.weight holds query, key, value.*one tensor has one"):
             parameter_groups(model, lr=1.0)
 
+    @pytest.mark.slow
     def test_a_step_moves_the_features_as_far_at_every_width_and_depth(self) -> None:
         """Why the rates are there. microsoft/mup #22, #23: "coord check looks good, transfer fails": by width alone."""
 

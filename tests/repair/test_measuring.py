@@ -14,9 +14,12 @@ from signalprop.results.profile import POINTS, Profile
 
 # gauge; trainable; moved norms; removed norms; no skip; scaled norms; a second norm; several stacks; parallel layers
 CELLS = (
-    ("bert", "layerscale"), ("bert", "deepnorm"), ("bert", "admin"), ("gpt2", "deepscalelm"), ("gpt2", "skipinit"),
-    ("gpt2", "lns"), ("gpt2", "value-skipinit"), ("gpt2", "mix-ln"), ("llama", "sandwich"), ("t5", "deepnorm"),
-    ("t5", "skipinit"), ("vit", "normalised-skip"), ("gpt_neox", "deepscalelm"), ("gemma", "sandwich"),
+    ("bert", "layerscale"), ("bert", "admin"), ("gpt2", "deepscalelm"), ("gpt2", "value-skipinit"), ("gpt2", "mix-ln"),
+    ("llama", "sandwich"), ("t5", "deepnorm"), ("gpt_neox", "deepscalelm"),
+    *(pytest.param(*cell, marks=pytest.mark.slow) for cell in (
+        ("bert", "deepnorm"), ("gpt2", "skipinit"), ("gpt2", "lns"), ("t5", "skipinit"), ("vit", "normalised-skip"),
+        ("gemma", "sandwich"),
+    )),
 )  # fmt: skip
 every_cell = pytest.mark.parametrize(("family", "scheme"), CELLS)
 

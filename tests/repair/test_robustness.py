@@ -27,7 +27,14 @@ FAMILIES = ("bert", "gpt2", "llama")
 # gauge, gauge, trainable channels, trainable scalars from 0, moved norms, scaled norms, no skip and mixed values
 SCHEMES = ("deepscalelm", "normalised-skip", "layerscale", "skipinit", "deepnorm", "lns", "value-skipinit")
 OTHERS = {"bert": ("deepnorm", "skipinit"), "llama": ("deepscalelm", "lns", "value-skipinit")}
-CELLS = [(f, s) for f in FAMILIES for s in OTHERS.get(f, SCHEMES)]
+# Every kind of scheme once, every family twice; the others are slow tests.
+FAST = {("gpt2", "deepscalelm"), ("gpt2", "layerscale"), ("bert", "deepnorm"), ("bert", "skipinit"), ("llama", "lns"),
+        ("llama", "value-skipinit")}  # fmt: skip
+CELLS = [
+    pytest.param(f, s, marks=() if (f, s) in FAST else pytest.mark.slow)
+    for f in FAMILIES
+    for s in OTHERS.get(f, SCHEMES)
+]
 MULTIPLIERS = ("multiplier", "skip", "value_skip", "attention_gain")
 IDS = torch.randint(3, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(0))
 every_cell = pytest.mark.parametrize(("family", "scheme"), CELLS)
@@ -182,7 +189,8 @@ class TestCopies:
 
 
 class TestCheckpointing:
-    @pytest.mark.parametrize(("family", "scheme", "reentrant"), [(*cell, i % 2 == 0) for i, cell in enumerate(CELLS)])
+    @every_cell
+    @pytest.mark.parametrize("reentrant", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_gradients_are_the_same(self, family: str, scheme: str, reentrant: bool) -> None:
         model = applied_model(family, scheme).train()
         expected = gradients(model)
@@ -246,7 +254,7 @@ class TestPrecision:
     @pytest.mark.parametrize(
         ("family", "scheme", "kind"),
         [
-            *((f, s, "autocast") for f, s in CELLS),
+            *(pytest.param(*cell.values, "autocast", marks=cell.marks) for cell in CELLS),
             *(("gpt2", s, ("bfloat16", "float16")[i % 2]) for i, s in enumerate(SCHEMES)),
         ],
     )
@@ -270,7 +278,9 @@ class TestPrecision:
         out.loss.backward()
         assert all(torch.isfinite(q.grad).all() for q in model.parameters() if q.grad is not None)
 
-    @pytest.mark.parametrize("scheme", SCHEMES)
+    @pytest.mark.parametrize(
+        "scheme", [pytest.param(s, marks=() if s in ("deepscalelm", "deepnorm") else pytest.mark.slow) for s in SCHEMES]
+    )
     def test_a_half_precision_model_is_as_exact_as_the_built_one(self, scheme: str) -> None:
         from applied import built_logits, logits_of, pair
 

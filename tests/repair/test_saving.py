@@ -51,7 +51,17 @@ def weights_in(path: Path) -> dict[str, Tensor]:
 class TestRoundTrips:
     @pytest.mark.parametrize(
         ("scheme", "family"),
-        [("deepscalelm-simple", "gpt2"), ("rezero", "t5"), *(("layerscale", name) for name in FAMILIES)],
+        [
+            ("deepscalelm-simple", "gpt2"),
+            ("rezero", "t5"),
+            ("layerscale", "bert"),
+            ("layerscale", "vit"),
+            *(
+                pytest.param("layerscale", name, marks=pytest.mark.slow)
+                for name in FAMILIES
+                if name not in ("bert", "vit")
+            ),
+        ],
     )
     def test_bit_by_bit(self, scheme: str, family: str, tmp_path: Path) -> None:
         model = applied(family, scheme)

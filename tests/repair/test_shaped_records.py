@@ -93,7 +93,9 @@ def test_check_finds_what_is_wrong(damage: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "scheme", "options"), [
-    ("gpt2", "e-spa", {}), ("llama", "e-spa", {"norm": True}), ("bert", "u-spa", {}), ("gpt2", "value-skipinit", {}),
+    ("llama", "e-spa", {"norm": True}), ("bert", "u-spa", {}),
+    pytest.param("gpt2", "e-spa", {}, marks=pytest.mark.slow),
+    pytest.param("gpt2", "value-skipinit", {}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_measured_as_predicted(name: str, scheme: str, options: dict[str, Any]) -> None:
     """Token correlations and sizes of the streams, by the token kernels, through B, D and the new activation."""

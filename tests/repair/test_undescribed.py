@@ -156,6 +156,7 @@ def test_it_is_watched_where_accelerate_casts(caplog: pytest.LogCaptureFixture) 
     assert not [record for record in caplog.records if record.name.startswith("signalprop")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_it_is_watched_inside_its_compiled_graph(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     expected, compiled = watched(NanoGPT()), watched(torch.compile(NanoGPT(), backend=backend))  # type: ignore[arg-type]
@@ -295,7 +296,14 @@ class Handwritten(nn.Module):
         return norm
 
 
-@pytest.mark.parametrize("names", [("g",), ("gamma",), ("scale", "shift"), ("gain", "b")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("g",),
+        ("scale", "shift"),
+        *(pytest.param(names, marks=pytest.mark.slow) for names in (("gamma",), ("gain", "b"))),
+    ],
+)
 def test_norms_may_call_gain_and_bias_as_they_like(names: tuple[str, ...]) -> None:
     nano = NanoGPT().eval()
     nano.head.weight = nano.wte.weight  # type: ignore[union-attr]

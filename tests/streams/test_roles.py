@@ -87,7 +87,10 @@ STRANGERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", STRANGERS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("hyperclovax", "gptj") else pytest.mark.slow) for name in STRANGERS],
+)
 def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) -> None:
     model = stranger(family, **STRANGERS[family])
     batch = {"input_ids": torch.randint(2, 60, (4, 11), generator=torch.Generator().manual_seed(0))}

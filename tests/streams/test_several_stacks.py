@@ -77,7 +77,7 @@ def test_a_tower_that_text_does_not_reach_is_named() -> None:
     assert sp.anatomy(model, image).not_run == ()
 
 
-@pytest.mark.parametrize("part", ["text_model", "vision_model"])
+@pytest.mark.parametrize("part", ["text_model", pytest.param("vision_model", marks=pytest.mark.slow)])
 def test_one_of_two_towers_is_taken(command: Command, refused: Any, tmp_path: Path, part: str) -> None:
     clip().save_pretrained(tmp_path)
     if part == "text_model":

@@ -53,7 +53,7 @@ def test_post_norm_rate_is_a_dropout_effect(p: float, rate: float) -> None:
         assert found.token_correlation == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("placement", [pytest.param("pre", marks=pytest.mark.slow), "post"])
 def test_fixed_points_know_the_size_of_a_norms_output(placement: str) -> None:
     """Gains and fixed scales other than 1, another one in attention than in the feed-forward, and a value skip."""
     a = tgs(n_layers=6000 if placement == "pre" else 1500, norm_placement=placement, seq_len=512, dropout=0.1)
@@ -118,11 +118,14 @@ DEEP = (400, 2000, 10_000)
         ),
         ("deepscalelm", "post", dict.fromkeys(["forward", "gradient", "sensitivity_mean"], "constant")),
         ("ds-init", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_median": "power"}),
-        pytest.param(
-            "ds-init", "post", {"gradient": "constant", "sensitivity_median": "power"}, marks=pytest.mark.slow
+        *(
+            pytest.param(name, placement, {"gradient": "constant", **expected}, marks=pytest.mark.slow)
+            for name, placement, expected in (
+                ("ds-init", "post", {"sensitivity_median": "power"}),
+                ("deepnorm", "post", {"sensitivity_mean": "power"}),
+                ("layerscale", "pre", {"forward": "constant", "sensitivity_mean": "power"}),
+            )
         ),
-        ("deepnorm", "post", {"gradient": "constant", "sensitivity_mean": "power"}),
-        ("layerscale", "pre", {"forward": "constant", "gradient": "constant", "sensitivity_mean": "power"}),
     ],
 )
 def test_growth_orders_of_tgs_table_3(name: str, placement: str, expected: dict[str, str]) -> None:

@@ -91,9 +91,11 @@ class TestDiverged:
 class TestLossScaling:
     """With float16 the Trainer leaves out steps whose gradient overflows, while it looks for the loss scale."""
 
-    @pytest.fixture
-    def trainer(self, tmp_path: Path) -> Any:
-        return trained.trainer_of(trained.recipe_of(tmp_path), tmp_path)
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp("scaling")
+        return trained.trainer_of(trained.recipe_of(folder), folder)
 
     def step(self, trainer: Any, scale: float | None, loss: float, norm: float) -> None:
         trainer.accelerator.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)

@@ -74,7 +74,11 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", [(), ("model.architecture=null", "model.scheme=null", "model.ends=null", f"model.huggingface={LLAMA}")]
+    "scheme",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        ("model.architecture=null", "model.scheme=null", "model.ends=null", f"model.huggingface={LLAMA}"),
+    ],
 )
 def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, ...]) -> None:
     muon = ("optimizer.name=muon", "optimizer.learning_rate=0.02", "optimizer.rest_rate=1e-3", *scheme)
@@ -151,7 +155,10 @@ def test_factors_on_the_rates_of_roles() -> None:
 
 @pytest.mark.parametrize(
     ("placement", "layers", "status", "found"),
-    [("post", 48, "finished", "rank collapse"), ("none", 96, "diverged", "not finite")],
+    [
+        pytest.param("post", 48, "finished", "rank collapse", marks=pytest.mark.slow),
+        ("none", 96, "diverged", "not finite"),
+    ],
 )
 def test_a_dead_run_says_what_died(tmp_path: Path, placement: str, layers: int, status: str, found: str) -> None:
     sick = (f"model.architecture.norm_placement={placement}", f"model.architecture.n_layers={layers}",
