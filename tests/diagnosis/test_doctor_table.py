@@ -8,7 +8,7 @@ from benchmarks.doctor.healthy import HEALTHY
 from benchmarks.doctor.table import Row, judged, judged_healthy
 
 FAST = (
-    "no 1/sqrt(d_head)", "scaled after the softmax", "a skip forgotten, attention", "a doubled skip",
+    "no 1/sqrt(d_head)", "a skip forgotten, attention", "a doubled skip",
     "the skip carries the norm's output", "no causal mask", "tied weights that are not",
     "top-1 with renormalised weights", "biases of 1",
 )  # fmt: skip

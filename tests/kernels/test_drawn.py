@@ -100,7 +100,7 @@ def test_draws_are_what_random_networks_do(name: str) -> None:
     p, (read, gradient) = table(name), kernels()
     roots = [torch.from_numpy(np.linalg.cholesky(x)).float() for x in (read, gradient)]
     found = []
-    for seed in range(24):
+    for seed in range(12):
         function = make_sublayer(p, 0, seed, torch.float32, None).branch.function
         rng = torch.Generator().manual_seed(seed)
         x, g = (root @ torch.randn(TOKENS, WIDTH, generator=rng) for root in roots)
@@ -110,7 +110,7 @@ def test_draws_are_what_random_networks_do(name: str) -> None:
         grams = [(z.detach()[0] @ z.detach()[0].mT / WIDTH).double().numpy() for z in (y, sent)]
         found.append(sizes(grams[0]) + sizes(grams[1]))
     there, there_se = means(found)
-    here, se = drawn(p, 24)
+    here, se = drawn(p, 12)
     assert close(here, there, np.hypot(se, there_se), 0.04), (here, there, se, there_se)
 
 

@@ -43,7 +43,10 @@ def quick(p: sp.Parametrization, kernel: np.ndarray | None = None, **options: An
 # --- against the independent simulation -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", REFERENCE["configurations"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (i % 2)) for i, name in enumerate(REFERENCE["configurations"])],
+)
 def test_average_kernels_of_figure_7_are_those_of_the_independent_simulation(name: str) -> None:
     p = NETWORKS[name]
     found = quick(p, uniform_kernel(REPEATS, LENGTH)).forward.distance[REFERENCE["depths"]]

@@ -70,7 +70,7 @@ def test_constants_of_gelu_at_the_depths_of_the_paper(n_layers: int, published: 
     assert four(dks("gelu", n_layers)) == pytest.approx(published, abs=5.1e-6)
 
 
-@pytest.mark.parametrize("name", ["gelu", "sigmoid", "tanh"])
+@pytest.mark.parametrize("name", ["gelu", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sigmoid", "tanh"))])
 def test_same_constants_as_the_authors_package(name: str) -> None:
     """Its 1e-8 in the local slope target limits the digits; odd activations have the mirrored solution as well."""
     with warnings.catch_warnings():

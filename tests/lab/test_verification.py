@@ -31,7 +31,9 @@ from signalprop_lab.verification.verify import (
 )
 
 
-@pytest.mark.parametrize("name", ["softmax", "relu", pytest.param("attention", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["relu", pytest.param("softmax", marks=pytest.mark.slow), pytest.param("attention", marks=pytest.mark.slow)]
+)
 def test_quick_run_is_no_worse_than_the_papers_table(name: str) -> None:
     report = verify([name], effort="quick", seed=1)
     assert {row.quantity for row in report.rows} == set(COMPONENTS[name].quantities)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.utils.checkpoint import checkpoint
 
 import watched_processes
@@ -93,6 +92,8 @@ def profiled(model: nn.Module, called: nn.Module | None = None, parts: int = 1, 
 @pytest.mark.slow
 def test_checkpointed_layers_are_computed_again_from_their_own_inputs_and_no_more_of_them() -> None:
     """The streams between layers are kept, and no product of matrices is made again that the bare pass does not."""
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+
     kept: list[int] = []
     products: list[int] = []
 

@@ -75,7 +75,7 @@ def test_a_step_leaves_no_hook_on_tensors_and_no_graph(build: Any) -> None:
     assert reference() is None  # nobody holds the stream
 
 
-@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("breaks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_recorders_are_let_go(build: Any, breaks: bool) -> None:
     """Also after an exception in the middle of a pass, whose traceback holds frames."""
     model = build("gpt2").eval()

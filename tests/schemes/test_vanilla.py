@@ -141,7 +141,11 @@ HF: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", HF)
+# Of the others, that the draws are the table's is checked in tests/repair/test_checking.py, at the usual setting.
+FAST = ("bert", "gpt2", "t5", "whisper", "olmo2", "mpnet")
+
+
+@pytest.mark.parametrize("case", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in HF])
 def test_transformers_draws_what_the_table_says(case: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")

@@ -262,8 +262,10 @@ def test_scores_against_scikit_learn() -> None:
 # --- streams ------------------------------------------------------------------------------------------------
 
 STREAMS = [
-    ("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("a.tsv", "causal-lm"), ("pairs.tsv", "translation"),
-    ("a.jsonl", "sequence-classification"), ("saved", "image-classification"),
+    ("a.jsonl", "masked-lm"), ("texts", "causal-lm"), ("saved", "image-classification"),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+        ("a.tsv", "causal-lm"), ("pairs.tsv", "translation"), ("a.jsonl", "sequence-classification"),
+    )),
 ]  # fmt: skip
 
 
