@@ -6,8 +6,10 @@ import io
 import os
 import signal
 import socket
+import struct
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,26 @@ class TestSpecialFiles:
         data = Data(source=str(tmp_path))
         with pytest.raises(InputError, match="it is a pipe"):
             list(labelled_images(data, training_place(data))[0])
+
+
+def test_pictures_of_more_pixels_than_memory_holds(tmp_path: Path) -> None:
+    """A PNG file of 70 bytes that says that it is 20,000 pixels wide and high."""
+    pytest.importorskip("datasets")
+    from signalprop_lab.training.images import labelled_images
+    from signalprop_lab.training.recipe import Data
+    from signalprop_lab.training.sources import training_place
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(content)
+    data = Data(source=str(tmp_path))
+    with pytest.raises(InputError, match=r"cannot read the image .*400000000 pixels"):
+        list(labelled_images(data, training_place(data))[0])
 
 
 def test_standard_input_is_read_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,8 @@ def expected_cost(p: Parametrization, inputs: InputStatistics, fidelity: Fidelit
 # What a network takes that is built and run: floating-point operations in a second of one core, bytes of a parameter
 # (weight, gradient, copies) and of a token in a sublayer (measured with gpt2 of 4 and 24 layers, tgs of 12 and 48).
 _OPERATIONS, _PER_PARAMETER, _PER_FEATURE, _BESIDE = 4e10, 12, 32, 5e8
+# Of one that is read or drawn, written and averaged over: seconds (`apply` and `check` of 5 and 193 million), bytes.
+_LOOKED_THROUGH, _WITHOUT_GRADIENT = 5e-8, 8
 
 
 def cost_of_runs(p: Parametrization, sequences: int, runs: int = 1) -> Cost:
@@ -227,6 +229,16 @@ def cost_of_runs(p: Parametrization, sequences: int, runs: int = 1) -> Cost:
     needed = _BESIDE + _PER_PARAMETER * n + tokens * (_PER_FEATURE * p.n_sublayers * a.d_model + 8 * a.vocab_size)
     check_fits(needed, f"a network of {n:,} parameters on {tokens:,} tokens", "take fewer layers or a smaller batch")
     return Cost(6 * n * tokens * runs / _OPERATIONS, needed)
+
+
+def cost_of_model(n: int, tokens: float = 0) -> Cost:
+    """What a model of n parameters takes that is read (or drawn) and looked through, and what its passes take.
+
+    Args:
+        tokens: read by all passes together, forwards and backwards.
+    """
+    held = _PER_PARAMETER if tokens else _WITHOUT_GRADIENT
+    return Cost(n * _LOOKED_THROUGH + 6 * n * tokens / _OPERATIONS, _BESIDE + held * n)
 
 
 def _watched_loads(p: Parametrization) -> ExpertLoads | None:

@@ -67,7 +67,16 @@ def test_what_cannot_be_heard(wav: Path, tmp_path: Path) -> None:
     (tmp_path / "text.wav").write_text("no sound")
     soundfile.write(tmp_path / "short.wav", TONE[4000:5000], RATE)
     soundfile.write(tmp_path / "silent.wav", 0 * TONE, RATE)
-    for name, says in (("text.wav", "holds no audio"), ("short.wav", "at least 0.1"), ("silent.wav", "silence")):
+    soundfile.write(tmp_path / "slow.wav", TONE, 999)
+    soundfile.write(tmp_path / "fast.wav", TONE, 2_147_483_647)
+    soundfile.write(tmp_path / "long.flac", np.zeros(1000 * 3700, np.int16), 1000)  # 16 kB
+    soundfile.write(tmp_path / "infinite.wav", np.full(RATE, np.inf), RATE, subtype="FLOAT")
+    soundfile.write(tmp_path / "empty.wav", TONE[:0], RATE)
+    for name, says in (
+        ("text.wav", "holds no sound"), ("short.wav", "at least 0.1"), ("silent.wav", "silence"),
+        ("slow.wav", "rate 999; expected 1,000 to"), ("fast.wav", "rate 2147483647"), ("empty.wav", "empty"),
+        ("long.flac", "3,700 s; expected an hour"), ("infinite.wav", "not finite"),
+    ):  # fmt: skip
         with pytest.raises(InputError, match=says):
             with_audio(batch(), whisper(), tmp_path / name)
     with pytest.raises(InputError, match=r"cannot read .*No such file"):

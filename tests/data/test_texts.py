@@ -126,3 +126,12 @@ def test_bad_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             documents(source)
     with pytest.raises(InputError, match="it is a directory"):
         documents(tmp_path)
+
+
+@pytest.mark.parametrize(("end", "packed"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_line_without_an_end(end: str, packed: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: Any) -> None:
+    """Of 67 million characters, here of a thousand: it is refused before the rest of the file is read."""
+    monkeypatch.setattr(readers, "_LONGEST_LINE", 1000)
+    file = written(tmp_path / f"a.jsonl{end}", packed(b"x" * 2000))
+    with pytest.raises(InputError, match="a line of more than 1,000 characters"):
+        list(pieces(file))

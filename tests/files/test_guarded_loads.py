@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,7 +33,7 @@ def test_bytecode_may_lie_where_python_was_told_to_put_it(tmp_path: Path) -> Non
     assert list((tmp_path / "bytecode").rglob("colorsys*.pyc"))
 
 
-def test_a_file_elsewhere_a_program_and_a_connection_end_a_load(tmp_path: Path) -> None:
+def test_a_file_elsewhere_a_program_a_pickle_and_a_connection_end_a_load(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_text("a")
     (tmp_path / "out").write_text("b")
@@ -43,3 +46,13 @@ def test_a_file_elsewhere_a_program_and_a_connection_end_a_load(tmp_path: Path) 
         os.system("true")
     with pytest.raises(InputError, match=r"leads to subprocess\.Popen"), guarded("it", tmp_path / "in"):
         subprocess.run(["true"], check=False)
+    with pytest.raises(InputError, match=r"leads to pickle\.find_class"), guarded("it", tmp_path / "in"):
+        pickle.loads(pickle.dumps(Path("a")))
+    with pytest.raises(InputError, match=r"leads to socket\."), guarded("it", tmp_path / "in"):
+        socket.create_connection(("127.0.0.1", 9))
+
+
+def test_a_library_that_goes_on_after_it_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("b")
+    with pytest.raises(InputError, match="it was not loaded"), guarded("it"), suppress(BaseException):
+        (tmp_path / "out").read_text()

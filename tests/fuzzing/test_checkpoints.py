@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 from collections.abc import Callable
@@ -257,6 +258,13 @@ class TestElsewhere:
         (folder / "vocab.txt").symlink_to("/dev/zero")
         with pytest.raises(InputError, match="it is a device"):
             read_tokenizer(folder)
+
+    def test_of_how_to_generate_numbers_alone(self, folder: Path) -> None:
+        change(folder / "generation_config.json", max_length=33, eos_token_id=[1, 2], assistant_model="/etc/passwd",
+               custom_generate="somebody/model", watermarking_config={"a": 1})  # fmt: skip
+        found: Any = read_model(folder)
+        assert (found.generation_config.max_length, found.generation_config.eos_token_id) == (33, [1, 2])
+        assert not re.search("passwd|somebody", str(found.generation_config.to_dict()))
 
     def test_a_companion_is_not_copied_from_elsewhere(self, folder: Path, tmp_path: Path) -> None:
         (tmp_path / "key").write_text("secret")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ import signalprop as sp
 from damage import check_command, commanded
 from signalprop.cli import output
 from signalprop.data.batches import default_statistics
+from signalprop.diagnosis.loading import parameters_of
 from signalprop.errors import InputError
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import Cost, expected_cost
@@ -74,6 +78,46 @@ def test_other_commands_say_what_they_take(
     monkeypatch.setattr(output, "announce", announced)
     assert "the work begins" in commanded(*arguments).err
     assert said[0] > seconds
+
+
+def test_commands_on_files_say_what_they_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the headers of the weights, here of a file without room on the disk, before any of them is read."""
+    said: list[Cost] = []
+
+    class Begun(InputError):
+        pass
+
+    def announced(costs: Sequence[Cost], **_: object) -> None:
+        said.extend(costs)
+        raise Begun("the work begins")
+
+    n = 1_000_000_000
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    header = json.dumps({"x": {"dtype": "F32", "shape": [n], "data_offsets": [0, 4 * n]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + 4 * n)
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(n)
+    monkeypatch.setattr(output, "announce", announced)
+    out = ("--out", tmp_path / "new")
+    for arguments in (
+        ("check", tmp_path, "--scheme", "lns"), ("apply", tmp_path, "--scheme", "lns", *out), ("fold", tmp_path, *out),
+        ("fit", tmp_path, "--format", "fp16", *out), ("anatomy", tmp_path), ("measure", tmp_path),
+        ("compare", tmp_path), ("diagnose", tmp_path, "--no-report"), ("report", tmp_path / "a.json", *out),
+    ):  # fmt: skip
+        said.clear()
+        assert "the work begins" in commanded(*arguments).err, arguments
+        assert said[0].seconds > 10 and said[0].bytes > 1e9, arguments
+
+
+TINY = {"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1, "vocab_size": 10, "n_positions": 4}
+
+
+@pytest.mark.parametrize(("config", "n"), [(TINY, 1000), ({"model_type": "x"}, 0)])
+def test_parameters_of_a_directory_without_weights(config: dict[str, object], n: int, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert parameters_of(tmp_path) == n
 
 
 def test_progress_of_one_prediction() -> None:

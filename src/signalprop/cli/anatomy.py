@@ -133,7 +133,7 @@ def _write(live: nn.Module, found: Anatomy, path: Path) -> None:
 
 def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
-    from signalprop.cli.loading import load_model
+    from signalprop.cli.loading import announce_model, load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
@@ -142,8 +142,10 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     if file and meta:
         raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")
     if weights and not meta:
+        announce_model(directory)
         return load_model(directory, random_init=random_init, seed=seed)
     empty = read_structure(directory)
     if meta or sum(p.numel() for p in empty.parameters()) > _LARGEST:
         return empty
+    announce_model(directory)
     return load_model(directory, random_init=True, seed=seed)

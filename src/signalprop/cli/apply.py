@@ -54,7 +54,7 @@ def apply(
     Example:
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
-    from signalprop.cli.loading import called_with, load_model, mapping_of_file
+    from signalprop.cli.loading import announce_model, called_with, load_model, mapping_of_file
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
@@ -67,6 +67,7 @@ def apply(
         raise InputError("--redraw draws new weights and --keep-weights keeps those there are; choose one of the two")
     unread = redraw or not (keep_weights or checkpoints.has_weights(directory))
     hint = f"{'leave --keep-weights out' if keep_weights else '--redraw is there'} to draw new ones"
+    announce_model(directory)
     model = load_model(directory, random_init=unread, seed=seed, hint=hint).to(place)
     called_with(model, inputs)
     dtype = checkpoints.stored_type(model)

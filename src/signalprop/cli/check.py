@@ -39,7 +39,7 @@ def check(
       signalprop check ./my-checkpoint --scheme gpt2
       signalprop check ./scaled
     """
-    from signalprop.cli.loading import called_with, load_model, mapping_of_file
+    from signalprop.cli.loading import announce_model, called_with, load_model, mapping_of_file
 
     output.check_outputs(json_file)
     if scheme is None and option:
@@ -49,6 +49,7 @@ def check(
     from signalprop.repair.checks import check as checked
 
     hint = "--fresh checks what the configuration alone gives"
+    announce_model(model)
     live = load_model(model, random_init=fresh, seed=seed, hint=hint).to(place)
     called_with(live, inputs)
     found = checked(live, wanted, mapping=mapping_of_file(live, mapping))

@@ -65,7 +65,14 @@ def compare(
     Example:
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, called_with, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import (
+        announce_model,
+        architecture_of,
+        called_with,
+        load_model,
+        mapping_of_file,
+        model_batch,
+    )
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.batches import default_statistics
     from signalprop.errors import InputError
@@ -87,6 +94,8 @@ def compare(
         if changed.keys() - {"seq_len"} or option or qk_scale != 1:
             raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
         place = opt.usable(device)
+        tokens = seeds * batch_size * changed.get("seq_len", LONGEST)
+        announce_model(arch, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
         subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
         arguments = called_with(subject, inputs)
         given = mapping_of_file(subject, mapping)

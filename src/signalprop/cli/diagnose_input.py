@@ -48,6 +48,7 @@ class More(NamedTuple):
 
 
 NOTHING_MORE = More()
+_PASSES = 2  # over all tokens, forwards and backwards; those of the trials, which are over few, are in it
 
 
 class Subject(NamedTuple):
@@ -80,12 +81,13 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import check_one_input, mapping_of_file
+    from signalprop.cli.loading import announce_model, check_one_input, mapping_of_file
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
+    announce_model(source, (_PASSES + len(more.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))

@@ -61,7 +61,7 @@ def fit(
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import announce_model, architecture_of, load_model, mapping_of_file, model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
     from signalprop.repair.fitting import FORMATS, exact_logits
@@ -71,6 +71,7 @@ def fit(
     if form not in FORMATS:
         raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
     quiet()
+    announce_model(directory)
     model = load_model(directory)
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)

@@ -26,10 +26,12 @@ def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: 
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop import repair as surgery
+    from signalprop.cli.loading import announce_model
     from signalprop.diagnosis.loading import quiet
     from signalprop.repair.record import the_record
 
     quiet()
+    announce_model(directory)
     model = surgery.load(directory)
     dtype = next(model.parameters()).dtype
     model.to(place).float()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from signalprop.cli import output
 from signalprop.cli.sources import is_gguf, lengths
 from signalprop.data.audio import with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
@@ -44,6 +45,18 @@ def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, 
         source = folder_of(source)
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
     return read_model(source, random_init=random_init, seed=seed, hint=hint)
+
+
+def announce_model(source: str | Path, tokens: float = 0, less: str = "") -> None:
+    """Say what a model takes that is to be read, where that is long or much. What does not fit, `load_model` refuses.
+
+    Args:
+        tokens: that it reads in all passes together. less: as in `output.announce`.
+    """
+    from signalprop.diagnosis.loading import parameters_of
+    from signalprop.prediction import cost_of_model
+
+    output.announce([cost_of_model(parameters_of(source), tokens)], less=less)
 
 
 def inside(model: nn.Module, path: str | None) -> nn.Module:

@@ -65,7 +65,14 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --text book.txt --plot signal.png
     """
-    from signalprop.cli.loading import architecture_of, called_with, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import (
+        announce_model,
+        architecture_of,
+        called_with,
+        load_model,
+        mapping_of_file,
+        model_batch,
+    )
     from signalprop.cli.loading import inside as model_inside
     from signalprop.errors import InputError
     from signalprop.prediction import cost_of_runs
@@ -85,6 +92,9 @@ def measure(
     place = opt.usable(device)
     if p is not None:
         output.announce([cost_of_runs(p, batch_size, seeds)])
+    else:
+        tokens = seeds * batch_size * changed.get("seq_len", LONGEST)
+        announce_model(model, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
     import torch
 
     from signalprop.measurement import measure as measured

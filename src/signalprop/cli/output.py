@@ -192,20 +192,21 @@ LONG, _LARGE = 10, 1e9  # seconds and bytes from which work says beforehand what
 _LONGEST = 600  # seconds of work that is begun though nobody said how it should be done
 
 
-def announce(costs: Sequence[Cost], *, chosen: bool = True) -> None:
+def announce(
+    costs: Sequence[Cost], *, chosen: bool = True, less: str = "fewer layers (--layers) or tokens (--seq-len)"
+) -> None:
     """Say on stderr what work takes, one part after the other, where that is long or much.
 
     Args:
         chosen: somebody said how it is to be done; else work of more than ten minutes is refused.
+        less: what would take less, in words; empty: nothing does.
     """
     seconds, most = sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0.0)
-    takes = f"about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory; fewer layers (--layers) or tokens (--seq-len)"
+    takes = f"about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory{less and f'; {less} take less'}"
     if seconds > _LONGEST and not chosen:
-        raise InputError(
-            f"this would take {takes} take less; predict with --fidelity moments (the shortest) or kernel does it"
-        )
+        raise InputError(f"this would take {takes}; predict with --fidelity moments (the shortest) or kernel does it")
     if seconds > LONG or most > _LARGE:
-        note(f"this takes {takes} take less")
+        note(f"this takes {takes}")
 
 
 def facts(*lines: tuple[str, object]) -> None:

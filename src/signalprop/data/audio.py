@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.data.batches import Batch
-from signalprop.errors import InputError, first_line, require
+from signalprop.errors import InputError, refusing, require
 from signalprop.families import find, names
 from signalprop.families.base import Family
 from signalprop.files.limits import check_fits
@@ -20,29 +20,51 @@ from signalprop.network.moments import FloatArray
 
 RATE = 16000  # samples per second that both extractors expect
 _HOP = 160  # samples from one frame to the next: 10 ms
+_SLOWEST, _FASTEST = 1000, 1_000_000  # Hz of a file; one that lies would make gigabytes of a second of sound
+_HOUR = 3600.0  # seconds; silence of days packs into a small file
+_LOUDEST = 1e30  # of a sample; squares and their sums stay finite
 
 
 def read_audio(path: str | Path) -> FloatArray:
     """The samples of a WAV or FLAC file between -1 and 1: channels averaged, 16,000 per second."""
-    soundfile = require("soundfile", "audio")
-    try:
-        with reading(path), opened(path, copies=8) as file:
-            header = soundfile.info(file)
-            size = 8.0 * header.frames * (header.channels + 3 * max(1.0, RATE / header.samplerate))
-            check_fits(size, f"the audio in {path}", "give a shorter recording")
-            file.seek(0)
-            samples, rate = soundfile.read(file, dtype="float64", always_2d=True)
-    except InputError:
-        raise
-    except Exception as error:  # soundfile's own
-        raise InputError(f"{path} holds no audio: {first_line(error)}; expected WAV or FLAC") from None
-    mono: FloatArray = samples.mean(1)
-    if rate != RATE:
-        common = math.gcd(rate, RATE)
-        mono = require("scipy.signal", "models").resample_poly(mono, RATE // common, rate // common)
-    if not (np.isfinite(mono).all() and mono.any()):
-        raise InputError(f"{path} holds silence, or samples that are not finite; expected speech")
+    with reading(path), opened(path, copies=8) as file:
+        samples, rate = read_sound(file, str(path))
+    mono = resampled(samples, rate, RATE)
+    if not mono.any():
+        raise InputError(f"{path} holds silence; expected speech")
     return mono
+
+
+def read_sound(file: Any, name: str) -> tuple[FloatArray, int]:
+    """(samples, rate) of an open sound file, channels averaged.
+
+    Raises:
+        InputError: no sound, more than an hour, a sample rate outside 1 kHz to 1 MHz, or samples that are not finite.
+    """
+    soundfile = require("soundfile", "audio")
+    holding = refusing(f"{name} holds no sound that can be read", "expected WAV or FLAC")
+    with holding, soundfile.SoundFile(file) as sound:
+        rate, seconds = sound.samplerate, sound.frames / sound.samplerate
+        if seconds > _HOUR:
+            raise InputError(f"{name} lasts {seconds:,.0f} s; expected an hour at most")
+        if not _SLOWEST <= rate <= _FASTEST:
+            raise InputError(f"{name} has the sample rate {rate}; expected {_SLOWEST:,} to {_FASTEST:,} Hz")
+        check_fits(8.0 * sound.frames * (sound.channels + 1), f"the sound in {name}", "give a shorter recording")
+        samples = sound.read(dtype="float64", always_2d=True)
+    if not samples.size:
+        raise InputError(f"{name} holds no sound: it is empty")
+    if not np.abs(samples).max() <= _LOUDEST:
+        raise InputError(f"{name} has samples that are not finite, or beyond {_LOUDEST:g}")
+    return samples.mean(1), int(rate)
+
+
+def resampled(samples: FloatArray, rate: int, wanted: int) -> FloatArray:
+    """Samples of one rate at another one."""
+    if rate == wanted:
+        return samples
+    signal = require("scipy.signal", "models")
+    divisor = math.gcd(rate, wanted)
+    return np.asarray(signal.resample_poly(samples, wanted // divisor, rate // divisor))
 
 
 def check_reads_audio(architecture: Architecture) -> Family:

@@ -7,7 +7,7 @@ are refused. Code that a checkpoint brings is run where that is asked for and no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from signalprop.errors import InputError, first_line, release, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
+from signalprop.files.tensor_files import stored_tensors
 from signalprop.files.validation import typed
 from signalprop.network.presets import preset_instead
 
@@ -152,6 +153,23 @@ def read_structure(source: str | Path) -> nn.Module:
         config = checkpoint_loading.configuration(place)
         model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place, False), config)
     return model.eval()
+
+
+def parameters_of(source: str | Path) -> int:
+    """How many numbers a model has, by the headers of its files or by its configuration; 0 where neither says it.
+
+    Of a GGUF file about one for each byte: they have 4 to 16 bits. What is wrong with the files, reading them says.
+    """
+    with suppress(Exception):
+        path = Path(source)
+        if path.suffix.lower() == ".gguf":
+            return path.stat().st_size
+        if path.exists():
+            folder = folder_of(path)
+            if any(folder.glob("*.safetensors")):
+                return sum(tensor.n for tensor in stored_tensors(folder))
+            return sum(tensor.numel() for tensor in read_structure(folder).parameters())
+    return 0
 
 
 def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any | None:

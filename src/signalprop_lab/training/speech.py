@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.data.audio import read_sound, resampled
 from signalprop.data.batches import default_text, speech_features
-from signalprop.errors import InputError, refusing, require
+from signalprop.errors import InputError, require
+from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
 from signalprop_lab.training.pairs_and_labels import speech_columns
 from signalprop_lab.training.position import Position
@@ -26,9 +28,6 @@ from signalprop_lab.training.sources import Place, open_table, text_in
 Frames = NDArray[np.float32]  # (frames, features)
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff")
 _WINDOW, _HOP = 0.025, 0.010  # seconds
-_SLOWEST, _FASTEST = 1000, 1_000_000  # Hz of a file; one that lies would make gigabytes of a second of sound
-_HOUR = 3600.0  # seconds; silence of days packs into a small file
-_LOUDEST = 1e30  # of a sample; squares and their sums stay finite
 SYNTHETIC = 20_000  # utterances, if no limit is given
 _LONGEST, _SHORTEST = 6, 3  # frames of a synthetic byte
 _NOISE = 0.5
@@ -65,7 +64,7 @@ def utterances(data: Data, place: Place, position: Position | None = None) -> It
     base = path if path.is_dir() else path.parent
     for where, row in table.read(audio, text, position=position):
         samples, rate = _samples_in(row[audio], base, where)
-        yield Utterance(log_mel(resampled(samples, rate, data), data), text_in(row, text, where))
+        yield Utterance(log_mel(resampled(samples, rate, data.sample_rate), data), text_in(row, text, where))
 
 
 def log_mel(samples: FloatArray, data: Data) -> Frames:
@@ -94,21 +93,12 @@ def _filters(rate: int, width: int, n: int) -> FloatArray:
     return filters
 
 
-def resampled(samples: FloatArray, rate: int, data: Data) -> FloatArray:
-    """Sound at data.sample_rate."""
-    if rate == data.sample_rate:
-        return samples
-    signal = require("scipy.signal", "training")
-    divisor = math.gcd(rate, data.sample_rate)
-    return np.asarray(signal.resample_poly(samples, data.sample_rate // divisor, rate // divisor))
-
-
 def _samples_in(value: Any, base: Path, where: str) -> tuple[FloatArray, int]:
     """(samples, rate) of a cell: a path, or a sound file's bytes ({"bytes": ..., "path": ...})."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes):
-        return _read(io.BytesIO(value), where)
+        return read_sound(io.BytesIO(value), where)
     if not isinstance(value, str) or not value:
         raise InputError(f"{where} holds no sound; expected the path of a file")
     paths = [base / name for name in (value, *(value + suffix for suffix in _SOUNDS))]
@@ -116,25 +106,9 @@ def _samples_in(value: Any, base: Path, where: str) -> tuple[FloatArray, int]:
     with suppress(OSError, ValueError):  # a name that is too long, or holds a null byte
         found = next((path for path in paths if path.is_file()), None)
     if found is not None:
-        return _read(found, str(found))
+        with opened(found) as file:
+            return read_sound(file, str(found))
     raise InputError(f"{where} names the sound {value!r}; there is no such file in {base}")
-
-
-def _read(file: Any, name: str) -> tuple[FloatArray, int]:
-    soundfile = require("soundfile", "training")
-    reading = refusing(f"cannot read the sound {name}", "expected a file that soundfile reads")
-    with reading, soundfile.SoundFile(file) as opened:
-        rate, seconds = opened.samplerate, opened.frames / opened.samplerate
-        samples = opened.read(dtype="float64", always_2d=True) if seconds <= _HOUR else None
-    if samples is None:
-        raise InputError(f"the sound {name} lasts {seconds:,.0f} s; expected an hour at most")
-    if not samples.size:
-        raise InputError(f"the sound {name} is empty")
-    if not _SLOWEST <= rate <= _FASTEST:
-        raise InputError(f"the sound {name} has the sample rate {rate}; expected {_SLOWEST} to {_FASTEST} Hz")
-    if not np.abs(samples).max() <= _LOUDEST:
-        raise InputError(f"the sound {name} has samples that are not finite, or beyond {_LOUDEST:g}")
-    return samples.mean(1), int(rate)
 
 
 # --- synthetic -----------------------------------------------------------------------------------------------

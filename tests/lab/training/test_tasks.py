@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.metrics import accuracy_score, f1_score
 
 from preparing import documents_of, example, labels_in, lines, recipe, text_of, validation
+from signalprop.data.audio import resampled
 from signalprop.data.batches import patches_of
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
@@ -34,7 +35,7 @@ from signalprop_lab.training.examples import (
 from signalprop_lab.training.networks import network_of
 from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
-from signalprop_lab.training.speech import log_mel, resampled
+from signalprop_lab.training.speech import log_mel
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of
 
@@ -90,7 +91,7 @@ def tone(rate: int, hz: float, seconds: float = 0.3) -> np.ndarray[Any, Any]:
 
 def test_resampling_keeps_a_tone() -> None:
     data = Data(sample_rate=16_000)
-    found = resampled(tone(22_050, 440), 22_050, data)
+    found = resampled(tone(22_050, 440), 22_050, data.sample_rate)
     assert found[500:-500] == pytest.approx(tone(16_000, 440)[: found.size][500:-500], abs=2e-3)
 
 
