@@ -11,12 +11,15 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from signalprop.cli.loading import called_with
 from signalprop.data.batches import load_frames
 from signalprop.data.texts import pieces
 from signalprop.errors import InputError
@@ -153,5 +156,6 @@ class TestSizes:
         (tmp_path / "x.npz").write_bytes(content)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("signalprop.files.limits.memory_limit", lambda: 1 << 31)
-            with pytest.raises(InputError, match=r"4,294,967,294 bytes unpacked\) needs at least 4.3 GB"):
-                of_arrays(tmp_path / "x.npz")
+            for read in (of_arrays, partial(called_with, torch.nn.Linear(2, 2))):
+                with pytest.raises(InputError, match=r"4,294,967,294 bytes unpacked\) needs at least 4.3 GB"):
+                    read(tmp_path / "x.npz")

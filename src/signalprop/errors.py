@@ -91,7 +91,12 @@ def release(version: str) -> tuple[int, int]:
     return major, minor
 
 
-def require(module: str, extra: str, at_least: tuple[int, int] | None = None) -> ModuleType:
+# Older transformers ran the code of a checkpoint (until 5.0), and do not declare the fields of their configurations;
+# older datasets run loading scripts of the hub.
+_LOWEST = {"transformers": (5, 4), "datasets": (4, 0)}
+
+
+def require(module: str, extra: str) -> ModuleType:
     """Import `module`, or raise MissingExtra naming the pip extra that brings it; likewise where it is too old."""
     try:
         found = importlib.import_module(module)
@@ -101,9 +106,10 @@ def require(module: str, extra: str, at_least: tuple[int, int] | None = None) ->
             f"this needs {module.partition('.')[0]}, which cannot be imported ({reason}); "
             f"install it with: pip install 'signalprop[{extra}]' (in a clone: '.[{extra}]')"
         ) from error
-    if at_least is not None and release(found.__version__) < at_least:
+    lowest = _LOWEST.get(module)
+    if lowest is not None and release(found.__version__) < lowest:
         raise MissingExtra(
-            f"{extra} needs {module} {at_least[0]}.{at_least[1]} or newer, and {found.__version__} is installed; "
+            f"{extra} needs {module} {lowest[0]}.{lowest[1]} or newer, and {found.__version__} is installed; "
             f"install it with: pip install --upgrade 'signalprop[{extra}]'"
         )
     return found

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from signalprop.data import texts as readers
 from signalprop.data.batches import load_text
 from signalprop.data.texts import pieces
-from signalprop.errors import InputError
+from signalprop.errors import InputError, MissingExtra
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -94,8 +94,10 @@ def test_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (("set", None), {"split": "test", "streaming": True}),
         (("somebody/set", "raw"), {"split": "test", "streaming": True}),
     ]
-    monkeypatch.setattr(sys.modules["datasets"], "__version__", "2.19.0")  # it runs loading scripts, if not told
-    assert documents("somebody/set") == ["one", "two"] and asked[-1][1]["trust_remote_code"] is False
+    monkeypatch.setattr(sys.modules["datasets"], "__version__", "3.6.0")  # it runs loading scripts
+    with pytest.raises(MissingExtra, match=r"needs datasets 4.0 or newer, and 3.6.0 is installed"):
+        documents("somebody/set")
+    monkeypatch.setattr(sys.modules["datasets"], "__version__", "4.0.0")
     with pytest.raises(InputError, match="cannot read the data set 'no/such': cannot reach it; expected a file"):
         documents("no/such")
     with pytest.raises(InputError, match="expected name, name:split or name:configuration:split"):

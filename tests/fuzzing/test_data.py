@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import strategies as st
 
 from damage import Bomb, as_json, damaged, damaged_bytes, examine
+from signalprop.cli.loading import called_with
 from signalprop.data.batches import load_frames
 from signalprop.data.texts import pieces
 from signalprop.errors import InputError
@@ -151,6 +153,18 @@ class TestPickles:
             (tmp_path / name).write_bytes(content)
             with pytest.raises(InputError):
                 load_kernel(tmp_path / name)
+        assert not (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("name", ["a.pt", "a.bin", "a.npz", "a.safetensors"])
+    def test_inputs_of_a_model(self, tmp_path: Path, name: str) -> None:
+        """Of --inputs, by whatever name."""
+        file = tmp_path / name
+        if name == "a.npz":
+            np.savez(file, input_ids=np.array([Bomb(tmp_path / "ran")], dtype=object))
+        else:
+            file.write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
+        with pytest.raises(InputError, match=r"cannot be read|pickle"):
+            called_with(torch.nn.Linear(2, 2), file)
         assert not (tmp_path / "ran").exists()
 
     def test_a_table_of_cells(self, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def _sublayer(
         call=row.call,
         calls=row.calls,
         dropout=f"{place}.{row.dropout}" if row.dropout else None,
-        scaling=f"{place}.{row.scaling}" if row.scaling and _scales(layer, row.scaling) else None,
+        scaling=f"{place}.{row.scaling}" if row.scaling and _get(layer, row.scaling) is not None else None,
         attention=f"{place}.{row.attention}" if row.attention else None,
         activation=f"{place}.{row.activation}" if row.activation else None,
     )
@@ -202,17 +202,6 @@ def _rows_of(a: Architecture, roles: Sequence[str], turns: int) -> dict[str, sli
         return {role: slice(*two) for role, two in zip(roles, pairwise(ends), strict=True)}
     rows = np.arange(turns * ends[-1]).reshape(turns, -1)
     return {role: rows[:, slice(*two)].ravel().tolist() for role, two in zip(roles, pairwise(ends), strict=True)}
-
-
-def _scales(layer: nn.Module, path: str) -> bool:
-    """Whether the number of that path multiplies query and key's product.
-
-    In transformers 4 some families (OPT, BART, Whisper) have a class of its own for each kernel, and those for sdpa and
-    flash attention have the number and do not use it.
-    """
-    attention, _, _ = path.rpartition(".")
-    own = type(_get(layer, attention)).__name__
-    return _get(layer, path) is not None and not ("Sdpa" in own or "Flash" in own)
 
 
 def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:

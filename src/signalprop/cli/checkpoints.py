@@ -63,7 +63,7 @@ def stored_type(model: nn.Module) -> torch.dtype:
             f"expected a checkpoint of transformers; this {type(model).__name__} was built by signalprop: in Python, "
             "signalprop.load gives it, and signalprop.save keeps what was done to it"
         )
-    name = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
+    name = getattr(config, "dtype", None) or "float32"
     found = getattr(torch, str(name).removeprefix("torch."), None)
     return found if isinstance(found, torch.dtype) else torch.float32
 

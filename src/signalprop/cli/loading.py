@@ -77,10 +77,11 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
         return None
     import torch
 
-    from signalprop.files.storage import check_regular, opened
+    from signalprop.files.storage import check_arrays, opened, reading
     from signalprop.streams.calls import remember
 
-    check_regular(file)
+    with reading(file):
+        opened(file, copies=1).close()
     with refusing(f"{file} cannot be read", "expected arrays by the names of the forward's arguments"):
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -88,6 +89,7 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
             arguments: dict[str, Any] = dict(load_file(file))
         elif file.suffix == ".npz":
             with opened(file) as stream, np.load(stream, allow_pickle=False) as arrays:
+                check_arrays(arrays, file)
                 arguments = {name: torch.as_tensor(arrays[name]) for name in arrays.files}
         else:
             raise InputError(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from signalprop.errors import InputError, first_line, release, require
+from signalprop.errors import InputError, first_line, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
 from signalprop.files.storage import check_regular
@@ -127,16 +127,16 @@ def read_model(
             torch.manual_seed(seed % 2**63)
             fresh: nn.Module = checkpoint_loading.fresh(cls, config, **trust)
             return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
-        options: dict[str, Any] = {"output_loading_info": True, _dtype_option(transformers.__version__): dtype}
+        options: dict[str, Any] = {"output_loading_info": True, "dtype": dtype}
         loaded: nn.Module
         for tried in (cls, transformers.AutoModel):
             loaded, found = checkpoint_loading.pretrained(tried, place, config, **trust, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
             if not missing or not _only_head(loaded, missing):
                 break
-    kept = getattr(config, _dtype_option(transformers.__version__), None)
+    kept = getattr(config, "dtype", None)
     if kept is not None:  # what the checkpoint has; transformers writes what was asked for
-        setattr(loaded.config, _dtype_option(transformers.__version__), kept)
+        loaded.config.dtype = kept
     if missing:
         raise InputError(
             f"the checkpoint in {place} has no weights for {missing[0]}"
@@ -221,11 +221,10 @@ def _gguf(path: Path, dtype: Precision) -> nn.Module:
     """The model in a GGUF file, as transformers reads it. It can be saved: nothing in it is quantized any more."""
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
-    transformers = _transformers()
+    _transformers()
     require("gguf", "diagnose")
-    options = {_dtype_option(transformers.__version__): "float32" if dtype == "auto" else dtype}
     with _told(f"cannot load the model in {path}", path):
-        model = checkpoint_loading.gguf_model(path, **options)
+        model = checkpoint_loading.gguf_model(path, dtype="float32" if dtype == "auto" else dtype)
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -238,11 +237,6 @@ def _transformers() -> Any:
     found = require("transformers", "models")
     quiet()
     return found
-
-
-def _dtype_option(version: str) -> str:
-    """How a version of transformers calls the type of the weights that `from_pretrained` makes."""
-    return "dtype" if release(version) >= (4, 56) else "torch_dtype"
 
 
 def _place(source: str | Path) -> str | Path:

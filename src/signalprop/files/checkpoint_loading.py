@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from signalprop.errors import InputError, release, require
+from signalprop.errors import InputError, require
 from signalprop.files.checkpoint_folder import INDEX, WEIGHTS, check_folder, json_object, shards, weights
 from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_file, tokenizer_of
 from signalprop.files.configuration import fresh_configuration, made, taken
@@ -168,11 +168,8 @@ def gguf_tokenizer(path: Path) -> Any:
 
 def data_set(name: str, configuration: str | None, **options: Any) -> Any:
     """A data set of the hub, or of files (`name` is then a builder of `datasets`, such as json); `options`: of
-    `datasets.load_dataset`. Loading scripts are not run."""
-    datasets = require("datasets", "datasets")
-    if release(datasets.__version__) < (4, 0):  # later ones cannot run any, and refuse to be told
-        options["trust_remote_code"] = False
-    return datasets.load_dataset(name, configuration, **options)
+    `datasets.load_dataset`."""
+    return require("datasets", "datasets").load_dataset(name, configuration, **options)
 
 
 def saved_data_set(folder: Path) -> Any:
@@ -232,11 +229,11 @@ def _made(cls: Any, config: Any, trust_remote_code: bool = False) -> Any:
 
 def _itemsize(config: Any, options: dict[str, Any]) -> float:
     """Bytes of each of a model's numbers, at least, where it is loaded with these options."""
-    name = next((str(options[key]) for key in ("dtype", "torch_dtype") if options.get(key)), "auto")
+    name = str(options.get("dtype") or "auto")
     if name == "auto":
         if getattr(config, "quantization_config", None):
             return 0.5
-        name = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32")
+        name = str(getattr(config, "dtype", None) or "float32")
     return {"float64": 8, "float32": 4}.get(name.removeprefix("torch."), 2)
 
 

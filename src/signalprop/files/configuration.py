@@ -61,7 +61,6 @@ def fresh_configuration(data: Mapping[str, Any], where: str | Path) -> Any:
     Raises:
         InputError: a type that transformers does not have, or a value that is not taken.
     """
-    require("transformers", "models", at_least=(5, 4))  # before, configurations do not declare their fields
     name = data.get("model_type")
     cls = _class(name)
     if cls is None:

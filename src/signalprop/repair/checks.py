@@ -193,10 +193,9 @@ def _place(attached: Attached, i: int | None, end: str = "") -> dict[str, Any]:
 
 def _coarsest(model: nn.Module) -> float:
     """The largest epsilon of the types that the model's numbers have or, in its checkpoint, had."""
-    config: Any = getattr(model, "config", None)
-    names = [getattr(config, name, None) for name in ("dtype", "torch_dtype")] if config is not None else []
-    kept = [getattr(torch, str(name).removeprefix("torch."), None) for name in names]
-    types = {q.dtype for q in model.parameters()} | {dtype for dtype in kept if isinstance(dtype, torch.dtype)}
+    kept = str(getattr(getattr(model, "config", None), "dtype", None)).removeprefix("torch.")
+    types = {q.dtype for q in model.parameters()}
+    types |= {dtype for dtype in [getattr(torch, kept, None)] if isinstance(dtype, torch.dtype)}
     return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=0.0)
 
 

@@ -152,24 +152,13 @@ def mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 def _interfaces() -> None:
     """Register `attend` and `mask`, once."""
-    transformers: Any = require("transformers", "models")
-    try:
-        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    except ImportError:
-        raise _too_old(transformers) from None
-    if not hasattr(transformers.PreTrainedModel, "set_attn_implementation"):
-        raise _too_old(transformers)
+    require("transformers", "models")
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     if NAME not in ALL_ATTENTION_FUNCTIONS:
         ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
         ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask)
-
-
-def _too_old(transformers: Any) -> InputError:
-    return InputError(
-        f"schemes that shape attention need transformers 4.54 or newer, this is {transformers.__version__}; update it, "
-        "or build(parametrization)"
-    )
 
 
 # --- installing ------------------------------------------------------------------------------------------

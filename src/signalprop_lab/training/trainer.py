@@ -18,8 +18,7 @@ from torch.utils.data import SequentialSampler
 
 from signalprop.errors import InputError, require
 
-# its loop keeps the loss that waits to be logged, and the gradient's norm, in names of its own
-require("transformers", "training", at_least=(5, 3))
+require("transformers", "training")
 
 from accelerate import ParallelismConfig, PartialState  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
