@@ -268,16 +268,25 @@ def test_weights_elsewhere(made: Callable[[str], Path]) -> None:
     assert all(tensor.equal(before[name]) for name, tensor in after.items()) and len(after) == len(before)
 
 
-def test_kernels_in_a_recipe() -> None:
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"_attn_implementation": {"": KERNEL}}, "takes no _attn_implementation"),
+        ({"n_layer": "x"}, "n_layer is 'x'; expected a word that transformers has"),
+        ({"n_layer": [1]}, "n_layer: transformers refuses it: .* expected int, got list"),
+        ({"n_head": 0}, r"cannot make a gpt2 for causal-lm \(ZeroDivisionError"),
+    ],
+)
+def test_configurations_in_a_recipe(fields: dict[str, Any], says: str) -> None:
     from types import SimpleNamespace
 
     from signalprop_lab.training.networks import network_of
     from signalprop_lab.training.recipe import parse
 
-    own = {"model_type": "gpt2", "n_layer": 1, "_attn_implementation": {"": KERNEL}}
+    own = {"model_type": "gpt2", "n_layer": 1, **fields}
     recipe = parse({"name": "x", "task": "causal-lm", "model": {"huggingface": own}})
     prepared: Any = SimpleNamespace(facts={})
-    with pytest.raises(InputError, match="takes no _attn_implementation"):
+    with pytest.raises(InputError, match=says):
         network_of(recipe, prepared)
 
 

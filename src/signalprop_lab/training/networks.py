@@ -201,13 +201,9 @@ def _fresh(recipe: Recipe, prepared: Prepared) -> nn.Module:
     if unknown:
         raise InputError(f"model.huggingface.{unknown[0]}: the configuration of {family} has no such field")
     given = _facts_of(recipe, prepared, blank) | given
-    try:
-        config = checkpoint_loading.configuration_of(family, **given)
+    config = checkpoint_loading.configuration_of(family, **given)
+    with refusing(f"transformers cannot make a {family} for {recipe.task}", "correct model.huggingface"):
         model: nn.Module = checkpoint_loading.fresh(_auto(recipe), config)
-    except InputError:
-        raise
-    except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"transformers cannot make a {family} for {recipe.task}: {error}") from None
     return model
 
 
