@@ -135,6 +135,7 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import announce_model, load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
+    from signalprop.prediction import cost_of_model
 
     kept = ("*.safetensors", "*.gguf", "*.bin")
     file = sources.is_gguf(str(directory))
@@ -142,10 +143,11 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
     if file and meta:
         raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")
     if weights and not meta:
-        announce_model(directory)
+        announce_model(directory, less="" if file else "modules without numbers (--meta)")
         return load_model(directory, random_init=random_init, seed=seed)
     empty = read_structure(directory)
-    if meta or sum(p.numel() for p in empty.parameters()) > _LARGEST:
+    n = sum(p.numel() for p in empty.parameters())
+    if meta or n > _LARGEST:
         return empty
-    announce_model(directory)
+    output.announce([cost_of_model(n)], less="modules without numbers (--meta)")
     return load_model(directory, random_init=True, seed=seed)
