@@ -48,7 +48,9 @@ class More(NamedTuple):
 
 
 NOTHING_MORE = More()
-_PASSES = 2  # over all tokens, forwards and backwards; those of the trials, which are over few, are in it
+# Over all tokens, forwards and backwards, all that is looked at included; measured with 193 million parameters on a
+# shared machine: 140 s at 1,024 tokens, 13 bytes a parameter.
+_PASSES = 4
 
 
 class Subject(NamedTuple):
