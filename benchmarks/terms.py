@@ -1,7 +1,8 @@
 """What every finer term of the theory is worth: stored measurements predicted with it and without.
 
     python -m benchmarks.terms                              # every term, on all sets: writes records/terms.json
-    python -m benchmarks.terms --only crowding --sets accuracy
+    python -m benchmarks.terms --tests                      # the fast test that fails without each
+    python -m benchmarks.terms --only "tied head: along the stream" --sets fresh --every 8
 
 A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. The
 table has, of every term: the cells that move by more than their standard error without it, how many of them come nearer
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +43,7 @@ def _zeros_like(i: int) -> Callable[..., Any]:
 
 
 _SPHERE = "signalprop.theory.one_length"
-_SCATTER = "signalprop.theory.scatter"
+_SCATTER = "signalprop.theory.scatter.response"
 _HEADS = "signalprop.sublayers.attention.heads"
 TERMS: dict[str, list[Without]] = {
     "tokens of one length, without QK-norm": [(_HEADS, name, frozenset()) for name in ("NORM_BEFORE", "NORM_AFTER")],
@@ -78,6 +81,32 @@ def _special(module: Any, name: str, what: str) -> Any:
         np.eye(len(kernel)), np.eye(len(kernel)), np.where(np.eye(len(kernel)) > 0, 0.0, -np.inf),
         np.ones(len(kernel)), 1.0, 0.0,
     )  # fmt: skip
+
+
+_TESTS = {  # by the beginning of a term's name
+    "one length": ("theory/test_one_length.py", "theory/test_attention.py", "kernels/test_attention.py"),
+    "tokens of one length": ("theory/test_one_length.py", "theory/test_attention.py"),
+    "longer keys": ("theory/test_one_length.py", "theory/test_attention.py", "kernels/test_attention.py"),
+    "QK-norm": ("kernels/test_query_norm.py", "theory/test_one_length.py"),
+    "keys that": ("kernels/test_unmasked.py", "theory/test_repeated_keys.py"),
+    "tied head: along": ("kernels/test_tied.py",),
+    "tied head": ("theory/test_head.py",),
+    "gates": ("theory/test_network.py", "kernels/test_tokens.py"),
+    "scatter": ("theory/test_scatter.py",),
+}
+
+
+def failing_test(term: str) -> str:
+    """The first fast test of its files that fails without a term; '' where none does."""
+    files = next(files for name, files in _TESTS.items() if term.startswith(name))
+    code = (
+        "import sys, pytest\nfrom benchmarks.terms import without\n"
+        f"with without({term!r}):\n    sys.exit(pytest.main(['-x', '-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *(f"tests/{name}" for name in files)], capture_output=True, text=True, check=False
+    )
+    return next((line.split()[1] for line in ran.stdout.splitlines() if line.startswith("FAILED")), "")
 
 
 @contextmanager
@@ -122,16 +151,26 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", default=["accuracy", "applied", "fresh"])
     parser.add_argument("--closed", action="store_true", help="of fresh families only those that are not drawn")
     parser.add_argument("--every", type=int, default=1, help="every so many cells of a set (1: all)")
+    parser.add_argument("--tests", action="store_true", help="instead: the fast test that fails without each term")
     given = parser.parse_args()
+    if given.tests:
+        for term in given.only:
+            recorded(term, {"test": failing_test(term)})
+        return
     how: dict[str, Any] = {"closed": given.closed, "every": given.every}
-    found: dict[str, Any] = {}
     whole = collected(given.sets, 0, **how)
     for term in given.only:
         with without(term):
-            found[term] = worth(whole, collected(given.sets, 0, **how)) | {"sets": given.sets} | how
-        print(f"{term}: {found[term]}", flush=True)
-        found = (json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}) | {term: found[term]}
-        RECORD.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            found = worth(whole, collected(given.sets, 0, **how))
+        recorded(term, found | {"sets": given.sets} | how)
+
+
+def recorded(term: str, found: dict[str, Any]) -> None:
+    """Write what was found of a term beside what is known of it."""
+    print(f"{term}: {found}", flush=True)
+    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    record[term] = record.get(term, {}) | found
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def predict(
     expected_cost(parametrization, statistics, fidelity)  # refuses what does not fit
     if chosen == "moments":
         from signalprop.theory.network import predict_moments
-        from signalprop.theory.scatter import with_scatter
+        from signalprop.theory.scatter.response import with_scatter
 
         profile = predict_moments(parametrization, statistics, backward=backward)
         if parametrization.skip.ndim == 1:

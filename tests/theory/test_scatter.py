@@ -15,8 +15,8 @@ from signalprop.prediction import predict
 from signalprop.results.comparison import compare
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
-from signalprop.theory.own_sizes import bend_of_own_sizes, own_part
-from signalprop.theory.small_errors import bend_of_ratio, of_own_sizes
+from signalprop.theory.scatter.error_chains import bend_of_ratio, of_own_sizes
+from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,

@@ -1,4 +1,4 @@
-"""What the scatter of single networks (`theory/scatter.py`) is not derived for."""
+"""What the scatter of single networks (`theory/scatter/response.py`) is not derived for."""
 
 from __future__ import annotations
 

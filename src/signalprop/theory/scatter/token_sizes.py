@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory.small_errors import affine
+from signalprop.theory.scatter.error_chains import affine
 
 
 def own_part(kept: FloatArray, added: FloatArray, start: float) -> tuple[FloatArray, FloatArray]:

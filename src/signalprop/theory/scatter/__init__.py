@@ -1,0 +1,1 @@
+"""How far single networks lie from the mean that is predicted; called once, after a pass."""
