@@ -1,7 +1,7 @@
 """Plant every fault, ask `diagnose` for its first finding, and write records/doctor-table.md and its record beside it.
 
 python -m benchmarks.doctor                    # all; some eight minutes on one core
-python -m benchmarks.doctor --only rotary      # those in whose name the word stands: printed, not written
+python -m benchmarks.doctor --only rotary      # those in whose name the word stands, in place of the stored ones
 python -m benchmarks.doctor --models DIR       # the small trained models are kept there
 python -m benchmarks.doctor --checkpoint DIR   # a released checkpoint among the healthy ones; may be repeated
 """
@@ -9,15 +9,17 @@ python -m benchmarks.doctor --checkpoint DIR   # a released checkpoint among the
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.doctor import healthy
 from benchmarks.doctor.faults import FAULTS
 from benchmarks.doctor.table import Healthy, Row, judged, judged_healthy
-from signalprop.files.storage import write_json, write_text
+from signalprop.files.storage import read_text, write_json, write_text
 from signalprop_lab.training.tables import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,9 +82,19 @@ def main() -> None:
             good.append(judged_healthy(one))
             print(told(good[-1]), flush=True)
     print(f"{len(bad)} faults: {counted(bad)}\n{len(good)} healthy: {counted(good)}")
-    if not given.only:
-        write_json(RECORD, {"faults": [r._asdict() for r in bad], "healthy": [r._asdict() for r in good]})
-        write_text(PAGE, page(bad, good))
+    if given.only:
+        stored = json.loads(read_text(RECORD))
+        bad, good = (_replaced(stored[kind], new, kind) for kind, new in (("faults", bad), ("healthy", good)))
+    write_json(RECORD, {"faults": [r._asdict() for r in bad], "healthy": [r._asdict() for r in good]})
+    write_text(PAGE, page(bad, good))
+
+
+def _replaced(stored: Sequence[dict[str, Any]], new: Sequence[Row], kind: str) -> list[Row]:
+    """The stored rows of what is still asked, with those that were judged now in their places."""
+    rows = {(row.model, row.name): row for row in [*(Row(**one) for one in stored), *new]}
+    asked = [("", one.name) for one in healthy.HEALTHY] if kind == "healthy" else [(f.model, f.name) for f in FAULTS]
+    beside = [key for key in rows if kind == "healthy" and key not in asked]  # released checkpoints
+    return [rows[key] for key in (*asked, *beside) if key in rows]
 
 
 if __name__ == "__main__":

@@ -225,3 +225,60 @@ def fan_in_of_the_width(model: Any) -> None:
             if p.ndim == 2:
                 last = name.endswith(("o_proj.weight", "down_proj.weight"))
                 p.normal_(0, (width * (n if last else 1)) ** -0.5)
+
+
+def fused_by_heads(model: Any) -> None:
+    """GPT-2's fused map stored head by head, (heads, 3, d_head), where the model reads thirds."""
+    heads = model.config.n_head
+    for block in blocks(model):
+        for p in block.attn.c_attn.parameters():
+            parts = p.clone().unflatten(-1, (3, heads, -1)).transpose(-3, -2)
+            p.copy_(parts.reshape(p.shape))
+
+
+def experts_swapped(model: Any) -> None:
+    """Gate and up halves of every expert change places."""
+    for p in named(model, "gate_up_proj"):
+        p.copy_(p.roll(p.shape[1] // 2, 1))
+
+
+def stretched(factor: float) -> Callable[[Any], None]:
+    """Rotary positions divided by a factor, as the configuration says."""
+
+    def plant(model: Any) -> None:
+        model.config.rope_parameters = {"rope_type": "linear", "rope_theta": 1e4, "factor": factor}
+        buffer("inv_freq", lambda b: b.div_(factor))(model)
+
+    return plant
+
+
+def adapters_times(factor: float) -> Callable[[Any], nn.Module]:
+    """Adapters that the base weights need, with a factor (lora_alpha / r) that is wrong."""
+
+    def plant(model: Any) -> nn.Module:
+        from peft import LoraConfig, get_peft_model
+
+        torch.manual_seed(1)
+        outer: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "o_proj"]))
+        for module in outer.modules():
+            if hasattr(module, "lora_B"):
+                a, b = module.lora_A["default"].weight, module.lora_B["default"].weight
+                b.normal_(0, 0.3)
+                module.get_base_layer().weight.sub_(2 * b @ a)
+                module.scaling["default"] = 2 * factor
+        peft: nn.Module = outer.eval()
+        return peft
+
+    return plant
+
+
+def in_half_precision(factor: float) -> Callable[[Any], None]:
+    """float16, with down maps and what they read larger, and the stream the same: only the format's range is left."""
+
+    def plant(model: Any) -> None:
+        for layer in blocks(model):
+            layer.mlp.up_proj.weight.mul_(factor)
+            layer.mlp.down_proj.weight.div_(factor)
+        model.half()
+
+    return plant

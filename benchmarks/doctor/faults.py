@@ -10,23 +10,28 @@ from torch import nn
 
 from benchmarks.doctor import models
 from benchmarks.doctor.changes import (
+    adapters_times,
     attribute,
     based,
     buffer,
     copied,
     drawn_anew,
     each,
+    experts_swapped,
     fan_in_of_the_width,
+    fused_by_heads,
     fused_order,
     fused_turned,
     head_apart,
     head_of_zero,
+    in_half_precision,
     in_layers,
     interleaved,
     nan_row,
     regrouped,
     reordered,
     scaled_by_depth,
+    stretched,
     swapped,
     times_output,
     turned,
@@ -75,7 +80,8 @@ TRAINED = (
     Fault("gate and up swapped", L, partial(swapped, first="gate_proj", second="up_proj"), CONVENTION, "gate and up"),
     Fault("gate and up swapped, Gemma", GEMMA, partial(swapped, first="gate_proj", second="up_proj"), CONVENTION,
           "gate and up"),
-    Fault("rotary base of 500,000", L, based(5e5), CONVENTION, "rope_theta = 10000"),
+    Fault("rotary base of 500,000", L, based(5e5), CONVENTION, "rope_theta = 10000",
+          "deepspeedai/DeepSpeed pull 8345"),
     Fault("rotary base of 100", L, based(100.0), CONVENTION, "rope_theta = 10000"),
     Fault("head of a tied model drawn anew", LT, head_apart, (*CONVENTION, "head not loaded"), "head"),
     Fault("head drawn anew", L, each("lm_head", change=lambda p: p.normal_(0, 0.02)), ("head not loaded",), "head"),
@@ -88,10 +94,28 @@ TRAINED = (
     Fault("outputs transposed, BERT", B, turned("attention.output.dense"), CONVENTION, "output"),
     Fault("keys, queries, values in this order", G, fused_order(1, 0, 2), CONVENTION, "quer"),
     Fault("values first", G, fused_order(2, 1, 0), CONVENTION, "value"),
+    Fault("fused map stored head by head", G, fused_by_heads, CONVENTION, "head by head", "awslabs/slapo pull 46"),
+    Fault("keys and values in each other's place", L, partial(swapped, first="k_proj", second="v_proj"), CONVENTION,
+          "value", "tenstorrent/tt-mlir issue 8958"),
+    Fault("gate and up of experts swapped", MOE, experts_swapped, CONVENTION, "gate and up"),
+    Fault("positions two rows off", G, each("wpe", change=lambda p: p.copy_(p.roll(2, 0))), CONVENTION, "2 rows",
+          "huggingface/sentence-transformers pull 3879"),
+    Fault("biases of queries, keys and values lost", G, each("c_attn.bias", change=zero), ("biases of zeros",), "query",
+          "sbryngelson/ANEForge pull 253"),
+    Fault("rope_scaling that was not trained", L, stretched(4.0), CONVENTION, "multiplied by 4",
+          "Open-Athena/MarinFold pull 198"),
+    Fault("adapters with four times their factor", L, adapters_times(4.0), CONVENTION, "lora_alpha",
+          "cloneofsimo/lora issue 240"),
+    Fault("adapters with a quarter of their factor", L, adapters_times(0.25), CONVENTION, "lora_alpha",
+          "cloneofsimo/lora issue 187"),
+    Fault("epsilon of norms above the stream's mean square", L, attribute("variance_epsilon", lambda x: 30.0),
+          ("norm epsilon",), "epsilon", "nntrainer/nntrainer pull 4318"),
+    Fault("float16 overflows", L, in_half_precision(2.0**18), NOT_FINITE, "float16",
+          "huggingface/transformers issue 5651"),
     Fault("scores without their factor", L, attribute("scaling", lambda x: 1.0), ("score scale",), "0.25"),
     Fault("scores times sqrt(d_head)", L, attribute("scaling", lambda x: 1 / x), ("score scale",), "0.25"),
     Fault("scores over d_head", L, attribute("scaling", lambda x: x * x), ("score scale",), "0.25"),
-    Fault("embeddings times sqrt(d_model)", L, times_output("embed_tokens", math.sqrt(96)), CONVENTION, "embeddings"),
+    Fault("embeddings times sqrt(d_model)", LT, times_output("embed_tokens", math.sqrt(96)), CONVENTION, "embeddings"),
     Fault("embeddings not times sqrt(d_model)", GEMMA, times_output("embed_tokens", 1 / math.sqrt(96)), CONVENTION,
           "embeddings"),
     Fault("final norm of ones", L, each("model.norm", change=lambda p: p.fill_(1.0)), ("final norm not loaded",),
@@ -183,6 +207,17 @@ def _own(fault: str):  # type: ignore[no-untyped-def]
     return lambda _: models.decoder(fault)
 
 
+def _zero_over_zero(_: nn.Module) -> nn.Module:
+    """The row of a word that is read is 0 (a padding id), no positions are added, and norms have no epsilon."""
+    model = models.decoder()
+    model.tokens.weight[int(models.words()[0].tokens[0, 5])] = 0  # type: ignore[index]
+    model.positions.weight.zero_()
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 0.0
+    return model
+
+
 WIRING = (
     Fault("no 1/sqrt(d_head)", "own", _own("no scale"), ("score scale",), "0.1768", "several"),
     Fault("times sqrt(d_head)", "own", _own("times"), ("score scale",), "0.1768", "OmniTokenizer issue 14"),
@@ -194,7 +229,12 @@ WIRING = (
     Fault("no causal mask", "own", _own("no mask"), ("reads ahead",), "later"),
     Fault("a skip forgotten, attention", "own", _own("no skip, attention"), ("no skip",), (5,)),
     Fault("a skip forgotten, feed-forward", "own", _own("no skip, feed-forward"), ("no skip",), (5,)),
-    Fault("the skip carries the norm's output", "own", _own("norm on the skip"), ("norm on the skip",), "norm"),
+    Fault("the skip carries the norm's output", "own", _own("norm on the skip"), ("norm on the skip",), "norm",
+          least="note"),
+    Fault("a row of the mask allows nothing", "own", _own("hidden row"), NOT_FINITE, "mask",
+          "pytorch/pytorch issue 103749"),
+    Fault("a norm without epsilon reads zeros", "own", _zero_over_zero, NOT_FINITE, "epsilon",
+          "VeriSilicon/TIM-VX pull 589"),
     Fault("a doubled skip", "own", _own("doubled skip"), ("doubled skip",), (5,)),
 )  # fmt: skip
 

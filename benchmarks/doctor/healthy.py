@@ -72,6 +72,8 @@ HEALTHY = (
     Healthy("three blocks muted by zero outputs", partial(muted, 3, 7, 11)),
     Healthy("every block muted by zero outputs", all_muted),
     Healthy("a decoder in plain PyTorch", models.decoder),
+    Healthy("a post-norm decoder in plain PyTorch", partial(models.decoder, "post-norm")),
+    Healthy("a post-norm decoder that calls its norms first", partial(models.decoder, "norm on the skip")),
     Healthy("trained llama with adapters", partial(adapted, "llama"), "llama"),
     Healthy("trained gpt2 with adapters", partial(adapted, "gpt2"), "gpt2"),
 )  # fmt: skip

@@ -22,6 +22,7 @@ class Fault(NamedTuple):
         name: in words. model: `trained NAME`, `fresh NAME` of `models`, or `own` for a decoder in plain PyTorch.
         plant: changes the model (or gives another). kinds: findings any of which names it.
         place: what the finding has to say of its place: layers, or words of its text. source: where people met it.
+        least: severity from which findings count: `note` for what may be meant, too.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Fault(NamedTuple):
     kinds: tuple[str, ...]
     place: tuple[int, ...] | str = ""
     source: str = ""
+    least: str = "warning"
 
 
 class Healthy(NamedTuple):
@@ -59,12 +61,12 @@ def build(name: str, folder: Any = None) -> tuple[Any, Any]:
     return (models.decoder(), models.words()) if kind == "own" else (models.fresh(rest), None)
 
 
-def said(model: nn.Module, text: Any) -> list[Any]:
-    """Faults and warnings of a model, the first first."""
+def said(model: nn.Module, text: Any, least: Any = "warning") -> list[Any]:
+    """Findings of a model, the first first."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        return list(diagnose(model, text, jacobian_sequences=0).findings.at_least("warning"))
+        return list(diagnose(model, text, jacobian_sequences=0).findings.at_least(least))
 
 
 def placed(fault: Fault, finding: Any) -> bool:
@@ -82,7 +84,7 @@ def judged(fault: Fault, folder: Any = None) -> Row:
     model = model if not isinstance(changed, nn.Module) else changed
     start = time.perf_counter()
     try:
-        found = said(model, text)
+        found = said(model, text, fault.least)
     except InputError as error:
         return Row(fault.name, fault.model, "missed", f"refused: {error}", time.perf_counter() - start, fault.source)
     seconds = time.perf_counter() - start

@@ -16,7 +16,9 @@ import transformers
 from safetensors.torch import save_file
 
 from diagnosing import tiny
-from signalprop.diagnosis.stored_weights import StoredWeights, read_weights
+from signalprop.diagnosis.run import diagnose
+from signalprop.diagnosis.stored_values import StoredWeights
+from signalprop.diagnosis.stored_weights import read_weights
 from signalprop.diagnosis.tensor_statistics import statistics, values_of
 from signalprop.errors import InputError
 from signalprop.files import tensor_files
@@ -167,6 +169,7 @@ def test_changes_from_another_checkpoint(llama: Path, tmp_path: Path) -> None:
     assert (up.equal, up.tensors) == (2, 3)
     assert 0.2 < (up.change or 0) < 0.4
     assert f"{len(found.tensors) - 2} of {len(found.tensors) - 1} tensors are equal" in weights_text(found)
+    assert "unchanged: 0-1 of 3 layers; changed in part: 2" in weights_text(found)
     copied(llama, tmp_path / "wider", lambda tensors: tensors.update({name: torch.ones(2, 2)}))
     with pytest.raises(InputError, match=r"has shape \[2, 2\]"):
         read_weights(tmp_path / "wider", llama)
@@ -189,6 +192,35 @@ def test_the_worst_come_first(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_the_words_of_a_diagnosis(tmp_path: Path) -> None:
+    """The same faults in a model and in its file are said in the same words."""
+    model = tiny("llama", 3, 0, vocab_size=300, initializer_range=0.02)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[2, 3] = math.nan
+        model.model.layers[2].input_layernorm.weight.zero_()
+    source = tmp_path / "planted"
+    model.save_pretrained(source)
+    said = {one.name: one for one in read_weights(source).findings}
+    live = {one.name: one for one in diagnose(model, jacobian_sequences=0, trials=False).findings}
+    for name in ("not finite", "norm of zeros"):
+        assert (said[name].text, said[name].layers) == (live[name].text, live[name].layers)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    assert next(one for one in read_weights(source).findings if one.name == "layers left out").layers == (2,)
+    (source / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    assert next(one for one in read_weights(source).findings if one.name == "layers missing").layers == (3,)
+
+
+def test_equal_layers(llama: Path, tmp_path: Path) -> None:
+    def planted(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            if ".layers.0." in name:
+                tensors[name.replace(".layers.0.", ".layers.2.")] = tensors[name].clone()
+
+    (found,) = read_weights(copied(llama, tmp_path / "equal", planted)).findings
+    assert (found.name, found.layers) == ("equal layers", (0, 2))
+
+
 def crafted(header: Any, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
@@ -202,6 +234,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     ("content", "says"),
     [
         (b"", "does not fit"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS pointer"),
         (b"\1\2", "does not fit"),
         (crafted(entry(), length=1 << 62), "does not fit"),
         (crafted(b"{" * 10_000), "not JSON"),

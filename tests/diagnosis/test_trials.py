@@ -89,6 +89,19 @@ def unscaled(model: Any) -> None:
         attention.scaling = 1.0
 
 
+def exchanged(model: Any) -> None:
+    for attention in each(model):
+        key, value = attention.k_proj.weight, attention.v_proj.weight
+        held = key.clone()
+        key.copy_(value)
+        value.copy_(held)
+
+
+def rectified(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.act_fn = nn.ReLU()
+
+
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "gains - 1": ("gains", lambda m: shifted(m, 1.0)),
     "gains + 1": ("gains", lambda m: shifted(m, -1.0)),
@@ -102,6 +115,9 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "gate and up projections swapped": ("gate and up", swapped),
     "rope_theta = 10000": ("rotary base", based),
     "a factor of 0.3536 on scores": ("score scale", unscaled),
+    "these maps taken as query, value, key": ("projections", exchanged),
+    "positions multiplied by 4": ("rotary factor", lambda m: m.model.rotary_emb.inv_freq.div_(4)),
+    "the activation silu": ("activation", rectified),
 }  # fmt: skip
 
 
@@ -140,19 +156,59 @@ def test_square_maps_the_other_way_round() -> None:
         assert torch.allclose(logits_of(model, batch), wanted, atol=1e-4)
 
 
-def test_fused_maps() -> None:
-    """GPT-2 holds queries, keys and values in one tensor, as (inputs, outputs): a role is turned alone."""
+def of_thirds(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    """A change of GPT-2's fused weights and biases, whose last axis holds queries, keys and values."""
+
+    def plant(model: Any) -> None:
+        for block in model.transformer.h:
+            for parameter in block.attn.c_attn.parameters():
+                parameter.copy_(change(model.config, parameter.clone()))
+
+    return plant
+
+
+def turned_values(config: Any, x: torch.Tensor) -> torch.Tensor:
+    width = config.n_embd
+    if x.ndim > 1:
+        x[:, 2 * width :] = x[:, 2 * width :].t().clone()
+    return x
+
+
+FUSED: dict[str, Callable[[Any], None]] = {
+    "value transposed": of_thirds(turned_values),
+    "these maps taken as key, query, value": of_thirds(
+        lambda _, x: torch.cat([x.chunk(3, -1)[i] for i in (1, 0, 2)], -1)
+    ),
+    "these maps taken as value, query, key": of_thirds(
+        lambda _, x: torch.cat([x.chunk(3, -1)[i] for i in (2, 0, 1)], -1)
+    ),
+    "the fused map reordered to thirds": of_thirds(
+        lambda config, x: x.unflatten(-1, (3, config.n_head, -1)).transpose(-3, -2).reshape(x.shape)
+    ),
+    "rows of the position table moved by +2": lambda m: m.transformer.wpe.weight.copy_(
+        m.transformer.wpe.weight.roll(-2, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("repair", FUSED)
+def test_fused_maps_and_position_tables(repair: str) -> None:
+    """GPT-2 holds queries, keys and values in one tensor, as (inputs, outputs): what repairs it is found."""
     model = tiny("gpt2", 2)
     batch = text_batch(model)
     wanted = logits_of(model, batch)
-    width = model.config.n_embd
     with torch.no_grad():
         for block in model.transformer.h:
-            part = block.attn.c_attn.weight[:, 2 * width :]
-            part.copy_(part.t().clone())
-    (trial,) = [one for one in trials(attach(model)) if one.repair == "value transposed"]
-    with trial.change():
-        assert torch.allclose(logits_of(model, batch), wanted, atol=1e-4)
+            block.attn.c_attn.bias.normal_()
+        wanted = logits_of(model, batch)
+        FUSED[repair](model)
+    assert not torch.allclose(logits_of(model, batch), wanted, atol=1e-3)
+    right = []
+    for trial in trials(attach(model)):
+        with trial.change():
+            if torch.allclose(logits_of(model, batch), wanted, atol=1e-4):
+                right.append(trial.repair)
+    assert right == [repair]
 
 
 @pytest.fixture(scope="module")

@@ -261,6 +261,9 @@ def test_a_learning_rate_a_thousand_times_too_large(caplog: pytest.LogCaptureFix
     assert len(told) == len(set(told))  # each layer once per quantity
     lines = [record for record in caplog.records if record.name == "signalprop.monitoring"]
     assert len(lines) == len(monitor.warnings)
+    for line, item, found in zip(lines, monitor.warnings, monitor.findings, strict=True):
+        assert found.text == item.text and found.layers == item.layers and found.severity == "warning"
+        assert line.getMessage().startswith(item.text) and line.getMessage().endswith(f"Next: {found.remedy}")
 
 
 def test_bands_are_predicted_at_the_start_and_at_every_eighth_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +305,7 @@ def test_nan_names_the_first_layer(caplog: pytest.LogCaptureFixture) -> None:
     assert seen[4] == {"signal/not_finite_layer": 2.0}
     assert seen[6] == {"signal/not_finite_layer": 0.0}  # by then the optimizer has written NaN everywhere
     assert caplog.text.count("not finite") == 1
+    assert monitor.findings[0].name == "not finite" and monitor.findings[0].severity == "fault"
 
 
 @pytest.mark.parametrize(

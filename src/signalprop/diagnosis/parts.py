@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +12,18 @@ from torch import Tensor, nn
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.data.batches import Batch
+from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import gain_of, matrix_of
-from signalprop.diagnosis.layers import has_modules, lean
+from signalprop.diagnosis.layers import groups, has_modules, lean
+from signalprop.diagnosis.result import LayerSignal
+from signalprop.diagnosis.temporary_changes import part_of_bias
 from signalprop.diagnosis.whole_model_values import Wired
 from signalprop.hooks import first_tensor
 from signalprop.measurement.measuring import arguments_of
 from signalprop.results.text import named
 from signalprop.streams.placement import weights_here
 
+_EPSILON = 0.5  # of the variance of what a norm reads. Fresh models: 0.025, a table of deviation 0.02 and 1e-5
 _COLLAPSED = 0.95  # share of tokens whose first choice is one expert
 _TOKENS = 32  # that tell it
 
@@ -27,7 +32,7 @@ def parts_of(attached: Attached, short: Batch) -> tuple[Wired, ...]:
     """What is wrong with parts of a model; one pass of a short text where it has routers."""
     with weights_here(attached.model):
         found = [*_norms(attached), *_tables(attached), *_rotary(attached), *_ties(attached), *_equal(attached)]
-        found += _scaling(attached)
+        found += [*_scaling(attached), *_biases(attached)]
     return (*found, *_routers(attached, short))
 
 
@@ -49,8 +54,7 @@ def _norms(attached: Attached) -> Iterator[Wired]:
             path = attached.path_of(norm, "norm")
             yield Wired(
                 name="norm of zeros", layers=(),
-                text=f"the gains of the final norm ({path}) are all 0: every word has the same logit, and no gradient "
-                "passes",
+                text=sentences.norm_of_zeros((), [path]),
                 advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
                 cause="tested: the gains were read",
             )  # fmt: skip
@@ -58,8 +62,7 @@ def _norms(attached: Attached) -> Iterator[Wired]:
         paths = [path for each in dead.values() for path in each]
         yield Wired(
             name="norm of zeros", layers=tuple(dead),
-            text=f"{named(tuple(dead))}: the gains of {', '.join(paths[:4])} are all 0, so that what reads them reads "
-            "its bias alone or nothing, and gets no gradient",
+            text=sentences.norm_of_zeros(tuple(dead), paths),
             advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
             cause="tested: the gains were read",
         )  # fmt: skip
@@ -79,6 +82,49 @@ def _tables(attached: Attached) -> Iterator[Wired]:
                 + ("; a fresh head of zeros trains" if word == "head" else ""),
                 cause="tested: the weights were read",
             )  # fmt: skip
+
+
+def _biases(attached: Attached) -> Iterator[Wired]:
+    """Biases of queries and values that are all 0 in a model whose gains were trained."""
+    gains = [g for row in attached.rows if (g := gain_of(row.norm, 0.0)) is not None]
+    if attached.mapping.architecture.input != "tokens" or not any(bool((g != g[0]).any()) for g in gains):
+        return
+    held = [part_of_bias(row.weights.get(role)) for row in attached.rows for role in ("query", "value")]
+    biases = [b for b in held if b is not None]
+    if biases and all(_none(b) for b in biases):
+        yield Wired(
+            name="biases of zeros", layers=(), severity="warning",
+            text="the biases of queries and values are 0 in every layer, while other parameters were trained",
+            advice="look for biases among the checkpoint's unexpected or missing keys; a model without them says so in "
+            "its configuration",
+            cause="possible, not tested: a converter that carried weights alone",
+        )  # fmt: skip
+
+
+def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Wired, ...]:
+    """Norms whose epsilon is not small beside the mean square of what they read."""
+    off: dict[int, tuple[float, float]] = {}
+    for k, rows in enumerate(groups(attached.layout)):
+        row, read = attached.rows[rows[0]], signal[k].variance_in
+        eps = getattr(row.norm, "variance_epsilon", getattr(row.norm, "eps", None))
+        if row.placement in ("pre", "sandwich") and isinstance(eps, float) and read:
+            carried = read / row.item.units[0] ** 2
+            if eps > _EPSILON * carried:
+                off[k] = (eps, carried)
+    if not off:
+        return ()
+    layer = max(off, key=lambda k: off[k][0] / off[k][1])
+    eps, carried = off[layer]
+    return (
+        Wired(
+            name="norm epsilon", layers=tuple(off),
+            text=f"{named(tuple(off))}: the epsilon of the first norm is {eps:.3g} and the stream that it reads has "
+            f"variance {carried:.3g} (layer {layer}): branches read {math.sqrt(carried / (carried + eps)):.2f} times "
+            "what a norm gives",
+            advice="an epsilon of 1e-5 or 1e-6, as the model was trained with, or a larger token table",
+            cause="tested: the stream was measured",
+        ),
+    )  # fmt: skip
 
 
 def _rotary(attached: Attached) -> Iterator[Wired]:
@@ -189,7 +235,7 @@ def _equal(attached: Attached) -> Iterator[Wired]:
         if same:
             yield Wired(
                 name="equal layers", layers=(first, *same), severity="warning",
-                text=f"{named((first, *same))} hold the same numbers in every weight",
+                text=sentences.equal_layers((first, *same)),
                 advice="draw or load each by itself (nn.TransformerEncoder copies one layer); layers that are shared "
                 "on purpose are one module",
                 cause="tested: every weight was compared",

@@ -25,6 +25,9 @@ SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Numbers = tuple[Number, ...]
 ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
 
+# Largest numbers of formats that activations are held in.
+RANGES = {"fp16": 65504.0, "bf16": 3.38953139e38, "fp8 e4m3": 448.0, "fp8 e5m2": 57344.0}
+
 
 def number(value: float) -> Number:
     """A Python float, or None for what is not finite."""
@@ -66,6 +69,7 @@ class LayerSignal(Value):
             that it makes with the stream, before a norm there. Cross-attention counts to attention.
         alignment: cosine between what the layer adds and the stream it meets, mean over tokens.
         gradient: variance of d loss / d stream after the layer, relative to that after the last one.
+        largest: |entry| of all tokens' streams, of what branches output and of what the maps that end them read.
         outlier, first_outlier: largest |entry| of a token over the root mean square of the stream, without and within
             the first positions (over the same root mean square).
         score_std: standard deviation of attention scores along a row, per head (position biases included).
@@ -88,6 +92,7 @@ class LayerSignal(Value):
     feed_forward_share: Number = None
     alignment: Number = None
     gradient: Number = None
+    largest: Number = None
     outlier: Number = None
     first_outlier: Number = None
     score_std: Numbers = ()

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.arguments import BatchArguments, batch_in
+from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
 from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.live_model import evaluating, without_gradient
@@ -21,8 +21,9 @@ from signalprop.diagnosis.ends import bad_tensors, ends_of, frequencies
 from signalprop.diagnosis.fresh import fresh_of
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
+from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.number_formats import FORMATS
-from signalprop.diagnosis.parts import parts_of
+from signalprop.diagnosis.parts import epsilons_of, parts_of
 from signalprop.diagnosis.removal import lists_of, removal
 from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
 from signalprop.diagnosis.signal import observe
@@ -34,6 +35,7 @@ from signalprop.diagnosis.whole_model_values import Ends, Tried, Wired
 from signalprop.diagnosis.wired_models import not_understood, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
+from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
 from signalprop.streams.calls import remember
@@ -91,19 +93,13 @@ def diagnose(
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     arguments = remember(unwrapped(model), inputs)
-    try:
-        attached = reading_batches(attach(model, mapping, arguments))
-    except InputError as error:
-        return not_understood(model, batches, name, error)
-    attached = _with_words(attached)
+    attached = _understood(model, batches, name, mapping, arguments)
+    if isinstance(attached, Diagnosis):
+        return attached
     model, mapping = attached.model, attached.mapping
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise InputError(
             "its weights are sharded over processes (FSDP2); diagnose a checkpoint of it, or before sharding"
-        )
-    if mapping.tokens_first:
-        raise InputError(
-            "diagnose reads streams (batch, tokens, features), and this model's is (tokens, batch, features)"
         )
     if arguments is not None:
         held = [_read(mapping, arguments)]
@@ -141,7 +137,9 @@ def diagnose(
             tried = try_all(attached, short, held[: -(-_TRIAL_SEQUENCES // len(held[0].inputs))], step("trials"))
         fresh = None
         new = not (learnt(attached) if ends is None else ends.learnt)
-        wired: tuple[Wired, ...] = parts_of(attached, _short(held[0]))
+        wired: tuple[Wired, ...] = (*parts_of(attached, _short(held[0])), *epsilons_of(attached, signal))
+        if not finite and not bad:
+            wired += _why_not_finite(attached, held)
         if new and finite:
             wired += wired_here(attached, _short(held[0]))
         if ends is not None and new:
@@ -198,6 +196,21 @@ def diagnose(
     return found.model_copy(update={"verdicts": verdicts(found, scheme)})
 
 
+def _understood(
+    model: nn.Module, batches: Iterable[Batch] | None, name: str, mapping: Mapping | None, arguments: Any
+) -> Attached | Diagnosis:
+    """The model with its parts; of one whose wiring explains why they are not found, a diagnosis of that."""
+    try:
+        attached = _with_words(reading_batches(attach(model, mapping, arguments)))
+        if not attached.mapping.tokens_first:
+            return attached
+        raise InputError(
+            "diagnose reads streams (batch, tokens, features), and this model's is (tokens, batch, features)"
+        )
+    except InputError as error:
+        return not_understood(model, batches, name, error)
+
+
 def _read(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
     """The sequences of tokens that a model is called with."""
     batch = batch_in(mapping, arguments)
@@ -235,6 +248,12 @@ def _with_words(attached: Attached) -> Attached:
     if isinstance(make, BatchArguments):
         make = replace(make, architecture=a)
     return replace(attached, mapping=replace(mapping, architecture=a, arguments=make))
+
+
+def _why_not_finite(attached: Attached, held: Sequence[Batch]) -> tuple[Wired, ...]:
+    model, mapping = attached.model, attached.mapping
+    calls = (arguments_of(model, mapping, read_by(mapping.arguments, batch)) for batch in held)
+    return why_not_finite(model, calls, layer_paths(model, attached.layers))
 
 
 def _has_short(mapping: Mapping) -> bool:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -98,8 +99,16 @@ class _Observer(Streams):
         self._stream: Tensor | None = None  # what entered the post-norm row that is running
         self._ends = {places.stream_out[layer[-1]]: k for k, layer in enumerate(self.layers)}
         self._starts = {places.stream_in[layer[0]]: k for k, layer in enumerate(self.layers)}
+        self.inside: defaultdict[int, float] = defaultdict(float)  # largest |entry| that a branch's last map reads
         for i, row in enumerate(attached.rows):
             self._on_norm(i, row)
+            last = row.weights.get("down") or row.weights.get("output")
+            if last is not None and not last.problem and isinstance(last.found, nn.Module):
+                self.hooks.reads(last.found, partial(self._reads, i))
+
+    def _reads(self, row: int, x: Tensor | None) -> None:
+        if x is not None and x.numel():
+            self.inside[row] = max(self.inside[row], float(x.detach().abs().amax()))
 
     def _look(self, index: int, x: Tensor, keep: Tensor, first: Tensor) -> None:
         self.points[index].see(x, keep, first)
@@ -230,12 +239,23 @@ def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal
         feed_forward_share=_share(seen, [i for i in rows if not kinds[i].attends]),
         alignment=number(added / n) if n else None,
         gradient=None if gradients is None else number(float(gradients[rows[-1]])),
+        largest=_largest(seen, rows),
         outlier=number(leave.largest / scale) if scale else None,
         first_outlier=number(leave.first_largest / scale) if scale and first else None,
         **heads.told(),
         head_share=heads.shares(seen.attached.rows[attention]) if attention >= 0 else (),
         norm_factor=tuple(number(float(np.mean(seen.factors[i]))) if i in seen.factors else None for i in rows),
     )
+
+
+def _largest(seen: _Observer, rows: Sequence[int]) -> Number:
+    """The largest |entry| of the streams, of what branches output, and of what their last maps read."""
+    places = seen.places
+    at = {at for i in rows for at in (places.stream_in[i], places.branch[i], places.stream_out[i]) if at in seen.points}
+    points = [seen.points[i] for i in at]
+    if not all(point.finite for point in points):
+        return None
+    return number(max(*(x for p in points for x in (p.largest, p.first_largest)), *(seen.inside[i] for i in rows)))
 
 
 def _times(value: Number, factor: float) -> Number:

@@ -9,131 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from signalprop.diagnosis.result import Number, known, number
+from signalprop.diagnosis.stored_findings import verdicts_of
+from signalprop.diagnosis.stored_values import Initialisation, RoleWeights, StoredWeights, TensorWeights
 from signalprop.diagnosis.tensor_statistics import Statistics, statistics, values_of
 from signalprop.diagnosis.weight_names import Place, Places, places_of
 from signalprop.errors import InputError
-from signalprop.files.storage import finite
 from signalprop.files.tensor_files import StoredTensor, stored_tensors
 from signalprop.files.validation import Value
 from signalprop.network.layout import fan
 from signalprop.schemes import SCHEMES
 
-SCHEMA = "signalprop/weights/1"
 Progress = Callable[[int, int], None]
 _EXACT, _SAMPLED = 0.01, 3.0  # of a standard deviation: rounding of weights; standard errors of one that is drawn
-
-
-class TensorWeights(Value):
-    """One tensor. Numbers that cannot be formed are None.
-
-    Attributes:
-        name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
-        zeros, nan, infinite, dead_rows (all zeros): counts. mean, std, rms, kurtosis, least, most: of finite numbers.
-        change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
-    """
-
-    name: str
-    role: str
-    layer: int | None
-    stack: str | None
-    dtype: str
-    shape: tuple[int, ...]
-    n: int
-    zeros: int
-    nan: int
-    infinite: int
-    dead_rows: int
-    mean: Number
-    std: Number
-    rms: Number
-    kurtosis: Number
-    least: Number
-    most: Number
-    change: Number = None
-    equal: bool | None = None
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """What is wrong with it, in words, the worst first."""
-        constant = len(self.shape) > 1 and self.n > 1 and self.least is not None and self.least == self.most
-        said = {
-            f"{self.nan:,} NaN": self.nan > 0,
-            f"{self.infinite:,} infinite": self.infinite > 0,
-            f"all numbers are {self.least}": constant and not self.nan + self.infinite,
-            f"{self.dead_rows:,} of {(*self.shape, 1)[0]:,} rows are zero": self.dead_rows > 0 and not constant,
-        }
-        return tuple(text for text, holds in said.items() if holds)
-
-
-class RoleWeights(Value):
-    """All tensors of a role in a stack.
-
-    Attributes:
-        tensors, n, zeros, not_finite: counts. largest: absolute value. layers, rms: of every layer, in order.
-        change: norm of the difference over the norm, together; equal: tensors.
-    """
-
-    role: str
-    stack: str | None
-    tensors: int
-    n: int
-    zeros: int
-    not_finite: int
-    largest: Number
-    layers: tuple[int | None, ...]
-    rms: tuple[Number, ...]
-    change: Number = None
-    equal: int | None = None
-
-
-class Initialisation(Value):
-    """The schemes whose standard deviations are nearest to those of the layers' matrices.
-
-    Attributes:
-        schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
-            of log(found / predicted). tolerance: what drawing and rounding explain.
-        z: root mean square of log(found / predicted) over its standard error if drawn (from the kurtosis): 1 of fresh
-            weights. others: `error` of every other scheme that goes with the architecture, the nearest first.
-    """
-
-    schemes: tuple[str, ...]
-    error: float
-    tolerance: float
-    z: Number = None
-    others: dict[str, Number] = Field(default_factory=dict)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the weights are as drawn."""
-        return self.error <= self.tolerance
-
-
-class StoredWeights(Value):
-    """The weights of a checkpoint, tensor by tensor and role by role.
-
-    Attributes:
-        model, against: as given. n: numbers in all tensors. left_out: names of tensors that hold no floating-point
-            numbers, with their dtype. only_here, only_there: names that the other checkpoint does not, or alone has.
-    """
-
-    model: str
-    family: str | None
-    n: int
-    tensors: tuple[TensorWeights, ...]
-    roles: tuple[RoleWeights, ...]
-    initialisation: Initialisation | None
-    left_out: dict[str, str]
-    against: str | None = None
-    only_here: tuple[str, ...] = ()
-    only_there: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON form."""
-        return {"schema": SCHEMA, **finite(self.model_dump(mode="json"))}
 
 
 class Difference(Value):
@@ -174,9 +63,12 @@ def read_weights(
     seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
     places = places_of(Path(source), [tensor.name for tensor in readable])
     rows: list[TensorWeights] = []
+    digests: dict[str, str] = {}
     differences: dict[str, Difference] = {}
     for tensor in readable:
-        row = _row(tensor, places.of[tensor.name], statistics(tensor, seen))
+        found = statistics(tensor, seen)
+        digests[tensor.name] = found.digest
+        row = _row(tensor, places.of[tensor.name], found)
         if tensor.name in both:
             moved = difference(tensor, there[tensor.name], seen)
             row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
@@ -193,6 +85,7 @@ def read_weights(
         against=None if against is None else str(against),
         only_here=tuple(t.name for t in stored if t.name not in there) if against is not None else (),
         only_there=tuple(sorted(set(there) - {t.name for t in stored})),
+        verdicts=tuple(verdicts_of(rows, digests, places)),
         notes=places.notes,
     )
 
@@ -212,7 +105,9 @@ def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
 
 
 def _row(tensor: StoredTensor, place: Place, found: Statistics) -> TensorWeights:
-    numbers: dict[str, Any] = {k: number(v) if isinstance(v, float) else v for k, v in vars(found).items()}
+    numbers: dict[str, Any] = {
+        k: number(v) if isinstance(v, float) else v for k, v in vars(found).items() if k != "digest"
+    }
     return TensorWeights(
         name=tensor.name, role=place.role, layer=place.layer, stack=place.stack, dtype=tensor.dtype,
         shape=tensor.shape, **numbers,

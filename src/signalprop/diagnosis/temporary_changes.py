@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Held
+
+
+class Trial(NamedTuple):
+    """One change.
+
+    Attributes:
+        name: a short word for its kind. fault: what is wrong where it repairs the model, in words. repair: what to do.
+        change: a context in which the model is changed.
+    """
+
+    name: str
+    fault: str
+    repair: str
+    change: Callable[[], Any]
 
 
 @contextmanager
@@ -40,13 +54,14 @@ def other_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 @contextmanager
-def output_times(module: nn.Module, factor: float) -> Iterator[None]:
-    """What a module outputs times a factor, for as long as the block runs."""
-    handle = module.register_forward_hook(lambda _, __, out: out * factor)
+def other_outputs(modules: Iterable[nn.Module], to: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Other outputs of modules, `to(arguments, output)`, for as long as the block runs."""
+    handles = [m.register_forward_hook(lambda _, args, out: to(args, out)) for m in modules]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
 class Copies:
@@ -66,13 +81,13 @@ class Copies:
 
     def weights(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
         """Outputs of a weight, (outputs, inputs), and of its bias, (outputs,)."""
-        self.change(held.weight, held.rows, int(held.transposed), to)
+        self.change(held.weight, held.rows, axis_of(held), to)
         if isinstance(held.bias, Tensor):
             self.change(held.bias, held.rows, 0, to)
 
     def inputs(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
         """Inputs of a weight on the first axis."""
-        self.change(held.weight, None, 1 - int(held.transposed), to)
+        self.change(held.weight, None, 1 - axis_of(held), to)
 
     def made(self) -> list[tuple[Tensor, Tensor]]:
         return list(self._made.values())
@@ -89,7 +104,32 @@ def changed(make: Callable[[Copies], None]) -> Callable[[], Any]:
     return change
 
 
+def axis_of(held: Held) -> int:
+    """The axis of a weight's outputs."""
+    return int(held.copies) + int(held.transposed)
+
+
 def part_of(held: Held) -> Tensor:
-    """A role's own outputs of a weight, (outputs, inputs)."""
-    turned: Tensor = held.weight.data.movedim(int(held.transposed), 0)
+    """A role's own outputs of a weight, (outputs, inputs), or of several, (outputs, copies, inputs)."""
+    turned: Tensor = held.weight.data.movedim(axis_of(held), 0)
     return turned if held.rows is None else turned[held.rows if isinstance(held.rows, slice) else list(held.rows)]
+
+
+def part_of_bias(held: Held | None) -> Tensor | None:
+    """A role's own outputs of a bias; None where there is none."""
+    bias = None if held is None or held.problem else held.bias
+    if held is None or not isinstance(bias, Tensor) or bias.is_meta:
+        return None
+    data: Tensor = bias.data
+    return data if held.rows is None else data[held.rows if isinstance(held.rows, slice) else list(held.rows)]
+
+
+def plain(held: Held | None, *, copies: bool = False) -> bool:
+    """Whether a weight is one matrix in memory, or several where `copies` may be."""
+    return (
+        held is not None
+        and not held.problem
+        and (copies or not held.copies)
+        and isinstance(held.weight, Tensor)
+        and (held.weight.ndim == 2 + held.copies and held.weight.is_floating_point() and not held.weight.is_meta)
+    )

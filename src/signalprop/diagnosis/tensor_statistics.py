@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class Statistics:
         n, zeros, nan, infinite: how many.
         mean, std, rms, kurtosis: the last is the fourth central moment over the squared variance (normal: 3).
         least, most: the smallest and the largest number. dead_rows: rows (of the first axis) that are all zeros.
+        first_bad: index of the first number that is NaN or infinite, () where there is none.
+        digest: of all bytes: equal tensors have equal ones.
     """
 
     n: int
@@ -38,6 +41,8 @@ class Statistics:
     least: float
     most: float
     dead_rows: int
+    first_bad: tuple[int, ...] = ()
+    digest: str = ""
 
 
 def values_of(words: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
@@ -74,15 +79,19 @@ def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
     Args:
         seen: called with the number of bytes after every piece of the first pass.
     """
-    n = zeros = nan = infinite = 0
+    n = zeros = nan = infinite = done = 0
+    first: int | None = None
+    digest = hashlib.blake2b(digest_size=16)
     least, most, shift, sums, square = math.inf, -math.inf, None, np.zeros(4), 0.0
     with np.errstate(all="ignore"):
         for words in tensor.pieces():
             if seen is not None:
                 seen(words.nbytes)
+            digest.update(words.tobytes())
             x = values_of(words, tensor.dtype).astype(np.float64)
-            finite = np.isfinite(x)
+            finite, before, done = np.isfinite(x), done, done + len(words)
             if not finite.all():
+                first = before + int(np.argmin(finite)) if first is None else first
                 nan += int(np.isnan(x).sum())
                 infinite += int(np.isinf(x).sum())
                 x = x[finite]
@@ -112,6 +121,8 @@ def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
         least=least if n else math.nan,
         most=most if n else math.nan,
         dead_rows=_dead_rows(tensor, width) if width >= _SHORTEST_ROW and zeros >= width else 0,
+        first_bad=() if first is None else tuple(int(i) for i in np.unravel_index(first, tensor.shape)),
+        digest=digest.hexdigest(),
     )
 
 

@@ -26,7 +26,7 @@ from signalprop.diagnosis.bounds import (
     ONE_HOT,
 )
 from signalprop.diagnosis.faults import faults
-from signalprop.diagnosis.result import ONE_SCALE, Cast, Diagnosis, LayerSignal, Removal, Verdict, known
+from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, Removal, Verdict, known
 from signalprop.diagnosis.whole_model import guessing, repair_of, whole_model
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
@@ -47,6 +47,7 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
         _idle,
         _growth,
         _massive,
+        _beyond_formats,
         _casts,
     )
     found = list(whole_model(diagnosis))
@@ -243,6 +244,23 @@ def _massive(d: Diagnosis) -> Iterable[Verdict]:
             "the variance of the others, which leave them out",
             cause="attention parks weight on the first token; common in trained decoders",
             advice="keep the first token in high precision when quantising activations",
+        )
+
+
+def _beyond_formats(d: Diagnosis) -> Iterable[Verdict]:
+    """Layers whose largest activation float16 does not hold; trained models reach it, and run in bfloat16."""
+    top = RANGES["fp16"]
+    beyond = tuple(s.layer for s in d.signal if s.largest is not None and s.largest > top)
+    if beyond:
+        worst = max(d.of_layers(beyond), key=lambda s: s.largest or 0.0)
+        yield Verdict(
+            severity="note",
+            kind="beyond float16",
+            layers=beyond,
+            text=f"{named(beyond)}: activations reach {worst.largest:.3g} (layer {worst.layer}), and float16 ends at "
+            f"{top:,.0f}: there they become infinite",
+            cause="tested: the largest numbers of the text were read",
+            advice="run in bfloat16, or signalprop fit makes the same model with smaller activations",
         )
 
 

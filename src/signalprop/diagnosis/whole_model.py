@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+from signalprop.diagnosis import sentences
 from signalprop.diagnosis.bounds import (
     ABOVE_FREQUENCIES,
     FRESH_LOGITS,
@@ -50,12 +51,11 @@ def repair_of(d: Diagnosis) -> Tried | None:
 
 def _bad_tensors(d: Diagnosis) -> Iterable[Verdict]:
     for one in d.bad_tensors[:8]:
-        what = " and ".join(f"{n:,} {word}" for n, word in ((one.nan, "NaN"), (one.infinite, "infinite numbers")) if n)
         yield Verdict(
             severity="fault",
             kind="not finite",
             layers=() if one.layer is None else (one.layer,),
-            text=f"{one.name} ({one.kind}) holds {what} among {one.n:,}, the first at {list(one.first)}",
+            text=sentences.not_finite(one.name, one.nan, one.infinite, one.n, one.first, one.kind),
             cause=_why_not_finite(one),
             advice="restore it from the last good checkpoint"
             if one.kind == "parameter"

@@ -132,7 +132,7 @@ class Wired(Value):
 
     Attributes:
         name: what, in two words. layers: which, () for the whole model. text: with the numbers. advice: what to do.
-        cause: the test that ran. severity: `fault` or `warning`.
+        cause: the test that ran. severity: as of a verdict.
     """
 
     name: str
@@ -140,4 +140,4 @@ class Wired(Value):
     text: str
     advice: str
     cause: str = "tested: by the passes of a short text"
-    severity: Literal["fault", "warning"] = "fault"
+    severity: Literal["fault", "warning", "note"] = "fault"

@@ -11,6 +11,8 @@ from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
+from signalprop.diagnosis.ends import bad_tensors
+from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.result import SCHEMA, Data, Diagnosis
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.whole_model_values import Wired
@@ -48,8 +50,9 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
         InputError: the given one, where it does not.
     """
     weights = [p for p in model.parameters() if p.ndim == 2 and p.is_floating_point() and not p.is_meta]
-    if len(blocks_of(model)) < 3 or not weights or any(unlike_draws(p.detach()) for p in weights[:8]):
+    if len(blocks_of(model)) < 3 or not weights or bad_tensors(model):
         raise error
+    fresh = not any(unlike_draws(p.detach()) for p in weights[:8])
     try:
         arguments = tiny_arguments(model)
     except InputError:
@@ -63,7 +66,9 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
                 arguments[key] = value.repeat(1, -(-_TOKENS // value.shape[1]))[:, :_TOKENS]
     try:
         with evaluating(model):
-            found = wiring_of(model, arguments, own=True, causal=first is not None and asks_for_the_next(first))
+            found = why_not_finite(model, [arguments], layer_paths(model, blocks_of(model)))
+            if not found and fresh:
+                found = wiring_of(model, arguments, own=True, causal=first is not None and asks_for_the_next(first))
     except Exception:  # whatever a stranger's model raises: the first refusal says more
         raise error from None
     if not found:

@@ -200,7 +200,7 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Wired]:
     around = {i: _same_doubled(blocks[i], seen[i]) for i in along}
     usual = sorted(cosine for _, cosine in along.values())[len(along) // 2]
     lost = tuple(i for i, (c, cosine) in along.items() if max(abs(c), abs(cosine)) < 0.3 and (around[i] or usual > 0.6))
-    carried = tuple(i for i, (_, cosine) in along.items() if cosine > 0.6 and around[i])
+    carried = tuple(i for i, (_, cosine) in along.items() if cosine > 0.6 and around[i] and not _normed(seen[i].gave))
     if lost:
         yield Wired(
             name="no skip", layers=lost,
@@ -210,10 +210,11 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Wired]:
         )  # fmt: skip
     if len(carried) > len(along) / 2:
         yield Wired(
-            name="norm on the skip", layers=carried,
+            name="norm on the skip", layers=carried, severity="note",
             text=f"{named(carried)}: the skip carries what the first norm gives, not what the block reads: twice the "
             "stream gives the same output, so that this is post-norm in effect",
-            advice="keep the block's input for the skip: x = x + branch(norm(x))",
+            advice="where pre-norm is meant, keep the block's input for the skip: x = x + branch(norm(x)); where "
+            "post-norm is, nothing is wrong",
         )  # fmt: skip
     if doubled and (abs(middle - 1) < 0.2 or len(doubled) > len(along) / 2):
         yield Wired(
@@ -222,6 +223,12 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Wired]:
             "as in x + (x + branch)",
             advice="add the stream once; a branch that returns x + f(x) is added to nothing",
         )  # fmt: skip
+
+
+def _normed(x: Tensor) -> bool:
+    """Whether all tokens have one size, as a norm at the end of a block leaves them."""
+    sizes = x.float().square().mean(-1).sqrt()
+    return bool(sizes.std() < 5e-4 * sizes.mean())
 
 
 def _same_doubled(block: nn.Module, s: Seen) -> bool:

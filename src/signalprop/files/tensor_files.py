@@ -20,6 +20,7 @@ from signalprop.errors import InputError
 from signalprop.files.checkpoint_folder import INDEX, check_folder, shards
 from signalprop.files.storage import opened, reading
 
+_POINTER = b"version https://git-lfs"  # how the file begins that stands for one that was not fetched
 PIECE = 1 << 18  # numbers that are read at once
 _LONGEST_HEADER, _LONGEST_NAME, _MOST_AXES = 100_000_000, 1000, 32  # the first is the format's own limit
 # Bits of a number, and how NumPy reads it: bfloat16 and float8 as words.
@@ -104,7 +105,11 @@ def _header(path: Path) -> list[StoredTensor]:
     """The tensors that a file's header names, in the order of their bytes, which leave no holes and do not overlap."""
     with reading(path), opened(path) as file:
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
+        begin = file.read(len(_POINTER))
+        if begin == _POINTER:
+            raise InputError(f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` where it was cloned")
+        length = int.from_bytes(begin[:8], "little")
+        file.seek(8)
         if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
             raise _wrong(path, f"its header of {length:,} bytes does not fit in its {size:,}")
         try:

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from signalprop.errors import InputError
 from signalprop.monitoring.bands import Departure
+from signalprop.monitoring.events import line_of
 from signalprop.monitoring.jumps import Jump
 
 Log = Callable[[dict[str, float], int], None]
@@ -77,7 +78,7 @@ class Logs:
                     continue
                 self._said.add("finite")
             self.warnings.append(item)
-            LOGGER.warning(item.text)
+            LOGGER.warning(line_of(item))
 
     def tell_jumps(self, jumps: Sequence[Jump]) -> None:
         """Warn of what jumped, and write the steps before it."""

@@ -26,6 +26,7 @@ from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.attention_scores import Layers, attention_scores, random_states_kept
 from signalprop.monitoring.bands import TOLERANCES, Departure, checked
 from signalprop.monitoring.checks import Checks
+from signalprop.monitoring.events import finding_of
 from signalprop.monitoring.jumps import Jump
 from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, per_sublayer, summary
 from signalprop.monitoring.logs import Log, Logs, opened
@@ -34,6 +35,7 @@ from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.processes import EveryRank, is_other_rank, mesh_of, together
 from signalprop.monitoring.weights import Weights
 from signalprop.network.parametrization import Parametrization
+from signalprop.results.findings import Findings
 from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_call import attached_now_or_later
@@ -96,7 +98,8 @@ class SignalMonitor:
             names.
 
     Attributes:
-        warnings: every Departure so far. What warns is the logger `signalprop.monitoring`, in one line each.
+        warnings: every Departure so far; `findings`: the same with cause and next action. What warns is the logger
+            `signalprop.monitoring`, in one line each.
 
     Raises:
         InputError: an unknown family, or numbers out of range.
@@ -185,6 +188,11 @@ class SignalMonitor:
             self.attach(self._sampling)
         if isinstance(self._recorder, Recorder):
             self._recorder.starts(model, args, kwargs)
+
+    @property
+    def findings(self) -> Findings:
+        """Every event so far, as values that diagnoses and predictions give too: what, where, cause, next action."""
+        return Findings(finding_of(item) for item in self.warnings)
 
     @cached_property
     def _mesh(self) -> Any:  # parameters may be sharded after the monitor is made
@@ -301,9 +309,7 @@ class SignalMonitor:
         self.detach()
         recorder, step = self._recorder, self._sampling
         self._recorder = self._sampling = None
-        if step is None:
-            return None
-        if recorder is None:
+        if step is None or recorder is None:
             return None
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())

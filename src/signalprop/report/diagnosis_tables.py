@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, Diagnosis, Estimate, Removal, mean_of, paired
+from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, mean_of, paired
 from signalprop.results.text import number, text_table
 
 _WIDTH = 110
@@ -15,6 +15,7 @@ Rows = tuple[list[str], list[list[str]]]  # header and cells
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
     """All sections that there are; in a terminal of so many columns (`room`) wide tables are folded."""
     parts = [header(d), verdict_text(d), text_table(*layer_rows(d), room=room)]
+    parts.append(range_line(d))
     if d.identity is not None:
         parts.append(span_line(d))
     if d.removal is not None and d.removal.single:
@@ -75,14 +76,25 @@ def layer_rows(d: Diagnosis) -> Rows:
                 number(s.gradient),
                 number(mean_of(s.score_std)),
                 number(mean_of(s.entropy)),
+                number(s.largest),
                 number(s.outlier),
                 number(None if d.identity is None else d.identity.cosine[k]),
                 "" if near is None else _with_error(near),
             ]
         )
     head = ["layer", "variance", "predicted", "first", "token r", "eff. rank", "attn share", "ff share", "gradient",
-            "score sd", "entropy", "max/rms", "cosine", "|J-I|"]  # fmt: skip
+            "score sd", "entropy", "largest", "max/rms", "cosine", "|J-I|"]  # fmt: skip
     return head, rows
+
+
+def range_line(d: Diagnosis) -> str:
+    """The largest activation against what number formats hold without a scale."""
+    known = [(s.largest, s.layer) for s in d.signal if s.largest is not None]
+    if not known:
+        return ""
+    largest, layer = max(known)
+    shares = ", ".join(f"{name} {largest / top:.2g}" for name, top in RANGES.items())
+    return f"largest activation {number(largest)} (layer {layer}); over the largest number of each format: {shares}"
 
 
 def span_line(d: Diagnosis) -> str:

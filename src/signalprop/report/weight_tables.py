@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from signalprop.diagnosis.stored_weights import RoleWeights, StoredWeights, TensorWeights
-from signalprop.results.text import number, text_table
+from signalprop.diagnosis.stored_values import RoleWeights, StoredWeights, TensorWeights
+from signalprop.results.text import number, ranges, text_table
 
 _ROWS = 12
 
@@ -15,10 +15,17 @@ def weights_text(w: StoredWeights) -> str:
     """What is wrong, how it was initialised, what has changed, and a table of roles."""
     dtypes = sorted({tensor.dtype for tensor in w.tensors})
     head = f"{w.model}: {w.n:,} weights in {len(w.tensors):,} tensors ({', '.join(dtypes) or 'none'})"
-    parts = [head, _faults(w.tensors), _initialisation(w), _changes(w), _roles(w)]
+    parts = [head, _said(w), _faults(w.tensors), _initialisation(w), _changes(w), _roles(w)]
     if w.left_out:
         parts.append(f"left out: {len(w.left_out)} tensors without floating-point numbers ({_some(list(w.left_out))})")
     return "\n".join(part for part in (*parts, *w.notes) if part)
+
+
+def _said(w: StoredWeights) -> str:
+    """Findings, in the words of a diagnosis."""
+    lines = [f"{one.severity.upper():<8}{one.name}: {one.text}" for one in w.findings]
+    more = [f"and {len(lines) - _ROWS} more findings (--json has all)"] if len(lines) > _ROWS else []
+    return "\n".join([*lines[:_ROWS], *more])
 
 
 def _faults(tensors: Sequence[TensorWeights]) -> str:
@@ -48,10 +55,28 @@ def _changes(w: StoredWeights) -> str:
     compared = [t for t in w.tensors if t.equal is not None]
     moved = sorted((t for t in compared if not t.equal), key=lambda t: -math.inf if t.change is None else -t.change)
     lines = [f"against {w.against}: {len(compared) - len(moved)} of {len(compared)} tensors are equal bit by bit"]
+    lines += _unchanged(compared)
     lines += [f"  only here: {_some(w.only_here)}"] * bool(w.only_here)
     lines += [f"  only there: {_some(w.only_there)}"] * bool(w.only_there)
     lines += [f"  {tensor.name}: changed by {number(tensor.change)} of its norm" for tensor in moved[:5]]
     return "\n".join(lines)
+
+
+def _unchanged(tensors: Sequence[TensorWeights]) -> list[str]:
+    """Which layers are unchanged, and which have changed in part."""
+    layers: dict[tuple[str, int], list[bool]] = {}
+    for t in tensors:
+        if t.layer is not None:
+            layers.setdefault((t.stack or "", t.layer), []).append(bool(t.equal))
+    lines = []
+    for stack in dict.fromkeys(stack for stack, _ in layers):
+        held = {layer: equal for (name, layer), equal in layers.items() if name == stack}
+        still = tuple(sorted(layer for layer, equal in held.items() if all(equal)))
+        part = tuple(sorted(layer for layer, equal in held.items() if any(equal) and not all(equal)))
+        said = [f"unchanged: {ranges(still) if still else 'none'} of {len(held)} layers"]
+        said += [f"changed in part: {ranges(part)}"] * bool(part)
+        lines.append(f"  {f'{stack} ' * bool(stack)}{'; '.join(said)}")
+    return lines
 
 
 def _roles(w: StoredWeights) -> str:

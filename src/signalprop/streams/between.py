@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from signalprop.errors import InputError
 from signalprop.streams.parts import Layer, Seen, Stack
 
 _ROUNDINGS = 64  # of the tensors' type, relative to the largest entry; a coefficient is only worth a word above them
@@ -55,6 +56,8 @@ def _told(entering: Tensor, earlier: list[tuple[str, Tensor]]) -> tuple[str, flo
     name, last = earlier[-1]
     eps = max(torch.finfo(t.dtype).eps for t in (entering, last) if t.is_floating_point())
     y = entering.double().flatten()
+    if not all(bool(t.isfinite().all()) for t in (entering, *(x for _, x in earlier))):
+        raise InputError("a stream of the model is not finite, so that its parts cannot be proved")
     size = float(y.abs().max()) or 1.0
     if float((y - last.double().flatten()).abs().max()) <= _ROUNDINGS * eps * size:
         return "", 1.0

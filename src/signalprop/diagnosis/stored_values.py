@@ -1,0 +1,133 @@
+"""What the reading of a checkpoint's files gives, as values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from signalprop.diagnosis.result import Number
+from signalprop.files.storage import finite
+from signalprop.files.validation import Value
+from signalprop.results.findings import Finding, Findings
+
+SCHEMA = "signalprop/weights/1"
+
+
+class TensorWeights(Value):
+    """One tensor. Numbers that cannot be formed are None.
+
+    Attributes:
+        name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
+        zeros, nan, infinite, dead_rows (all zeros): counts. mean, std, rms, kurtosis, least, most: of finite numbers.
+        first_bad: index of the first number that is NaN or infinite, () where there is none.
+        change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
+    """
+
+    name: str
+    role: str
+    layer: int | None
+    stack: str | None
+    dtype: str
+    shape: tuple[int, ...]
+    n: int
+    zeros: int
+    nan: int
+    infinite: int
+    dead_rows: int
+    mean: Number
+    std: Number
+    rms: Number
+    kurtosis: Number
+    least: Number
+    most: Number
+    first_bad: tuple[int, ...] = ()
+    change: Number = None
+    equal: bool | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """What is wrong with it, in words, the worst first."""
+        constant = len(self.shape) > 1 and self.n > 1 and self.least is not None and self.least == self.most
+        said = {
+            f"{self.nan:,} NaN": self.nan > 0,
+            f"{self.infinite:,} infinite": self.infinite > 0,
+            f"all numbers are {self.least}": constant and not self.nan + self.infinite,
+            f"{self.dead_rows:,} of {(*self.shape, 1)[0]:,} rows are zero": self.dead_rows > 0 and not constant,
+        }
+        return tuple(text for text, holds in said.items() if holds)
+
+
+class RoleWeights(Value):
+    """All tensors of a role in a stack.
+
+    Attributes:
+        tensors, n, zeros, not_finite: counts. largest: absolute value. layers, rms: of every layer, in order.
+        change: norm of the difference over the norm, together; equal: tensors.
+    """
+
+    role: str
+    stack: str | None
+    tensors: int
+    n: int
+    zeros: int
+    not_finite: int
+    largest: Number
+    layers: tuple[int | None, ...]
+    rms: tuple[Number, ...]
+    change: Number = None
+    equal: int | None = None
+
+
+class Initialisation(Value):
+    """The schemes whose standard deviations are nearest to those of the layers' matrices.
+
+    Attributes:
+        schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
+            of log(found / predicted). tolerance: what drawing and rounding explain.
+        z: root mean square of log(found / predicted) over its standard error if drawn (from the kurtosis): 1 of fresh
+            weights. others: `error` of every other scheme that goes with the architecture, the nearest first.
+    """
+
+    schemes: tuple[str, ...]
+    error: float
+    tolerance: float
+    z: Number = None
+    others: dict[str, Number] = Field(default_factory=dict)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the weights are as drawn."""
+        return self.error <= self.tolerance
+
+
+class StoredWeights(Value):
+    """The weights of a checkpoint, tensor by tensor and role by role.
+
+    Attributes:
+        model, against: as given. n: numbers in all tensors. left_out: names of tensors that hold no floating-point
+            numbers, with their dtype. only_here, only_there: names that the other checkpoint does not, or alone has.
+    """
+
+    model: str
+    family: str | None
+    n: int
+    tensors: tuple[TensorWeights, ...]
+    roles: tuple[RoleWeights, ...]
+    initialisation: Initialisation | None
+    left_out: dict[str, str]
+    against: str | None = None
+    only_here: tuple[str, ...] = ()
+    only_there: tuple[str, ...] = ()
+    verdicts: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> Findings:
+        """What is wrong, in the words of a diagnosis."""
+        return Findings(self.verdicts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form."""
+        data: dict[str, Any] = finite(self.model_dump(mode="json", exclude={"verdicts"}))
+        return {"schema": SCHEMA, **data, "findings": self.findings.to_json()}
