@@ -1,26 +1,16 @@
-"""records/reach.json: its counts, and what it claims of four models against a run of them."""
+"""What records/reach.json claims of four models, against a run of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from benchmarks.other_models import OTHERS
 from benchmarks.reach import examined
 from benchmarks.reach_counts import FILE, exact, right
 
 from signalprop.files.storage import read_json
 
 STORED: dict[str, Any] = read_json(FILE)
-
-
-def test_the_file_says_what_the_project_promises() -> None:
-    types = [record for name, record in STORED["models"].items() if name not in OTHERS]
-    assert sum(record["ran"] for record in types) >= 150
-    assert sum(map(right, types)) >= 130
-    assert sum("stream" in record.get("predicted", {}) for record in types) >= 190
-    assert sum("weights" in record.get("initialised", {}) for record in types) >= 180
-    assert sum(exact(record, "lns") or exact(record, "layerscale") for record in types) >= 100
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -34,7 +34,9 @@ LINK = re.compile(r"\]\(([^)#]+)(?:#[\w-]+)?\)")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 # Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
-SLOW = {f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "tour", "training", "will-it-train")}
+SLOW = {"README.md"} | {
+    f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "tour", "training", "will-it-train")
+}
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
 # Blocks that are not run, by their page and how they begin, and why.

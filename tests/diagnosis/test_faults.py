@@ -18,7 +18,6 @@ from signalprop.diagnosis.result import Diagnosis, Verdict
 from signalprop.diagnosis.run import diagnose
 from signalprop.network.layout import ROLES
 
-FAMILIES = ("gpt2", "llama", "bert")
 N, SICK = 6, 3
 
 
@@ -40,7 +39,7 @@ def fault(found: Diagnosis) -> Verdict:
     return verdict
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["gpt2", "llama", pytest.param("bert", marks=pytest.mark.slow)])
 class TestOneLayer:
     def test_a_clean_model_has_none(self, family: str) -> None:
         assert findings(diagnosed(model_of(family)), "fault", "warning") == []
@@ -187,8 +186,13 @@ class TestLayerNormScaling:
         assert "the factor at layer 5 is 1, LayerNorm Scaling makes it 0.408" in verdict.text
         assert "switch" in verdict.cause
 
-    @pytest.mark.parametrize("family", ["gpt2", "llama"])
-    @pytest.mark.parametrize("folded", [False, True])
+    @pytest.mark.parametrize(
+        ("family", "folded"),
+        [
+            ("gpt2", False), ("llama", True),
+            *(pytest.param(*one, marks=pytest.mark.slow) for one in (("gpt2", True), ("llama", False))),
+        ],
+    )  # fmt: skip
     def test_in_effect(self, family: str, folded: bool) -> None:
         model = model_of(family)
         sp.apply(model, "lns", initialize=False, change_function=True)

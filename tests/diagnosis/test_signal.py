@@ -142,7 +142,7 @@ class TestStreams:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
-    @pytest.mark.parametrize("family", ["gpt2", "bert"])
+    @pytest.mark.parametrize("family", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
     def test_a_whole_layer_of_multipliers(self, family: str) -> None:
         """Shares are of the signal that the scheme's own numbers describe, gauged or not.
 

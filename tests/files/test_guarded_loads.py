@@ -16,7 +16,7 @@ from signalprop.errors import InputError
 from signalprop.files.guard import guarded
 
 _LOAD = """
-import tempfile, torch, transformers
+import tempfile
 tempfile.gettempdir()
 from signalprop.files.guard import guarded
 with guarded("a directory", "."):

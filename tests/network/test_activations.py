@@ -52,7 +52,9 @@ def _two_dimensional(f, s, r):
     return float((w * f(np.sqrt(s) * z)) @ inner)
 
 
-@pytest.mark.parametrize("name", NAMES + WITH_NUMBERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (i % 2)) for i, n in enumerate(NAMES + WITH_NUMBERS)]
+)
 @pytest.mark.parametrize(
     ("s", "r"), [(1.0, -0.8), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((0.1, 0.3), (10.0, 0.99)))]
 )

@@ -103,7 +103,7 @@ def test_an_encoder_decoder_draws_its_stacks_apart() -> None:
     assert [text.get_text() for text in stream.texts] == ["decoder →"]
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("suffix", ["svg", *(pytest.param(s, marks=pytest.mark.slow) for s in ("png", "pdf"))])
 def test_equal_input_gives_equal_files(tmp_path: Path, suffix: str) -> None:
     p = predicted(n_layers=1)
     for name in ("a", "b"):
