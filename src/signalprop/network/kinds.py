@@ -238,6 +238,11 @@ def kinds_in(rows: HasKinds) -> list[Kind]:
     return [_BY_NAME[KINDS[code]] for code in sorted(set(rows.kind.tolist()))]
 
 
+def roles_in(rows: HasKinds) -> tuple[str, ...]:
+    """Roles of the kinds that a table has, whether its architecture has them or not."""
+    return tuple(dict.fromkeys(role.name for kind in kinds_in(rows) for role in kind.roles))
+
+
 def kinds_where(test: Callable[[Kind], bool]) -> list[Kind]:
     """The registered kinds that pass a test."""
     return [kind for kind in _BY_NAME.values() if test(kind)]

@@ -21,7 +21,7 @@ from signalprop.network.embedding_and_head import LARGEST
 from signalprop.network.embedding_and_head import Distribution as Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
-from signalprop.network.kinds import ROLE, HasKinds, kind_of, kinds_in
+from signalprop.network.kinds import ROLE, kind_of, roles_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
@@ -37,7 +37,7 @@ from signalprop.network.parametrization_document import SCHEMA as SCHEMA
 from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_norm_biases, check_rows
 from signalprop.network.parametrization_document import Shaping as Shaping
 from signalprop.network.parametrization_document import Trainable as Trainable
-from signalprop.network.parametrization_text import RARE, parametrization_text
+from signalprop.network.parametrization_text import RARE, parametrization_text, records
 from signalprop.network.shown import Shown
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
@@ -222,7 +222,7 @@ class Parametrization(Document, Shown):
             "options": dict(self.options),
             "embedding": self.embedding.model_dump(mode="json"),
             "head": self.head.model_dump(mode="json"),
-            "distribution": {role: self.distribution[role] for role in _roles_in(self)},
+            "distribution": {role: self.distribution[role] for role in roles_in(self)},
             "branch_trainable": self.branch_trainable,
             "skip_trainable": self.skip_trainable,
             "attention_trainable": self.attention_trainable,
@@ -244,7 +244,7 @@ class Parametrization(Document, Shown):
         if len(rows) != len(table.kind):
             raise InputError(f"sublayers has {len(rows)} rows; the architecture has {len(table.kind)} sublayers")
         given = document.distribution.keys()
-        needed = [role for role in _roles_in(table) if ROLE[role].exists(a)]
+        needed = [role for role in roles_in(table) if ROLE[role].exists(a)]
         if not set(needed) <= given <= set(ROLES):
             raise InputError(f"distribution is of {', '.join(sorted(given))}; expected {', '.join(needed)}")
         check_rows(rows, a, table)
@@ -277,7 +277,7 @@ class Parametrization(Document, Shown):
         if not isinstance(other, Parametrization):
             return NotImplemented
         mine, theirs = self.columns(), other.columns()
-        there = {*_roles_in(self), *_roles_in(other)}  # of roles of other kinds nobody draws anything
+        there = {*roles_in(self), *roles_in(other)}  # of roles of other kinds nobody draws anything
         if any(self.distribution.get(role) != other.distribution.get(role) for role in there):
             return False
         return all(np.array_equal(mine[name], theirs[name]) for name in mine) and all(
@@ -309,7 +309,7 @@ class Parametrization(Document, Shown):
         for name, value in values.items():
             column = name.replace("__", ".", 1)
             if column not in filled:
-                there = {*_roles_in(self), *_PLAIN, "vectors"}
+                there = {*roles_in(self), *_PLAIN, "vectors"}
                 known = ", ".join(known for known in filled if known.rpartition(".")[2] in there)
                 raise InputError(f"no column {name!r}; columns: {known}")
             group, _, role = column.partition(".")
@@ -356,10 +356,7 @@ class Parametrization(Document, Shown):
 
     def _rows(self) -> list[dict[str, Any]]:
         self._refuse_sweep("a data frame")
-        names = {"stack": STACKS, "kind": KINDS, "placement": PLACEMENTS}
-        columns: dict[str, Any] = {name: [names[name][k] for k in getattr(self, name)] for name in names}
-        columns |= {"layer": self.layer, **self.columns()}
-        return [{name: column[i] for name, column in columns.items()} for i in range(len(self.layer))]
+        return records(self)
 
     def table(self) -> str:
         """The table as text: consecutive layers with equal numbers share a line."""
@@ -375,11 +372,6 @@ class Parametrization(Document, Shown):
     def _refuse_sweep(self, what: str) -> None:
         if self.skip.ndim != 1:
             raise InputError(f"{what} needs a single parametrization, this is a sweep of shape {self.skip.shape[:-1]}")
-
-
-def _roles_in(rows: HasKinds) -> tuple[str, ...]:
-    """Roles of the kinds that a table has, whether its architecture has them or not."""
-    return tuple(dict.fromkeys(role.name for kind in kinds_in(rows) for role in kind.roles))
 
 
 def blank(architecture: Architecture, scheme: str, **options: Any) -> Parametrization:

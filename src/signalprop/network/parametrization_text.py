@@ -1,9 +1,12 @@
-"""A Parametrization as text."""
+"""A Parametrization as text and as records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from signalprop.network.kinds import KINDS
+from signalprop.network.layout import PLACEMENTS, STACKS
 
 if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
@@ -58,3 +61,11 @@ def _line(row: Mapping[str, Any]) -> str:
         f"  {row['stack']} {{:>9}}  {row['kind']:<15} norm {row['norm']:<8} skip {row['skip']:.5f}"
         f"  branch {row['branch']:.5f}  gain {row['norm_gain']:.4g}  {numbers}"
     )
+
+
+def records(p: Parametrization) -> list[dict[str, Any]]:
+    """One flat record per sublayer: its place and every numeric column. Not for sweeps."""
+    names = {"stack": STACKS, "kind": KINDS, "placement": PLACEMENTS}
+    columns: dict[str, Any] = {name: [names[name][k] for k in getattr(p, name)] for name in names}
+    columns |= {"layer": p.layer, **p.columns()}
+    return [{name: column[i] for name, column in columns.items()} for i in range(p.n_sublayers)]
