@@ -45,11 +45,12 @@ def _norms(rows: Sequence[TensorWeights]) -> Iterator[Finding]:
     inside = [row for row in zero if row.layer is not None]
     for row in zero:
         if row.layer is None:
-            yield _fault("norm of zeros", sentences.norm_of_zeros((), [row.name]), (), row.name)
+            yield _fault("norm of zeros", sentences.norm_of_zeros((), [row.name.removesuffix(".weight")]), (), row.name)
     if inside:
         layers = tuple(dict.fromkeys(row.layer for row in inside if row.layer is not None))
         names = [row.name for row in inside]
-        yield _fault("norm of zeros", sentences.norm_of_zeros(layers, names), layers, *names)
+        paths = [name.removesuffix(".weight") for name in names]
+        yield _fault("norm of zeros", sentences.norm_of_zeros(layers, paths), layers, *names)
 
 
 def _out_of_place(layers: _Layers, places: Places) -> Iterator[Finding]:
