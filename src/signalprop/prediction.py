@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from signalprop.data.batches import Batch, default_statistics
+from signalprop.data.batches import Batch, default_statistics, shortened
 from signalprop.errors import InputError, require
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
@@ -115,7 +115,7 @@ def predict(
 
 def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, InputStatistics | None]:
     """Of its weights as they are, without dropout where it is in evaluation mode; a note; statistics of its inputs."""
-    from signalprop.attachment.arguments import statistics_in
+    from signalprop.attachment.arguments import batch_in, statistics_in
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
@@ -124,7 +124,11 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
 
     arguments = remember(unwrapped(model), inputs)
     attached = require_roles(attach(model, None, arguments))
-    table = parametrization_of(attached, in_its_mode(attached.mapping.architecture, attached.model))
+    a = in_its_mode(attached.mapping.architecture, attached.model)
+    batch = None if arguments is None else batch_in(attached.mapping, arguments)
+    if batch is not None and batch.tokens is not None:
+        a = shortened(a, batch.tokens.shape[1])
+    table = parametrization_of(attached, a)
     notes = "; ".join(filter(None, (equal_layers(attached), _TRAINED * _trained(model))))
     return table, notes, statistics_in(attached.mapping, inputs, arguments)
 

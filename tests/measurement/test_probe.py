@@ -142,6 +142,15 @@ def test_a_model_that_never_ran(build: Any) -> None:
         Probe(build("gpt2"), every=0)
 
 
+def test_the_step_that_the_block_ended_in(build: Any) -> None:
+    model = build("gpt2").eval()
+    with Probe(model) as probe:
+        total(model(**arguments_for(model))).backward()
+    assert_same(probe.profile(), measure(model, arguments_for(model), loss=total))
+    with pytest.raises(InputError, match="not attached"):
+        probe.profile()
+
+
 def test_a_layer_that_is_skipped(build: Any) -> None:
     model = build("gpt2").eval()
     model.transformer.h[1].mlp.forward = lambda x: torch.zeros_like(x)

@@ -99,6 +99,70 @@ def pairs() -> nn.ModuleList:
     return nn.ModuleList(nn.ModuleList([nn.ModuleList([nn.LayerNorm(WIDTH), None]), kind()]) for kind in kinds)  # type: ignore[list-item]
 
 
+class Pair(nn.Module):
+    """What the last branch gave, and what it is to be added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.feed_forward = Attention(), FeedForward()
+
+    def forward(self, hidden: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        residual = hidden if residual is None else hidden + residual
+        residual = residual + self.attention(self.first(residual))
+        return self.feed_forward(self.second(residual)), residual
+
+
+class Pairs(Model):
+    """Fused additions: the sum of a block stands in the next one. An argument that may be None has to be given."""
+
+    def __init__(self, _: Any = None) -> None:
+        super().__init__(nn.ModuleList(Pair() for _ in range(3)))
+
+    def forward(self, ids: Tensor, mask: Any) -> Tensor:
+        hidden, residual = self.words(ids), None
+        for block in self.blocks:
+            hidden, residual = block(hidden, residual)
+        return self.head(self.final(hidden + residual))
+
+
+def test_blocks_that_carry_what_is_to_be_added() -> None:
+    torch.manual_seed(0)
+    model, called = Pairs(), {"ids": IDS, "mask": None}
+    seen: list[Tensor] = []
+    for norm in [norm for block in model.blocks for norm in (block.first, block.second)] + [model.final]:
+        norm.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().double()))
+    with torch.no_grad():
+        model(**called)
+    streams = [float(x.var(correction=0)) for x in seen]
+    profile = sp.measure(model, called)
+    np.testing.assert_allclose(profile.forward["stream_in"].variance, streams[:6], rtol=1e-5)
+    np.testing.assert_allclose(profile.forward["stream_out"].variance, streams[1:7], rtol=1e-5)
+    predicted = sp.predict(model, called)
+    assert predicted.architecture.seq_len == IDS.shape[1]  # not what a model that says nothing of it could read
+    assert abs(np.log(predicted.forward["stream_out"].variance[-1] / streams[6])) < 0.2
+
+
+def test_multipliers_that_were_installed_do_not_hide_what_the_weights_are() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    sp.apply(model, "layerscale", initialize=False, inputs=IDS)
+    assert sp.check(model).ok
+    predicted, measured = sp.predict(model, IDS), sp.measure(model, IDS, backward=False)
+    ratio = predicted.forward["branch"].variance / measured.forward["branch"].variance
+    assert np.abs(np.log(ratio)).max() < 0.5
+
+
+def test_sequences_in_a_dictionary_are_taken_one_by_one() -> None:
+    class InDictionary(Model):
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return super().forward(batch["tokens"])
+
+    torch.manual_seed(0)
+    model = InDictionary()
+    assert sp.predict(model, {"batch": {"tokens": IDS}}).architecture.n_heads == 4
+
+
 @pytest.mark.parametrize(
     ("kind", "blocks"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as Dictionary
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +24,7 @@ from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
 from signalprop.streams.arguments import text_config
 from signalprop.streams.replay import fused_rows as rows_in_fused
-from signalprop.streams.wrappers import unwrapped
+from signalprop.streams.wrappers import adds_tokens, unwrapped
 
 HEAD = "lm_head"  # of a model that does not tell its own
 
@@ -37,15 +39,29 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
         if not isinstance(given, Mapping):
             raise InputError(f"the mapping of a {type(model).__name__} is a {type(given).__name__}; expected a Mapping")
         return given
-    if find(getattr(getattr(model, "config", None), "model_type", None)) is None:
+    family = find(getattr(getattr(model, "config", None), "model_type", None))
+    if family is None:
         return mapping_of_streams(model) or mapping_found(model, arguments)
     try:
-        return mapping_of(model)
+        known = mapping_of(model)
+        if _is_called_so(model, family) and not adds_tokens(model):
+            return known
+        words = f"is not called as {known.architecture.family} is: what its stream begins with is to be proved"
+        note = f"{type(model).__name__} {words}"
+        return replace(known, stream_only=True, arguments=None, notes=(*known.notes, note))
     except InputError as refusal:  # a variant that its family's file does not know
         try:
             return mapping_found(model, arguments)
         except InputError:
             raise refusal from None
+
+
+def _is_called_so(model: nn.Module, family: Family) -> bool:
+    """Whether a model's forward takes what its family reads; Chronos-Bolt has T5's configuration and reads numbers."""
+    taken = inspect.signature(model.forward).parameters
+    names = {name for paths in family.paths for name in paths.inputs.values()}
+    anything = any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in taken.values())
+    return not names or anything or bool(names & taken.keys() - {"attention_mask"})
 
 
 def mapping_of(model: nn.Module) -> Mapping:

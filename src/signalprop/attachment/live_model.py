@@ -75,8 +75,8 @@ def in_its_mode(architecture: Architecture, model: nn.Module) -> Architecture:
 
 
 def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
-    """The arguments that are not None, on the model's device."""
+    """The arguments on the model's device."""
     device = device_of(model)
     with torch.inference_mode(False):  # a tensor of inference mode takes no part in a backward pass, its copy does
         usable = {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in arguments.items()}
-    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in usable.items() if v is not None}
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in usable.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from signalprop.cli.options import pairs
 from signalprop.data.batches import shortened
-from signalprop.errors import InputError
+from signalprop.errors import InputError, first_line
 from signalprop.files.storage import read_json
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import SCHEMA, Parametrization
@@ -124,13 +124,30 @@ def _architecture(source: str, data: dict[str, Any] | None, changed: dict[str, A
         return Architecture.from_hf(Path(source), **changed)
     if data is None:
         if "/" in source or Path(source).suffix[1:2].isalpha():  # a preset may have a dot: phi-1.5
-            raise InputError(f"there is no file or directory {source}")
+            return Architecture.from_hf(_on_the_hub(source), **changed)
         return Architecture.preset(source, **changed)
     if "schema" in data:
         raise InputError(f"{source} has schema {data['schema']!r}; expected {SCHEMA!r} or an architecture's fields")
     if "model_type" in data:
         return Architecture.from_hf(data, **changed)
     return Architecture(**data).replace(**changed)
+
+
+def _on_the_hub(name: str) -> Any:
+    """The configuration of `owner/model` on the hub; without a connection of transformers' cache."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"there is no file or directory {name}")
+    from signalprop.files.checkpoint_loading import configuration
+
+    try:
+        return configuration(name)
+    except InputError:
+        raise
+    except Exception as error:  # of many kinds: no connection, no such model, no permission
+        raise InputError(
+            f"there is no directory {name} here, and no model of that name could be had from the hub "
+            f"({first_line(error)}); give a directory, or a preset's name"
+        ) from None
 
 
 def _scaled(p: Parametrization, qk_scale: float) -> Parametrization:

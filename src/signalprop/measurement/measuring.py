@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Mapping as Dictionary
@@ -185,6 +186,13 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
                 "the mapping has no `arguments` to make the model's inputs from a Batch; give a dictionary of them"
             )
         arguments = dict(mapping.arguments(batch))
+        needed = inspect.signature(model.forward).parameters.values()
+        missing = [p.name for p in needed if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+        if missing := [name for name in missing if name not in arguments]:
+            raise InputError(
+                f"give inputs=, what the model is called with: {type(model).__name__} also reads {', '.join(missing)}, "
+                "which a Batch does not hold"
+            )
     else:
         arguments = dict(batch)
     empty = [name for name, value in arguments.items() if isinstance(value, Tensor) and not value.numel()]
@@ -277,6 +285,7 @@ class Probe:
         self._architecture = architecture
         self._recorders: Recorders | None = None
         self._recorder: Recorder | TapRecorder | None = None
+        self._left: Recorder | TapRecorder | None = None  # of a step that the block ended in
         self._inside = self._again = self._told = False
         groups = Groups(data_group, tokens_group)
 
@@ -296,7 +305,8 @@ class Probe:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._inside = False
-        self._end()
+        last = self._end()
+        self._left = last if last is not None and last.calls else None
         if self._waits is not None:
             self._waits.remove()
         if self._recorders is not None:
@@ -306,17 +316,19 @@ class Probe:
     def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
         """End the step (after its backward pass) and return its Profile, or None if the step was not sampled.
 
+        After the block it is the Profile of the step that the block ended in.
+
         Args:
             loss_scale: factor on the loss (a GradScaler's `get_scale()`); `gradient_scale` is divided by its
                 square. The relative gradients do not depend on it.
 
         Raises:
-            InputError: not inside the `with` block, the model did not run, or a signal that is not finite. Gradients
-                that are not finite (a GradScaler looking for its scale) are left out, with a note.
+            InputError: before the `with` block, a second time after it, the model did not run, or a signal that is not
+                finite. Gradients that are not finite (a GradScaler looking for its scale) are left out, with a note.
         """
-        if not self._inside:
+        recorder, self._left = self._end() if self._inside else self._left, None
+        if not self._inside and recorder is None:
             raise InputError("the probe is not attached; use it as `with Probe(model) as probe:`")
-        recorder = self._end()
         if self._recorders is None:
             raise InputError("the model did not run inside the block, so there is nothing to make a Profile of")
         self.steps += 1
@@ -340,7 +352,8 @@ class Probe:
             self._again = self._told = True
             return None
         finally:
-            self._begin()
+            if self._inside:
+                self._begin()
 
     def _first_call(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """The model that nobody knew how to call is being called."""

@@ -111,9 +111,12 @@ def apply(
     trained = "" if redraw or without_numbers else learnt(attached)
     wanted, initialize = initialize, initialize and not trained
     other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
-    if initialize or other:
+    try:  # which check and predict ask for afterwards, too, when multipliers stand in the way of proving them
         attached = require_roles(attached)
-    attached = with_known_weights(attached)
+    except InputError:
+        if initialize or other:
+            raise
+        attached = with_known_weights(attached)
     if torch.backends.mha.get_fastpath_enabled() and any(
         isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -109,6 +110,8 @@ class Finder:
             layers.append(layer)
             if node is not None:
                 last, width = (call, node), node.shape[-1] if node.shape else 0
+        if _carry_two([call for call, _ in runs]) and any(_unknown(layer) for layer in layers):
+            return self._loose(one, runs=False)
         understood = [layer for layer in layers if layer.branches]
         if 2 * len(understood) <= len(layers) or last is None:
             return None
@@ -135,10 +138,15 @@ class Finder:
             return Layer(path, (), "it gives what it reads"), None
         return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None
 
-    def _loose(self, one: Container) -> Stack | None:
-        """A stack whose layers are not modules that run: their parts are called one by one."""
+    def _loose(self, one: Container, *, runs: bool = True) -> Stack | None:
+        """A stack whose layers are not modules that run: their parts are called one by one.
+
+        Args:
+            runs: whether a layer may be a part itself.
+        """
         prefixes = [path for path, _ in one.members]
         inside = [c for c in self.calls if any(_within(c.path, prefix) for prefix in prefixes)]
+        inside = [c for c in inside if runs or c.path not in prefixes]
         if not inside or one.path.endswith("*"):
             return None
         given = _given(inside)
@@ -328,6 +336,21 @@ def _post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer
             replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None)
         )
     return tuple(out), None
+
+
+def _carry_two(runs: Sequence[Call]) -> bool:
+    """Whether layers hand on two tensors of the stream's shape: what the last branch gave, and what it is added to."""
+    for before, after in pairwise(runs):
+        read = {id(node.numbers) for node in after.read}
+        given = {id(n.numbers) for n in before.gave if before.first_given and n.shape == before.first_given.shape}
+        if len(given & read) < 2:
+            return False
+    return len(runs) > 1
+
+
+def _unknown(layer: Layer) -> bool:
+    """Whether something is added in a layer that no module in it gives."""
+    return bool(layer.why) or any(branch.output is None for branch in layer.branches)
 
 
 def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:

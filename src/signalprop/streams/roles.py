@@ -63,7 +63,7 @@ def prove_roles(
     for branch in (branch for stack in stacks for branch in stack.branches):
         wanted |= {seen for seen in (branch.stream_in, branch.stream_out, branch.output) if seen is not None}
         wanted |= {Seen(path, "output") for path in (branch.norm, branch.post_norm) if path is not None}
-    tensors, output = tensors_of_pass(model, arguments, wanted)
+    tensors, output = _first_sequence(*tensors_of_pass(model, arguments, wanted), stacks[0])
     proved = {norm.path for norm in norms if norm.kind != "unknown"}
     replay = _Replay(model, tensors, maps, proved)
     found: list[Replayed | str] = []
@@ -72,6 +72,24 @@ def prove_roles(
         found += [replay.branch(layer, branch, memory) for layer in stack.layers for branch in layer.branches]
         memory = replay.end(stack)
     return Proof(tuple(found), tensors, output)
+
+
+def _first_sequence(
+    tensors: dict[Seen, Tensor], output: Tensor | None, stack: Stack
+) -> tuple[dict[Seen, Tensor], Tensor | None]:
+    """The tensors of the first sequence alone, of a stream that holds several (a dictionary's, a series' channels)."""
+    start = stack.branches[0].stream_in
+    stream = tensors.get(start) if start is not None else None
+    n, length = stream.shape[:2] if stream is not None and stream.ndim == 3 and not stack.tokens_first else (1, 1)
+    if n == 1:
+        return tensors, output
+
+    def one(x: Tensor) -> Tensor:
+        if x.ndim == 2 and len(x) == n * length:
+            return x[:length]
+        return x[:1] if x.ndim > 1 and len(x) == n else x
+
+    return {seen: one(x) for seen, x in tensors.items()}, None if output is None else one(output)
 
 
 class _Replay:

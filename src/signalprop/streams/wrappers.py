@@ -15,11 +15,20 @@ from torch import nn
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
 
+    One of PEFT's that adds tokens of its own (prompt and prefix tuning) is more than the model inside, and stays.
     FSDP2 (`fully_shard`) and accelerate's `device_map` wrap nothing: they change modules in place.
     """
     while (inner := _inner(model)) is not None:
         model = inner
     return model
+
+
+def adds_tokens(model: nn.Module) -> bool:
+    """Whether PEFT puts tokens that it learns before those that a model reads, or keys and values before theirs."""
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return False
+    return bool(getattr(model.active_peft_config, "is_prompt_learning", False))
 
 
 def _inner(model: nn.Module) -> nn.Module | None:
@@ -30,6 +39,8 @@ def _inner(model: nn.Module) -> nn.Module | None:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         found = model.module
     elif (peft := sys.modules.get("peft")) is not None:  # by type: a PeftModel has all attributes of what it wraps
+        if adds_tokens(model):
+            return None
         if isinstance(model, (peft.PeftModel, peft.PeftMixedModel)):
             found = model.base_model
         elif isinstance(model, peft.tuners.tuners_utils.BaseTuner):
