@@ -24,7 +24,7 @@ from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, saving
 from signalprop.repair.record import vanilla_mapping
-from signalprop.repair.spliced_modules import Mixing, Rewired
+from signalprop.repair.spliced_modules import Rewired
 from signalprop.repair.weight_assignment import Part, assignments
 
 transformers = pytest.importorskip("transformers")
@@ -57,12 +57,6 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", "GemmaConfig", "num_hidden_layers", _LLAMA | {"head_dim": 8}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", "num_hidden_layers", _LLAMA | {"head_dim": 8}),
 }  # fmt: skip
-
-
-def skip_without_interface(scheme: str, *, whole_module: bool = False) -> None:
-    """Skip where the scheme shapes attention and the installed transformers does not let every family's be."""
-    if scheme in ("e-spa", "u-spa") and int(transformers.__version__.split(".")[0]) < 5:
-        pytest.skip("shaping the attention of every family needs transformers 5", allow_module_level=whole_module)
 
 
 def vanilla(name: str, n_layers: int = 2, **changes: Any) -> nn.Module:
@@ -216,23 +210,22 @@ def role_gradients(model: nn.Module, table: Parametrization) -> dict[tuple[str, 
     for item in assignments(attach(model, mapping), table):
         for part in item.parts:
             put(part.where, part.role, None if item.tensor.grad is None else rows_of(item.tensor.grad, part))
-    for i, row in enumerate(mapping.sublayers):
-        for module in multipliers(model, row, i):
-            for name in ("multiplier", "skip", "value_skip", "attention_gain"):
+    for i in range(len(mapping.sublayers)):
+        for module in multipliers(model, i):
+            for name in ("multiplier", "skip"):
                 value = getattr(module, name, None)
                 if isinstance(value, nn.Parameter):
                     put(f"sublayer {i}", name, value.grad)
     return out
 
 
-def multipliers(model: nn.Module, row: Any, i: int) -> list[nn.Module]:
+def multipliers(model: nn.Module, i: int) -> list[nn.Module]:
     """The modules that hold the trainable multipliers of a sublayer."""
     if isinstance(model, Transformer):
         sublayer = model.sublayers()[i]
         return [sublayer, sublayer.branch.function]
-    paths = [model.signalprop_record.carriers[i], row.weights.get("output")]
-    found = {path: model.get_submodule(path) for path in paths if path is not None}
-    return [module for module in found.values() if isinstance(module, (Rewired, Mixing))]
+    carrier = model.get_submodule(model.signalprop_record.carriers[i])
+    return [carrier] if isinstance(carrier, Rewired) else []
 
 
 def rows_of(tensor: Tensor, part: Part) -> Tensor:
@@ -269,22 +262,9 @@ def trained(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, q in model.named_parameters():
-            if name.rpartition(".")[2] in ("multiplier", "skip", "value_skip", "attention_gain"):
+            if name.rpartition(".")[2] in ("multiplier", "skip"):
                 q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
     return model
-
-
-def shaped(name: str = "llama", scheme: str = "e-spa", n_layers: int = 2, **options: Any) -> nn.Module:
-    """A tiny model with a scheme on it, in evaluation mode, whose scores are no longer 0."""
-    model = vanilla(name, n_layers)
-    if name == "vit":
-        options.setdefault("activation", "keep")
-    sp.apply(model, scheme, seed=3, **options)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for q in model.parameters():
-            q.add_(0.1 * q.std(correction=0).clamp(min=0.05) * torch.randn_like(q))
-    return model.eval()
 
 
 def close(one: Tensor, other: Tensor, bound: float = 1e-5) -> None:

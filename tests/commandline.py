@@ -10,7 +10,7 @@ import pytest
 
 from signalprop.errors import InputError
 
-TINY = ["--layers", "2", "--d-model", "32", "--set", "vocab_size=200", "--seq-len", "12"]
+TINY = ["--layers", "2", "--set", "d_model=32", "--set", "vocab_size=200", "--seq-len", "12"]
 
 
 class Result(NamedTuple):

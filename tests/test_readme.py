@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import typer.main
@@ -135,26 +135,12 @@ class Reader:
             assert load_recipe(file).name == yaml.safe_load(text)["name"]
 
     def json(self, text: str) -> None:
-        """What users write by hand: a file of questions, or the mapping of a model that is like a family."""
-        from signalprop.attachment import read_mapping
+        """What users write by hand: a file of questions."""
         from signalprop.diagnosis.tasks import read_task
 
         file = Path("block.jsonl")
         file.write_text(text, encoding="utf-8")
-        if '"like"' in text:
-            assert read_mapping(file, granite()).sublayers
-        else:
-            assert read_task(file)
-
-
-def granite() -> Any:
-    """A small model with the multipliers of the page's mapping."""
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GraniteConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.0156,
-    )  # fmt: skip
-    return transformers.GraniteForCausalLM(config)
+        assert read_task(file)
 
 
 RUN: dict[str, Callable[[Reader, str], None]] = {

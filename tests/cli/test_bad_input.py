@@ -66,14 +66,14 @@ BOOK = Path(__file__)
         (["predikt", "tgs"], "No such command"),
         (["compare", "tgs", "--fidelity", "simulate"], "choose fidelity auto"),
         (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
-        (["compare", "tgs", "--inside", "vision_model"], "--inside needs a Hugging Face directory"),
+        (["compare", "tgs", "--inside", "vision_model"], "--inside is for a directory"),
         (["compare", "tgs", "--seeds", "0"], "--seeds"),
         (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
         (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),
         (["compare", "tgs", *TINY, "--device", "meta"], "--device meta: it holds no numbers; usable here: cpu"),
         (["predict", "tgs", *TINY, "--fidelity", "simulate", "--device", "gpu"], "--device gpu: "),
         (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
-        (["measure", "tgs", "--random-init"], "--random-init belongs to a directory"),
+        (["measure", "tgs", "--random-init"], "--random-init is for a directory"),
         (["verify", "--quick", "--thorough"], "exclude each other"),
         (["verify", "--component", "perceptron"], "perceptron"),
         (["schemes", "magic"], ", deepscalelm, "),
@@ -169,23 +169,21 @@ def test_tokenizers_larger_than_the_vocabulary(refused: Refused, copied: Path) -
     assert "vocabulary ends at 19" in refused("measure", str(copied), "--random-init")
 
 
-def test_advice_of_the_library_is_given_in_options(command: Command, refused: Refused, copied: Path) -> None:
-    """What the library calls `mapping=` is --mapping where a command has it; what none has is of Python."""
+def test_advice_names_the_thing_and_not_a_keyword_of_python(command: Command, refused: Refused, copied: Path) -> None:
 
     def becomes(**fields: object) -> None:
         (copied / "config.json").write_text(json.dumps(fields))
 
     becomes(model_type="time_series_transformer", architectures=["TimeSeriesTransformerModel"], prediction_length=4,
             d_model=16, encoder_layers=1, decoder_layers=1)  # fmt: skip
-    for name, remedy in (("measure", "--inputs"), ("check", "--inputs")):
-        source = ["--random-init"] if name == "measure" else ["--fresh", "--scheme", "xavier"]
-        said = refused(name, str(copied), *source)
-        assert f"give {remedy}, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
+    for name, more in (("measure", ()), ("check", ("--scheme", "xavier"))):
+        said = refused(name, str(copied), "--random-init", *more)
+        assert "give its inputs, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
     becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
             num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
-    assert "give --mapping, which names the branches" in refused("measure", str(copied), "--random-init")
+    assert "give a mapping, which names the branches" in refused("measure", str(copied), "--random-init")
     (copied / "model.safetensors").unlink()
-    assert "not predicted       give --mapping, which names the branches" in command("anatomy", str(copied)).out
+    assert "not predicted       give a mapping, which names the branches" in command("anatomy", str(copied)).out
 
 
 def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit"])
-@pytest.mark.parametrize("fresh", [[], ["--fresh", "--seed", "3"]])
+@pytest.mark.parametrize("fresh", [[], ["--random-init"]])
 def test_right_models(command: Command, hf_directories: Path, name: str, fresh: list[str]) -> None:
     status, out, err = command("check", str(hf_directories / name), "--scheme", "huggingface", *fresh)
     assert status == 0, err
@@ -46,16 +46,16 @@ def test_a_model_that_was_saved_with_its_scheme(
     from signalprop.repair import apply
 
     model = transformers.GPT2LMHeadModel.from_pretrained(hf_directories / "gpt2")
-    apply(model, "deepscalelm-simple", seed=0)
+    apply(model, "stable-resnet", seed=0)
     with pytest.warns(UserWarning, match="carries scheme"):
         model.save_pretrained(tmp_path)
-    status, _, err = command("check", str(tmp_path), "--scheme", "deepscalelm-simple")
+    status, _, err = command("check", str(tmp_path), "--scheme", "stable-resnet")
     assert status == 0, err
     assert command("check", str(tmp_path)).err == err  # what it carries
     assert command("check", str(tmp_path), "--scheme", "gpt2").status == 1
-    assert command("check", str(tmp_path), "--scheme", "deepscalelm-simple", "--fresh", "--seed", "5").status == 0
+    assert command("check", str(tmp_path), "--scheme", "stable-resnet", "--random-init").status == 0
     monkeypatch.setattr("signalprop.files.checkpoint_loading.fetched", lambda *_, **__: tmp_path)  # from the hub
-    assert command("check", "somebody/deep", "--scheme", "deepscalelm-simple").status == 0
+    assert command("check", "somebody/deep", "--scheme", "stable-resnet").status == 0
 
 
 def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,11 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     directory = str(hf_directories / "gpt2")
     assert "unknown scheme 'gpt-2'" in refused("check", directory, "--scheme", "gpt-2")
     assert "no option 'sd'" in refused("check", directory, "--scheme", "gpt2", "--option", "sd=1")
-    assert "the model carries no scheme; give --scheme" in refused("check", directory)
+    assert "the model carries no scheme; name one" in refused("check", directory)
     assert "cannot read a configuration" in refused("check", str(tmp_path), "--scheme", "gpt2")
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text((hf_directories / "gpt2" / "config.json").read_text())
-    assert "--fresh checks" in refused("check", str(tmp_path / "bare"), "--scheme", "gpt2")
+    assert "--random-init checks" in refused("check", str(tmp_path / "bare"), "--scheme", "gpt2")
     assert "configuration from no/such-model: Cannot find" in refused("check", "no/such-model", "--scheme", "gpt2")
     file = tmp_path / "table.json"
     scheme("gpt2")(Architecture.from_hf(hf_directories / "gpt2", n_layers=7)).save(file)

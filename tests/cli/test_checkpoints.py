@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForMaskedLM, GPT2Config, LlamaConfig, LlamaForCausalLM
+from transformers import BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
 from commandline import Command, Refused, result_of
@@ -77,21 +76,6 @@ def test_fold_at_once_and_later_are_the_same(command: Command, llama: Path, tmp_
     assert status == 0 and "outputs differ by" in out and "for transformers" in out
 
 
-def test_matched_epsilons(command: Command, tmp_path: Path) -> None:
-    GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=60, n_positions=24, bos_token_id=1, eos_token_id=2,
-               architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path / "gpt2")  # fmt: skip
-    arguments = ["apply", str(tmp_path / "gpt2"), "--scheme", "deepscalelm"]
-    plain = result_of(command, *arguments, "--out", str(tmp_path / "a"))
-    assert plain["eps_error"] > 1e-6
-    matched = result_of(command, *arguments, "--match-eps", "--out", str(tmp_path / "b"))
-    assert matched["eps_error"] == 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        status, _, err = command("fold", tmp_path / "b", "--out", tmp_path / "c")
-    assert status == 0
-    assert "signalprop: warning: fold: a checkpoint keeps one epsilon" in err and err.count("fold:") == 1
-
-
 def test_other_commands_read_the_scheme(command: Command, llama: Path, tmp_path: Path) -> None:
     """A directory that carries a scheme is measured, checked and predicted with it, not as the vanilla function."""
     arguments = ("--scheme", "normalised-skip", "--option", "alpha_attention=0.5", "--option", "alpha_feed_forward=0.5")
@@ -127,7 +111,7 @@ class TestRefusals:
             (["--scheme", "missing.json", "--option", "k=1"], "takes no --option"),
             (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
             (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),
-            (["--scheme", "rezero", "--fold"], "layer 0 attention cannot be folded"),
+            (["--scheme", "rezero"], "sp.build(sp.scheme('rezero')(sp.Architecture.from_hf(model)))"),
             (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
         ],
     )
@@ -139,11 +123,10 @@ class TestRefusals:
         assert "config" in refused("apply", str(tmp_path), "--scheme", "xavier", "--out", out)
         assert "plain checkpoint" in refused("fold", str(llama), "--out", out)
         assert "no directory" in refused("fold", str(tmp_path / "nothing"), "--out", out)
-        assert command("apply", llama, "--scheme", "rezero", "--out", tmp_path / "m").status == 0
-        assert "already carries scheme 'rezero'" in refused(
+        assert command("apply", llama, "--scheme", "layerscale", "--out", tmp_path / "m").status == 0
+        assert "already carries scheme 'layerscale'" in refused(
             "apply", str(tmp_path / "m"), "--scheme", "xavier", "--out", out
         )
-        assert "layer 0 attention cannot be folded" in refused("fold", str(tmp_path / "m"), "--out", out)
 
     def test_places(self, refused: Refused, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         arguments = ("apply", str(llama), "--scheme", "xavier", "--out")

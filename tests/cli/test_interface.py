@@ -23,7 +23,7 @@ from signalprop.repair.check_result import Check
 from signalprop_lab.verification.verify import VerificationReport
 
 SNAPSHOT = Path(__file__).with_name("interface.json")
-TINY = ["--layers", "1", "--d-model", "16", "--seq-len", "8"]
+TINY = ["--layers", "1", "--set", "d_model=16", "--seq-len", "8"]
 RESULTS = {
     "predict": ["predict", "tgs", *TINY],
     "predict, several": ["predict", "tgs", *TINY, "--scheme", "xavier,deepscalelm"],

@@ -60,7 +60,7 @@ def test_json_lines(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
     content = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
     path = written(tmp_path / f"a.{suffix}", gzip.compress(content) if "gz" in suffix else content)
     assert documents(path, "body") == [row["body"] for row in rows[1:]]
-    with pytest.raises(InputError, match=r"line 1 has no text in 'text'; its fields: body, id; name one with field="):
+    with pytest.raises(InputError, match=r"line 1 has no text in 'text'; its fields: body, id; choose another field"):
         documents(path)
 
 

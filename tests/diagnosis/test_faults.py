@@ -167,11 +167,11 @@ class TestScaleInABuffer:
 class TestGainOfDeepNorm:
     def test_multiplied_for_divided(self) -> None:
         """The released code that multiplies by (8N)^(1/4) where DeepNet divides by it."""
-        model = tiny("llama", N)
+        model = tiny("bert", N)
         table = sp.apply(model, "deepnorm", redraw=True)
         assert findings(diagnosed(model), "fault", "warning") == []
         for layer in range(N):
-            scaled(model, table.architecture.n_layers**0.5 * 8**0.5, ("value", "output", "gate", "up", "down"), layer)
+            scaled(model, table.architecture.n_layers**0.5 * 8**0.5, ("value", "output", "up", "down"), layer)
         verdict = fault(diagnosed(model))
         assert verdict.kind == "deepnorm gain" and verdict.layers == tuple(range(N))
         assert "(8N)^(1/4) = 2.63" in verdict.text and "multiplied instead of divided" in verdict.cause

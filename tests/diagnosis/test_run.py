@@ -103,7 +103,7 @@ class TestSections:
 
 class TestRefused:
     def test_families(self) -> None:
-        with pytest.raises(InputError, match=r"give mapping=.*no residual stream"):
+        with pytest.raises(InputError, match=r"give a mapping.*no residual stream"):
             diagnose(nn.Linear(2, 2), [text_batch(tiny("llama", 1))])
 
     def test_ids_beyond_the_vocabulary(self) -> None:

@@ -49,9 +49,9 @@ SECONDS = 60  # of a line, of processor time
 MEMORY = 12 << 30
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
-    "predict": (30, ["--layers", "2", "--d-model", "16", "--seq-len", "8"]),
-    "schemes": (18, ["--architecture", "tgs", "--layers", "2", "--d-model", "16"]),
-    "kernel": (12, ["--layers", "2", "--d-model", "16", "--seq-len", "6"]),
+    "predict": (30, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8"]),
+    "schemes": (18, ["--architecture", "tgs", "--layers", "2", "--set", "d_model=16"]),
+    "kernel": (12, ["--layers", "2", "--set", "d_model=16", "--seq-len", "6"]),
     "report": (6, ["--out", "r.html"]),
     "train": (2, ["--show"]),
     "sweep": (1, ["--table-only"]),
@@ -60,8 +60,8 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "anatomy": (2, []),
     "apply": (1, []),
     "fold": (1, []),
-    "measure": (1, ["--layers", "2", "--d-model", "16", "--seq-len", "8", "--set", "vocab_size=50"]),
-    "compare": (2, ["--layers", "1", "--d-model", "16", "--seq-len", "8", "--set", "vocab_size=50", "--no-report"]),
+    "measure": (1, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50"]),
+    "compare": (2, ["--layers", "1", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50", "--no-report"]),
     "verify": (1, ["--quick", "--component", "dropout"]),
     "reproduce": (1, ["--list"]),
     "nonsense": (1, []),
@@ -185,8 +185,7 @@ def argument(r: random.Random, name: str, files: Sequence[str]) -> str:
     if name in ("sweep", "reproduce"):
         return r.choice(["sweep-tgs-tab11", *files])
     named = r.random() < 0.7
-    source = r.choice(SOURCES if named else files)
-    return f"{source} {r.choice([*SCHEMES])}" if name == "kernel" and r.random() < 0.7 else source
+    return r.choice(SOURCES if named else files)
 
 
 def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
@@ -206,7 +205,7 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
         return known[option]()
     if option in ("--seeds", "--repeats", "--steps", "--jobs"):
         return r.choice(COUNTS)
-    if option in ("--json", "--plot", "--out", "--report", "--matrices"):
+    if option in ("--json", "--plot", "--out", "--report"):
         return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))
     if option in ("--text", "--input", "--against", "--task", "--probe", "--batch"):
         return r.choice(files)

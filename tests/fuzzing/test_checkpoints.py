@@ -42,7 +42,7 @@ def make_applied(plain: Path) -> Path:
     """The same with a scheme, beside it."""
     folder = plain.with_name("applied")
     model: Any = read_model(plain)
-    sp.apply(model, "rezero")
+    sp.apply(model, "layerscale")
     sp.save(model, folder)
     return folder
 
@@ -146,7 +146,7 @@ def test_damaged_checkpoints(subject: str, plain: Path, applied: Path, tmp_path:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["check", "fold", "measure"])
 def test_commands_on_damaged_configurations(name: str, folder: Path, tmp_path: Path) -> None:
-    more = {"check": ["--scheme", "rezero"], "fold": ["--out", tmp_path / "new"], "measure": []}[name]
+    more = {"check": ["--scheme", "layerscale"], "fold": ["--out", tmp_path / "new"], "measure": []}[name]
     content = files_of(read_json(folder / "config.json"))
     examine(folder / "config.json", content, lambda: check_command(commanded(name, folder, *more)))
 

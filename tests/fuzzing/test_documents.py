@@ -19,7 +19,6 @@ from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.tasks import read_task
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
-from signalprop.kernels.inputs import load_kernel
 from signalprop.kernels.trace import trace
 from signalprop.report.html import document, read, render
 from signalprop.report.kernel_tables import to_json
@@ -114,7 +113,6 @@ SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]]
     "diagnosis": ("a.json", files_of(DIAGNOSIS), command("diagnose", "FILE", "--no-report")),
     "diagnosis on a page": ("a.json", files_of(DIAGNOSIS), reported),
     "kernels": ("a.json", st.deferred(lambda: files_of(kernels())), reported),
-    "kernel": ("a.json", files_of([[1.0, 0.1], [0.1, 1.0]]), load_kernel),
     "recipe": ("a.yaml", st.deferred(lambda: files_of(read_recipe("gpt-small"))), command("train", "FILE", "--show")),
     "recipe in YAML": (
         "a.yaml", st.deferred(lambda: damaged_bytes(yaml.safe_dump(read_recipe("gpt-small")).encode())), load_recipe,

@@ -18,7 +18,7 @@ import signalprop as sp
 from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
-from signalprop.kernels.inputs import checked_kernel, load_kernel, sampled_tokens
+from signalprop.kernels.inputs import sampled_tokens
 from signalprop.kernels.series import distances, effective_rank
 from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.tokens import predict_token_kernels
@@ -270,42 +270,6 @@ def test_sampled_tokens_repeat_as_often_as_asked(repeats: float) -> None:
     counts = np.bincount(ids.ravel())
     assert len(counts) == math.ceil(1 / repeats - 1e-9)
     assert counts[:-1].std() < 4 * math.sqrt(counts.mean())  # all but the last are equally frequent
-
-
-@pytest.mark.parametrize(
-    ("matrix", "says"),
-    [
-        ([[1, 2], [2]], "not a matrix of numbers"),
-        (10**400, "not a matrix of numbers"),
-        (np.ones((2, 3)), "shape (2, 3)"),
-        (np.ones(4), "shape (4,)"),
-        (np.ones((0, 0)), "shape (0, 0)"),
-        ([[1, np.nan], [np.nan, 1]], "NaN"),
-        (np.zeros((2, 2)), "expected some beyond 0"),
-        (np.eye(2) * 1e40, "1e+40"),
-        ([[1, 0.5], [0.1, 1]], "not symmetric"),
-        ([[1, 2], [2, 1]], "eigenvalue -1"),
-    ],
-)
-def test_what_is_no_kernel_is_refused(matrix: Any, says: str) -> None:
-    with pytest.raises(InputError) as caught:
-        checked_kernel(matrix)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_kernels_from_files(tmp_path: Path) -> None:
-    kernel = random_kernel(6, 0)
-    np.save(tmp_path / "k.npy", kernel)
-    (tmp_path / "k.json").write_text(json.dumps(kernel.tolist()))
-    for name in ("k.npy", "k.json"):
-        np.testing.assert_allclose(load_kernel(tmp_path / name), kernel, rtol=1e-15)
-    (tmp_path / "bad.npy").write_bytes(b"nonsense")
-    (tmp_path / "bad.json").write_text('{"a": 1}')
-    np.save(tmp_path / "words.npy", np.array(["a", "b"]))
-    for name in ("bad.npy", "missing.npy", "bad.json", "words.npy"):
-        with pytest.raises(InputError, match=name):
-            load_kernel(tmp_path / name)
 
 
 def test_kernels_of_live_models() -> None:

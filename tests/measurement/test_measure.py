@@ -176,7 +176,7 @@ class TestBadInput:
             measure(model, arguments_for(model), loss=lambda out: float("inf") * total(out))
 
     def test_unknown_family(self) -> None:
-        with pytest.raises(InputError, match=r"^give mapping=.*no residual stream .* Linear"):
+        with pytest.raises(InputError, match=r"^give a mapping.*no residual stream .* Linear"):
             measure(nn.Linear(3, 3), {"input": torch.ones(1, 2, 3)})
 
     def test_tokens_outside_the_vocabulary_or_too_many(self, build: Any) -> None:

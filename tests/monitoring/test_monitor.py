@@ -338,7 +338,7 @@ def test_scores_need_a_batch_that_the_model_reads(caplog: pytest.LogCaptureFixtu
 
 
 def test_bad_use(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give mapping="):
+    with pytest.raises(InputError, match="give a mapping"):
         SignalMonitor(nn.Linear(2, 2))
     with pytest.raises(InputError, match="not attached"):
         SignalMonitor(gpt2()).step()

@@ -120,8 +120,8 @@ class TestRightModels:
 
     @pytest.mark.parametrize(
         ("name", "asked"),
-        [("gpt2", "deepscalelm-simple"), ("llama", "deepnorm"), ("t5", "rezero"), ("bert", "layerscale"),
-         ("gpt2", "mup"), ("llama", "layerscale"), ("t5", "deepscalelm-simple"), ("bert", "deepnorm")],
+        [("gpt2", "deepscalelm-simple"), ("llama", "lns"), ("t5", "layerscale"), ("bert", "layerscale"),
+         ("gpt2", "mup"), ("llama", "layerscale"), ("t5", "stable-resnet"), ("bert", "deepnorm")],
     )  # fmt: skip
     def test_applied_models(self, name: str, asked: str) -> None:
         model = family(name)
@@ -244,10 +244,10 @@ class TestWrongModels:
 
     def test_what_the_model_carries(self) -> None:
         model = family("gpt2")
-        with pytest.raises(InputError, match="the model carries no scheme; give scheme="):
+        with pytest.raises(InputError, match="the model carries no scheme; name one"):
             check(model)
         apply(model, "lns")
-        with pytest.raises(InputError, match="options are of a scheme; give scheme="):
+        with pytest.raises(InputError, match="options are of a scheme; name one"):
             check(model, sd=0.02)
         found = check(model)
         assert (found.scheme, found.ok) == ("lns", True)

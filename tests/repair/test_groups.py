@@ -15,11 +15,9 @@ from signalprop.hooks import first_tensor
 from signalprop.repair import apply, parameter_groups
 
 IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
-SCHEMES = ("deepscalelm", "layerscale", "skipinit", "deepnorm", "value-skipinit", "admin")
+SCHEMES = ("deepscalelm", "layerscale", "stable-resnet", "lns")
 FAMILIES = ("bert", "gpt2", "llama")
-EVERY_WAY = [
-    (family, scheme) for i, scheme in enumerate(SCHEMES) for family in (FAMILIES[i % 3], FAMILIES[(i + 1) % 3])
-]
+EVERY_WAY = [(FAMILIES[(i + 1) % 3], scheme) for i, scheme in enumerate(SCHEMES)] + [("bert", "admin")]
 
 
 def applied_model(
@@ -151,9 +149,7 @@ class TestMaximalUpdate:
 
 
 class TestEveryParameterOnce:
-    @pytest.mark.parametrize(
-        ("family", "scheme"), [*EVERY_WAY, ("gpt_neox", "deepscalelm"), ("gpt_neox", "skipinit"), ("t5", "layerscale")]
-    )
+    @pytest.mark.parametrize(("family", "scheme"), [*EVERY_WAY, ("gpt_neox", "deepscalelm"), ("t5", "layerscale")])
     def test_and_none_that_does_not_train(self, family: str, scheme: str) -> None:
         model = applied_model(family, scheme, torch.float32)
         groups = parameter_groups(model, lr=0.01, weight_decay=0.1)

@@ -75,11 +75,11 @@ PLACES: dict[str, tuple[Any, str]] = {
     "the multipliers": (initialisation, "set_multipliers"),
 }
 SCHEMES: list[tuple[str, str, dict[str, Any]]] = [
-    ("gpt2", "deepscalelm", {}),
+    ("gpt2", "deepscalelm", {"k": 0.8}),
     ("llama", "layerscale", {"match_eps": True}),
-    ("llama", "mix-ln", {}),
-    ("llama", "value-skipinit", {}),
-    ("llama", "e-spa", {}),
+    ("llama", "mup", {}),
+    ("bert", "admin", {}),
+    ("gpt2", "stable-resnet", {}),
 ]
 
 
@@ -154,7 +154,7 @@ def test_weights_that_do_not_fit_leave_a_model_of_your_own_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = own_model()
-    sp.apply(saved, "rezero", seed=1)
+    sp.apply(saved, "layerscale", seed=1)
     sp.save(saved, tmp_path)
     assert (tmp_path / RECORD).is_file()
     model = own_model()
@@ -177,16 +177,16 @@ def test_nothing_is_copied_that_is_not_overwritten(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(undoing, "_copies", counted)
     with torch.device("meta"):
         model = vanilla("llama", 2)
-    sp.apply(model, "deepscalelm")
+    sp.apply(model, "deepscalelm", k=0.8)
     sp.initialize(model.to_empty(device="cpu"), seed=0)
-    sp.apply(vanilla("llama", 2), "deepscalelm", initialize=False)
+    sp.apply(vanilla("llama", 2), "deepscalelm", k=0.8, initialize=False)
     assert copied and max(copied) == 0
     drawn = vanilla("llama", 2)
-    sp.apply(drawn, "deepscalelm", seed=0)
+    sp.apply(drawn, "deepscalelm", k=0.8, seed=0)
     assert max(copied) == sum(t.nbytes for t in (*drawn.parameters(), *drawn.buffers()))
 
 
 def test_no_room_for_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(undoing, "memory_free", lambda: 0)
     with pytest.warns(UserWarning, match=r"no room for a copy of the weights that are overwritten \(0\.0 GB\)"):
-        sp.apply(vanilla("llama", 2), "deepscalelm", seed=0)
+        sp.apply(vanilla("llama", 2), "deepscalelm", k=0.8, seed=0)

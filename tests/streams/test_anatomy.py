@@ -132,7 +132,7 @@ def test_what_needs_no_weights_works_on_the_stream_alone_and_what_does_says_so()
         assert monitor.step()
     unknown = model_of("mamba", **_SMALL)
     for verb in (sp.read_parametrization, lambda m: sp.check(m, "gpt2")):
-        with pytest.raises(InputError, match=r"^give mapping="):
+        with pytest.raises(InputError, match=r"^give a mapping"):
             verb(unknown)
 
 
@@ -262,6 +262,6 @@ def test_structure_without_numbers() -> None:
 
 
 def test_no_stream_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"^give mapping=.*no residual stream was found") as caught:
+    with pytest.raises(InputError, match=r"^give a mapping.*no residual stream was found") as caught:
         sp.anatomy(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
     assert "\n" not in str(caught.value)

@@ -133,7 +133,7 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     ],
 )  # fmt: skip
 def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
-    with pytest.raises(sp.InputError, match=rf"^give mapping=.*{why}") as caught:
+    with pytest.raises(sp.InputError, match=rf"^give a mapping.*{why}") as caught:
         sp.read_parametrization(stranger(family, **fields))
     assert "\n" not in str(caught.value)
 

@@ -6,8 +6,6 @@ from signalprop.errors import require
 
 require("torch", "models")
 
-from signalprop.attachment.likeness import mapping_like  # noqa: E402
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap, Mapping, SublayerMap  # noqa: E402
-from signalprop.attachment.mapping_file import read_mapping, write_mapping  # noqa: E402
 
-__all__ = ["EmbeddingMap", "HeadMap", "Mapping", "SublayerMap", "mapping_like", "read_mapping", "write_mapping"]
+__all__ = ["EmbeddingMap", "HeadMap", "Mapping", "SublayerMap"]

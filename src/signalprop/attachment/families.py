@@ -70,18 +70,18 @@ def mapping_of(model: nn.Module) -> Mapping:
     family = find(model_type)
     if family is None:
         what = unknown(model_type) if model_type else f"no family knows {type(model).__name__}"
-        raise InputError(f"give mapping=, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
+        raise InputError(f"give a mapping, or the model a method signalprop_mapping() (docs/measuring.md): {what}")
     architecture = read(model)
     if not family.paths:
         of_streams = mapping_of_streams(model, architecture)
         if of_streams is None:
-            raise InputError(f"{type(model).__name__}: no layers with several residual streams; give mapping=")
+            raise InputError(f"{type(model).__name__}: no layers with several residual streams; give a mapping")
         return of_streams
     place = place_of(model, family.paths, architecture)
     if place is None:
         raise InputError(
             f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
-            f"(expected {family.paths[0].stacks[0].layers}); give mapping="
+            f"(expected {family.paths[0].stacks[0].layers}); give a mapping"
         )
     return mapping_at(model, family, architecture, *place)
 

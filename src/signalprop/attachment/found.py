@@ -12,13 +12,12 @@ from typing import Any
 from torch import nn
 
 from signalprop.attachment.arguments import BatchArguments, batch_arguments
-from signalprop.attachment.mapping import Mapping, Number, SublayerMap, describe, number
+from signalprop.attachment.mapping import Mapping, Number, SublayerMap, number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
-from signalprop.network.layout import layout
 from signalprop.streams.arguments import text_config
 from signalprop.streams.found import Anatomy, anatomy_of
-from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Stack
+from signalprop.streams.parts import Layer, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
 
 UNKNOWN = 2  # words, where no configuration says how many
@@ -31,15 +30,12 @@ def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = Non
     return mapping_of_anatomy(model, anatomy_of(model, arguments))
 
 
-def mapping_of_anatomy(model: nn.Module, found: Anatomy, *, begun: bool = False) -> Mapping:
-    """As `mapping_found`; `begun`: what is not known of a layer has an empty path, to be filled in."""
+def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
+    """As `mapping_found`, of an anatomy."""
     stacks = taken(model, found)
-    if begun:
-        stacks = [replace(s, layers=tuple(_filled(layer) for layer in s.layers)) for s in stacks]
     layers = [layer for stack in stacks for layer in stack.layers]
     for layer in layers:
-        if not begun:
-            _check(layer, stacks, found)
+        _check(layer, stacks, found)
     _check_last_dimension(model, found, stacks)
     a = _architecture(model, found, stacks)
     items = [item for stack in stacks for item in _items_of(model, stack, a)]
@@ -67,30 +63,10 @@ def _tokens_first(found: Anatomy, stacks: list[Stack]) -> bool:
     ways = {stack.tokens_first for stack in stacks}
     if len(ways) > 1:
         raise InputError(
-            f"give mapping= for one of {' and '.join(stack.path for stack in stacks)}: of {found.model} one stream is "
+            f"give a mapping for one of {' and '.join(stack.path for stack in stacks)}: of {found.model} one stream is "
             "(tokens, batch, features), the other (batch, tokens, features)"
         )
     return ways.pop()
-
-
-def check_norms(model: nn.Module, mapping: Mapping) -> None:
-    """Hold what a mapping says of its norms against what they compute in a small pass, where one can be made up."""
-    try:
-        found = {norm.path: norm for norm in anatomy_of(model).norms}
-    except InputError:
-        return
-    rows, a = layout(mapping.architecture), mapping.architecture
-    for i, item in enumerate(mapping.sublayers):
-        norm = found.get(item.norm) if isinstance(item.norm, str) else None
-        if norm is None or norm.kind == "unknown":
-            continue
-        if norm.kind != a.norm:
-            raise InputError(f'{describe(rows, i)}: its norm is a {norm.kind}, not a {a.norm}; say architecture "norm"')
-        if norm.offset is not None and norm.offset != mapping.gain_offset:
-            raise InputError(
-                f"{describe(rows, i)}: the gain of its norm is {norm.offset:g} + weight, not {mapping.gain_offset:g} + "
-                f"weight; say gain_offset {norm.offset:g}"
-            )
 
 
 def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
@@ -112,7 +88,7 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
         why = why or "no module reads or outputs its stream"
     if why or not layer.branches:
         raise InputError(
-            f"give mapping=, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
+            f"give a mapping, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "
             f"of {found.model} {layer.path} was not understood: {why}"
         )
 
@@ -129,19 +105,6 @@ def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack])
                     f"{found.model} {path} writes {channels} features, and the stream of {stack.path} ends in "
                     f"{stack.width}: its tokens stand last"
                 )
-
-
-def _filled(layer: Layer) -> Layer:
-    """A layer with a branch, whose places are empty paths where they are not known."""
-    nowhere = Seen("", "output")
-    known = [replace(b, output=b.output or nowhere, modules=b.modules or ("",)) for b in layer.branches]
-    if not known:
-        fixed = Multiplier(1.0)
-        known = [Branch("branch", ("",), "", nowhere, Seen(layer.path, "input"), None, None, fixed, fixed, "none")]
-    first, last = known[0], known[-1]
-    known[0] = replace(first, stream_in=first.stream_in or Seen(layer.path, "input"))
-    known[-1] = replace(known[-1], stream_out=last.stream_out or Seen(layer.path, "output"))
-    return replace(layer, branches=tuple(known))
 
 
 def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerMap]:

@@ -158,7 +158,7 @@ def _weights(known: Replayed) -> dict[str, Weight]:
 def unknown_weights(model: nn.Module, why: str) -> InputError:
     """The one line for a model whose stream is known and whose weights are not."""
     return InputError(
-        "give mapping=, which says what every weight is (docs/measuring.md); of "
+        "give a mapping, which says what every weight is (docs/measuring.md); of "
         f"{type(model).__name__} only the stream is known: {why}"
     )
 

@@ -6,7 +6,6 @@ import errno
 import gc
 import inspect
 import os
-import re
 import signal
 import sys
 import warnings
@@ -128,7 +127,7 @@ def run(arguments: list[str]) -> int:
         if sys.stdout is not None:  # none: it was closed before the start
             sys.stdout.flush()
     except (InputError, MissingExtra) as error:
-        return _fail(_in_options(str(error), named), 2)
+        return _fail(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
@@ -177,27 +176,6 @@ def _command_of(error: Exception, named: list[Callable[..., None]]) -> str:
     """The command that a usage error is about, as the user types it; the parser's errors do not know it."""
     context = getattr(error, "ctx", None)
     return " ".join(["signalprop", *(f.__name__ for f in named)]) if context is None else str(context.command_path)
-
-
-# What the library advises: `give mapping=, which`, `use mode='gauge'`, `name one with field=`.
-_ADVICE = re.compile(r"\b(give|give a smaller|change|use|with) (\w+)=(?:'(\w+)')?(?=[\s,;.]|$)")
-
-
-def _in_options(message: str, named: list[Callable[..., None]]) -> str:
-    """A message of the library with its arguments as options of the command, or as what only Python has."""
-    options = {name for command in named for name in inspect.signature(command).parameters}
-    options.add("mapping")  # anatomy begins one for the commands that take it
-
-    def said(found: re.Match[str]) -> str:
-        verb, name, value = found.groups()
-        if name in options:
-            return " ".join(filter(None, (verb, "--" + name.replace("_", "-"), value)))
-        if not verb.startswith(("give", "change")):
-            return found[0]
-        part = name == "arguments" and "inside" in options
-        return f"{found[0]} (in Python{'; here --inside PATH runs a part of the model by itself' if part else ''})"
-
-    return _ADVICE.sub(said, message)
 
 
 def _fail(message: str, status: int) -> int:

@@ -16,7 +16,6 @@ from signalprop.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.streams.found import Anatomy
 
 _LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
 
@@ -37,13 +36,6 @@ def anatomy(
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
     inputs: opt.Inputs = None,
-    seed: opt.Seed = 0,
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            "--write", metavar="FILE", help="Also write what was found as a mapping, to edit and give as --mapping."
-        ),
-    ] = None,
     json_file: opt.Json = None,
 ) -> None:
     """Find a model's residual stream, layers, branches and norms, and prove what was found.
@@ -51,9 +43,6 @@ def anatomy(
     For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
     a second one looks whether stream = skip * stream + multiplier * branch, a third one what every weight is. A
     directory without weights is initialised freshly where it is small, and else read for its structure only.
-
-    --write FILE begins a mapping (docs/measuring.md): edit what is wrong or left empty, and give it to other commands
-    with --mapping FILE.
 
     \b
     Example:
@@ -63,9 +52,9 @@ def anatomy(
     from signalprop.cli.loading import inside as model_inside
     from signalprop.streams.found import anatomy as found_in
 
-    output.check_outputs(json_file, write)
+    output.check_outputs(json_file)
     place = opt.usable(device)
-    whole = _model(Path(model), random_init=random_init, meta=meta, seed=seed)
+    whole = _model(Path(model), random_init=random_init, meta=meta)
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     called_with(live, inputs)
     found = found_in(live)
@@ -74,7 +63,6 @@ def anatomy(
         json_file,
         lambda: {**found.to_json(), "weights": weights},
         lambda: output.echo("\n".join([str(found), *lines])),
-        output.File("mapping", write, lambda path: _write(live, found, path)),
     )
 
 
@@ -99,8 +87,7 @@ def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
         found: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
-        told = why.replace("give mapping=", "give --mapping")
-        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{told}"]
+        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
     return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]
@@ -113,25 +100,7 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['is']}: " + ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("branch", "is", "error"))
 
 
-def _write(live: nn.Module, found: Anatomy, path: Path) -> None:
-    """The mapping that the model's family has, else what was found of one, with weights where they are proved."""
-    from signalprop.attachment.families import mapping_of
-    from signalprop.attachment.found import mapping_of_anatomy
-    from signalprop.attachment.found_roles import mapping_with_roles
-    from signalprop.attachment.mapping_file import write_mapping
-    from signalprop.families import find
-
-    known = find(getattr(getattr(live, "config", None), "model_type", None)) is not None
-    try:
-        mapping = mapping_of(live) if known else mapping_with_roles(live)
-    except InputError:
-        if known:
-            raise
-        mapping = mapping_of_anatomy(live, found, begun=True)  # a role is not proved: what the stream tells
-    write_mapping(mapping, live, path)
-
-
-def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.Module:
+def _model(directory: Path, *, random_init: bool, meta: bool) -> nn.Module:
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import announce_model, load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
@@ -144,10 +113,10 @@ def _model(directory: Path, *, random_init: bool, meta: bool, seed: int) -> nn.M
         raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")
     if weights and not meta:
         announce_model(directory, less="" if file else "modules without numbers (--meta)")
-        return load_model(directory, random_init=random_init, seed=seed)
+        return load_model(directory, random_init=random_init)
     empty = read_structure(directory)
     n = sum(p.numel() for p in empty.parameters())
     if meta or n > _LARGEST:
         return empty
     output.announce([cost_of_model(n)], less="modules without numbers (--meta)")
-    return load_model(directory, random_init=True, seed=seed)
+    return load_model(directory, random_init=True)

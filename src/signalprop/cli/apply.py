@@ -32,15 +32,10 @@ def apply(
     change_function: Annotated[
         bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
     ] = False,
-    match_eps: Annotated[
-        bool, typer.Option("--match-eps", help="Rescale the epsilons of norms with the stream.")
-    ] = False,
     fold: Annotated[
         bool, typer.Option("--fold", help="Multiply everything into the weights: a checkpoint for plain transformers.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
-    device: opt.Device = "cpu",
-    mapping: opt.MappingFile = None,
     inputs: opt.Inputs = None,
     json_file: opt.Json = None,
 ) -> None:
@@ -54,12 +49,11 @@ def apply(
     Example:
       signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
-    from signalprop.cli.loading import announce_model, called_with, load_model, mapping_of_file
+    from signalprop.cli.loading import announce_model, called_with, load_model
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
     wanted = sources.scheme_or_table(scheme, option)
-    place = opt.usable(device)
     from signalprop import repair as surgery
     from signalprop.repair.record import the_record
 
@@ -68,15 +62,14 @@ def apply(
     unread = redraw or not (keep_weights or checkpoints.has_weights(directory))
     hint = f"{'leave --keep-weights out' if keep_weights else '--redraw is there'} to draw new ones"
     announce_model(directory)
-    model = load_model(directory, random_init=unread, seed=seed, hint=hint).to(place)
+    model = load_model(directory, random_init=unread, seed=seed, hint=hint)
     called_with(model, inputs)
     dtype = checkpoints.stored_type(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
         surgery.apply(
             model, wanted, initialize=not keep_weights, redraw=unread, change_function=change_function,
-            match_eps=match_eps, seed=seed,
-            mapping=mapping_of_file(model, mapping),
+            seed=seed,
         )  # fmt: skip
     record = the_record(model)
     keep_weights = record.kept
@@ -112,12 +105,10 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [
         ("scheme", result["scheme"]),
         ("model", f"{result['class_name']}, weights {drawn}"),
-        ("multipliers", f"on {len(result['multiplied'])} modules; {len(result['added'])} parameters or norms added"),
+        ("multipliers", f"on {len(result['multiplied'])} modules; {len(result['added'])} parameters added"),
     ]
     if result["eps_error"] > 0:
-        lines.append(
-            ("epsilon", f"outputs of norms change by at most {result['eps_error']:.1e} (--match-eps: not at all)")
-        )
+        lines.append(("epsilon", f"outputs of norms change by at most {result['eps_error']:.1e}"))
     if result["folded"]:
         lines.append(("folded", f"outputs differ by {result['fold_error']:.1e} of the largest, on a tiny batch"))
     reader = "transformers" if result["folded"] else "signalprop.load"

@@ -18,13 +18,10 @@ def check(
         typer.Option("--scheme", help=f"{opt.WANTED} (default: what the checkpoint carries, as `apply` left it)."),
     ] = None,
     option: opt.SchemeOption = None,
-    fresh: Annotated[
+    random_init: Annotated[
         bool,
-        typer.Option("--fresh", help="Initialise a fresh model (by transformers) instead of loading weights."),
+        typer.Option("--random-init", help="Initialise a fresh model (by transformers) instead of loading weights."),
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a --fresh model.")] = 0,
-    device: opt.Device = "cpu",
-    mapping: opt.MappingFile = None,
     inputs: opt.Inputs = None,
     all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
     json_file: opt.Json = None,
@@ -39,20 +36,19 @@ def check(
       signalprop check ./my-checkpoint --scheme gpt2
       signalprop check ./scaled
     """
-    from signalprop.cli.loading import announce_model, called_with, load_model, mapping_of_file
+    from signalprop.cli.loading import announce_model, called_with, load_model
 
     output.check_outputs(json_file)
     if scheme is None and option:
         raise InputError("--option is of a scheme; name it with --scheme")
     wanted = None if scheme is None else sources.scheme_or_table(scheme, option)
-    place = opt.usable(device)
     from signalprop.repair.checks import check as checked
 
-    hint = "--fresh checks what the configuration alone gives"
+    hint = "--random-init checks what the configuration alone gives"
     announce_model(model)
-    live = load_model(model, random_init=fresh, seed=seed, hint=hint).to(place)
+    live = load_model(model, random_init=random_init, hint=hint)
     called_with(live, inputs)
-    found = checked(live, wanted, mapping=mapping_of_file(live, mapping))
+    found = checked(live, wanted)
 
     good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
 

@@ -15,7 +15,6 @@ from signalprop.data.batches import LONGEST
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.mapping import Mapping
     from signalprop.network.parametrization import Parametrization
 
 REPORT = "signalprop-comparison.html"
@@ -33,9 +32,7 @@ def compare(
         ),
     ] = None,
     option: opt.SchemeOption = None,
-    qk_scale: opt.QkScale = 1.0,
-    text: opt.Text = None,
-    audio: opt.Audio = None,
+    text: opt.TextOrSound = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
     no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
@@ -45,7 +42,6 @@ def compare(
     skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
     inputs: opt.Inputs = None,
-    mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -70,7 +66,6 @@ def compare(
         architecture_of,
         called_with,
         load_model,
-        mapping_of_file,
         model_batch,
     )
     from signalprop.cli.loading import inside as model_inside
@@ -88,35 +83,30 @@ def compare(
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
     built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
     subject: Parametrization | nn.Module
-    given: Mapping | None = None
     arguments: dict[str, Any] | None = None
     if sources.is_model(arch) and scheme in (None, "as-is"):
-        if changed.keys() - {"seq_len"} or option or qk_scale != 1:
-            raise InputError("as-is takes the directory's model as it is; only --seq-len can change")
+        sources.check_as_it_is(changed, option)
         place = opt.usable(device)
         tokens = seeds * batch_size * changed.get("seq_len", LONGEST)
         announce_model(arch, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
         subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
         arguments = called_with(subject, inputs)
-        given = mapping_of_file(subject, mapping)
-        a = None if inputs else architecture_of(subject, changed, given)
-        found = (
-            [] if a is None else [model_batch(a, Path(arch), text, batch_size, seed + k, audio) for k in range(seeds)]
-        )
-    elif scheme == "as-is" or mapping or inside or inputs:
-        what = "scheme as-is" if scheme == "as-is" else "--mapping" if mapping else "--inside" if inside else "--inputs"
-        raise InputError(f"{what} needs a Hugging Face directory, as it is")
+        a = None if inputs else architecture_of(subject, changed)
+        found = [] if a is None else [model_batch(a, Path(arch), text, batch_size, seed + k) for k in range(seeds)]
+    elif scheme == "as-is":
+        raise InputError("scheme as-is needs a Hugging Face directory")
     else:
-        subject = sources.parametrization(arch, changed, scheme, option, qk_scale, longest=LONGEST)
+        sources.check_built(inside=inside, inputs=inputs)
+        subject = sources.parametrization(arch, changed, scheme, option, longest=LONGEST)
         place = opt.usable(device)
         built.append((subject.scheme, subject))
         costs = expected_cost(subject, default_statistics(subject.architecture), chosen)
         output.announce([costs, cost_of_runs(subject, batch_size, seeds)], chosen=chosen != "auto")
-        found = [model_batch(subject.architecture, None, text, batch_size, seed, audio)]
+        found = [model_batch(subject.architecture, None, text, batch_size, seed)]
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found] or None, inputs=arguments, seeds=seeds, seed=seed,
-            fidelity=chosen, backward=not no_gradient, device=place, skip_first=skip_first, mapping=given,
+            fidelity=chosen, backward=not no_gradient, device=place, skip_first=skip_first,
             progress=step,
         )  # fmt: skip
 

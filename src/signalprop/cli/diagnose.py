@@ -38,10 +38,9 @@ def diagnose(
             "--text",
             metavar="FILE|DATASET",
             help="Text, JSON lines or Parquet (also .gz, .xz), or the name of a data "
-            "set (default: 249 State of the Union addresses).",
+            "set (default: 249 State of the Union addresses); of speech models WAV or FLAC.",
         ),
     ] = None,
-    audio: opt.Audio = None,
     field: Annotated[str, typer.Option("--field", help="Field of a row that holds the text.")] = "text",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, about.")] = 8192,
     seq_len: Annotated[
@@ -70,9 +69,6 @@ def diagnose(
             "lm-evaluation-harness.",
         ),
     ] = None,
-    expect: Annotated[
-        str | None, typer.Option("--expect", metavar="SCHEME", help="Scheme that the model is meant to carry: lns.")
-    ] = None,
     trials: Annotated[
         bool, typer.Option("--trials/--no-trials", help="Try other conventions of trained weights on a short text.")
     ] = True,
@@ -93,7 +89,6 @@ def diagnose(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
-    mapping: opt.MappingFile = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
@@ -132,7 +127,7 @@ def diagnose(
     if against is not None and other is None:
         if stored is None:
             ready(model, asked, more)  # what is wrong with it is told before the work on the other one
-        other = _diagnosed(ready(against, asked._replace(inside=None, mapping=None)), asked)
+        other = _diagnosed(ready(against, asked._replace(inside=None)), asked)
     if stored is None:
         subject = ready(model, asked, more)
         found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy)
@@ -179,7 +174,7 @@ def _diagnosed(
     with output.sections() as step:
         found = diagnosed(
             subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
-            skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy, expected=asked.expect or "",
+            skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy,
             trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})

@@ -31,12 +31,9 @@ class Asked(NamedTuple):
     dtype: str
     trust_remote_code: bool
     skip_first: int
-    expect: str | None
     trials: bool
     device: str
-    audio: Path | None
     inside: str | None
-    mapping: Path | None
 
 
 class More(NamedTuple):
@@ -70,22 +67,17 @@ def is_stored(source: str) -> bool:
 
 def check_options(source: str, asked: Asked, more: More) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
-    if is_stored(source) and (more.remove or more.cast or more.task or asked.audio):
-        raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --task and --audio need the model")
-    if asked.expect not in (None, "lns"):
-        raise InputError(
-            f"--expect {asked.expect!r:.40}: trained weights tell of lns alone; signalprop check holds fresh ones "
-            "against any scheme"
-        )
+    if is_stored(source) and (more.remove or more.cast or more.task):
+        raise InputError(f"{source} is a stored diagnosis; --remove, --cast and --task need the model")
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import announce_model, check_one_input, mapping_of_file
+    from signalprop.cli.loading import announce_model, check_one_input
     from signalprop.cli.loading import inside as model_inside
-    from signalprop.data.audio import with_audio
+    from signalprop.data.audio import is_sound, with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import check
 
@@ -93,13 +85,14 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
-    mapping = mapping_for(loaded.model, mapping_of_file(loaded.model, asked.mapping))
+    mapping = mapping_for(loaded.model, None)
     check_one_input(loaded.model, mapping)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
-    batches = list(_batches(loaded, mapping, asked))
-    if asked.audio is not None:
+    sound = Path(asked.data) if asked.data is not None and is_sound(Path(asked.data)) else None
+    batches = list(_batches(loaded, mapping, asked if sound is None else asked._replace(data=None)))
+    if sound is not None:
         size = asked.batch_size
-        batches = [with_audio(b, mapping.architecture, asked.audio, k * size) for k, b in enumerate(batches)]
+        batches = [with_audio(b, mapping.architecture, sound, k * size) for k, b in enumerate(batches)]
     check(loaded.model, batches, mapping, more.remove, more.cast)
     return Subject(loaded, mapping, batches, accuracy)
 

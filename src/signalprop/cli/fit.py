@@ -37,10 +37,7 @@ def fit(
     text: opt.Text = None,
     seq_len: opt.SHORTENED = None,
     batch_size: opt.BatchSize = 4,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the choice of text.")] = 0,
     device: opt.Device = "cpu",
-    mapping: opt.MappingFile = None,
-    always: Annotated[bool, typer.Option("--always", help="Write the checkpoint even where the model fits.")] = False,
     all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
     json_file: opt.Json = None,
 ) -> None:
@@ -61,7 +58,7 @@ def fit(
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import announce_model, architecture_of, load_model, mapping_of_file, model_batch
+    from signalprop.cli.loading import announce_model, architecture_of, load_model, model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
     from signalprop.repair.fitting import FORMATS, exact_logits
@@ -76,14 +73,13 @@ def fit(
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
-    given = mapping_of_file(model, mapping)
-    batch, read = model_batch(architecture_of(model, changed, given), directory, text, batch_size, seed)
-    arguments = arguments_of(model, attach(model, given).mapping, batch)
+    batch, read = model_batch(architecture_of(model, changed), directory, text, batch_size, 0)
+    arguments = arguments_of(model, attach(model).mapping, batch)
     before = exact_logits(model, arguments)
-    found = fitted(model, batch, format=form, margin=margin, mapping=given)  # type: ignore[arg-type]
+    found = fitted(model, batch, format=form, margin=margin)  # type: ignore[arg-type]
     result: dict[str, Any] = {
         "schema": SCHEMA,
-        "out": str(out) if found.changed or always else None,
+        "out": str(out) if found.changed else None,
         "class_name": type(model).__name__,
         "read": read,
         **found.to_json(),

@@ -9,7 +9,7 @@ from signalprop.cli.apply import Directory, Out
 SCHEMA = "signalprop/fold/1"
 
 
-def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: opt.Json = None) -> None:
+def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     """Multiply a saved scheme into the weights: a checkpoint that plain transformers loads.
 
     The directory is one that `signalprop apply`, signalprop.save or save_pretrained of an applied model wrote. The new
@@ -23,7 +23,6 @@ def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: 
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
-    place = opt.usable(device)
     require("transformers", "models")
     from signalprop import repair as surgery
     from signalprop.cli.loading import announce_model
@@ -34,7 +33,7 @@ def fold(directory: Directory, out: Out, device: opt.Device = "cpu", json_file: 
     announce_model(directory)
     model = surgery.load(directory)
     dtype = next(model.parameters()).dtype
-    model.to(place).float()
+    model.float()
     record = the_record(model)
     with checkpoints.written_whole(out) as folder:
         error = checkpoints.fold_into(model, dtype, folder)

@@ -9,7 +9,7 @@ import numpy as np
 
 from signalprop.cli import output
 from signalprop.cli.sources import is_gguf, lengths
-from signalprop.data.audio import with_audio
+from signalprop.data.audio import is_sound, with_audio
 from signalprop.data.batches import MASK, Batch, image_batch, load_text, shortened, text_batch, word_ids
 from signalprop.diagnosis.loading import folder_of
 from signalprop.errors import InputError, first_line, refusing, require
@@ -99,38 +99,15 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
     return remember(model, arguments)
 
 
-def mapping_of_file(model: nn.Module, file: Path | None) -> Mapping | None:
-    """The mapping in the file of --mapping, of which one small pass has shown that the model does what it says.
-
-    Where modules run several times in a pass nothing is shown: noise cannot be put in the place of one of their runs.
-    """
-    if file is None:
-        return None
-    from signalprop.attachment.attached import attach
-    from signalprop.attachment.found import check_norms
-    from signalprop.attachment.mapping_file import read_mapping
-    from signalprop.repair.sites import confirm
-
-    mapping = read_mapping(file, model)
-    try:
-        attached = attach(model, mapping)
-        if all(item.calls == 1 for item in mapping.sublayers):
-            confirm(attached)
-        check_norms(model, mapping)
-    except InputError as error:
-        raise InputError(f"{file}: {error}") from None
-    return mapping
-
-
-def architecture_of(model: nn.Module, changed: dict[str, Any], mapping: Mapping | None) -> Architecture:
+def architecture_of(model: nn.Module, changed: dict[str, Any]) -> Architecture:
     """The architecture of a live model for sequences of another length.
 
     Args:
-        mapping: that is given for it. changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
+        changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
     """
     from signalprop.attachment.families import mapping_for
 
-    mapping = mapping_for(model, mapping)
+    mapping = mapping_for(model, None)
     check_one_input(model, mapping)
     a = mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
@@ -155,13 +132,13 @@ def model_batch(
     text: Path | None,
     batch_size: int,
     seed: int,
-    audio: Path | None = None,
 ) -> tuple[Batch, str]:
     """A batch for a model, and what it holds, in words.
 
-    Speech models hear the recording `audio`, else synthetic frames, and the words say so. The tokenizer.json of the
-    directory is used where there is one, else words by frequency.
+    Where `text` is a WAV or FLAC file a speech model hears it, else synthetic frames, and the words say so. The
+    tokenizer.json of the directory is used where there is one, else words by frequency.
     """
+    audio, text = (text, None) if is_sound(text) else (None, text)
     batch, read = _text_batch(architecture, directory, text, batch_size, seed)
     if audio is not None:
         batch = with_audio(batch, architecture, audio, first=seed * batch_size)

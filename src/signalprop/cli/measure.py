@@ -15,7 +15,6 @@ from signalprop.data.batches import LONGEST
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.mapping import Mapping
     from signalprop.network.architecture import Architecture
 
 
@@ -33,16 +32,11 @@ def measure(
         typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: as predict)."),
     ] = None,
     option: opt.SchemeOption = None,
-    qk_scale: opt.QkScale = 1.0,
     random_init: Annotated[
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
-    text: opt.Text = None,
-    audio: opt.Audio = None,
+    text: opt.TextOrSound = None,
     no_gradient: opt.NoGradient = False,
-    train_mode: Annotated[
-        bool, typer.Option("--train-mode", help="Dropout active in a directory's model (in an ARCH it always is).")
-    ] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
@@ -50,7 +44,6 @@ def measure(
     skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
     inputs: opt.Inputs = None,
-    mapping: opt.MappingFile = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -70,11 +63,9 @@ def measure(
         architecture_of,
         called_with,
         load_model,
-        mapping_of_file,
         model_batch,
     )
     from signalprop.cli.loading import inside as model_inside
-    from signalprop.errors import InputError
     from signalprop.prediction import cost_of_runs
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient
@@ -82,13 +73,11 @@ def measure(
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     directory = Path(model) if sources.is_model(model) else None
-    if directory is not None and (changed.keys() - {"seq_len"} or scheme or option or qk_scale != 1):
-        raise InputError("a directory's model is measured as it is; of the architecture only --seq-len can change")
-    if directory is None and (random_init or mapping or inside or inputs):
-        given_ones = {"--random-init": random_init, "--mapping": mapping, "--inside": inside, "--inputs": inputs}
-        name = next(name for name, value in given_ones.items() if value)
-        raise InputError(f"{name} belongs to a directory; an ARCH is always built with --scheme")
-    p = None if directory else sources.parametrization(model, changed, scheme, option, qk_scale, longest=LONGEST)
+    if directory is not None:
+        sources.check_as_it_is(changed, scheme, option)
+    else:
+        sources.check_built(random_init=random_init, inside=inside, inputs=inputs)
+    p = None if directory else sources.parametrization(model, changed, scheme, option, longest=LONGEST)
     place = opt.usable(device)
     if p is not None:
         output.announce([cost_of_runs(p, batch_size, seeds)])
@@ -100,31 +89,28 @@ def measure(
     from signalprop.measurement import measure as measured
     from signalprop.models import build
 
-    def subject(k: int) -> tuple[nn.Module, Mapping | None, Architecture | None, str, Any]:
-        """The k-th model, its mapping, the architecture of its batch, how it was initialised, its inputs."""
+    def subject(k: int) -> tuple[nn.Module, Architecture | None, str, Any]:
+        """The k-th model, the architecture of its batch, how it was initialised, its inputs."""
         if p is not None:
-            return build(p, seed=seed + k).to(place), None, p.architecture, p.scheme, None
-        whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).train(train_mode)
+            return build(p, seed=seed + k).to(place), p.architecture, p.scheme, None
+        whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).eval()
         live = model_inside(whole, inside)
         arguments = called_with(live, inputs)
-        given = mapping_of_file(live, mapping)
         label = "random init" if random_init else "as is"
-        return live, given, None if inputs else architecture_of(live, changed, given), label, arguments
+        return live, None if inputs else architecture_of(live, changed), label, arguments
 
     profiles = []
     with output.progress("measuring") as step:
         for k in range(seeds):
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
-                live, given, architecture, label, batch = subject(k)
+                live, architecture, label, batch = subject(k)
             notes: tuple[str, ...] = ()
             backward, read = not no_gradient, str(inputs)
             if architecture is not None:
-                batch, read = model_batch(architecture, directory, text, batch_size, seed + k, audio)
+                batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
                 backward, notes = with_gradient(architecture, backward)
             torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
-            profiles.append(
-                measured(live, batch, mapping=given, backward=backward, scheme=label, skip_first=skip_first)
-            )
+            profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))

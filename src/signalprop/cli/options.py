@@ -73,6 +73,16 @@ QkScale = Annotated[float, typer.Option("--qk-scale", help="Multiply the standar
 Text = Annotated[
     Path | None, typer.Option("--text", "--data", metavar="FILE", help="UTF-8 text to read instead of the default.")
 ]
+TextOrSound = Annotated[
+    Path | None,
+    typer.Option(
+        "--text",
+        "--data",
+        metavar="FILE",
+        help="UTF-8 text to read instead of the default; for speech models a WAV or FLAC file instead of synthetic "
+        "frames.",
+    ),
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per batch.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")]
 Json = Annotated[
@@ -95,25 +105,12 @@ SkipFirst = Annotated[
         "hundredfold, as in trained decoders; else none).",
     ),
 ]
-Audio = Annotated[
-    Path | None,
-    typer.Option("--audio", metavar="FILE", help="WAV or FLAC that a speech model hears instead of synthetic frames."),
-]
 Inside = Annotated[
     str | None,
     typer.Option(
         "--inside",
         metavar="PATH",
         help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
-    ),
-]
-MappingFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--mapping",
-        metavar="FILE",
-        help="JSON that says where a directory's model has its branches and weights; signalprop anatomy --write begins "
-        "one.",
     ),
 ]
 Inputs = Annotated[
@@ -133,7 +130,6 @@ SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per se
 # Options that describe a network: type, field of the architecture that they change, help.
 _NETWORK: dict[str, tuple[Any, str, str]] = {
     "layers": (int, "n_layers", "Number of layers."),
-    "d_model": (int, "d_model", "Width of the residual stream."),
     "seq_len": (int, "seq_len", "Tokens per sequence."),
     "norm": (str, "norm_placement", "Norm placement: pre, post, sandwich, res-post or none."),
 }
@@ -216,11 +212,6 @@ def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
     """Fields of the architecture that the options change; an option that is None changes nothing."""
     named = {_field(option): value for option, value in options.items() if value is not None}
     return _known(named | pairs(assignments, "--set"))
-
-
-def changes_in_words(words: dict[str, Any]) -> dict[str, Any]:
-    """Fields of the architecture that KEY=VALUE pairs change; a key is the name of an option, or else of a field."""
-    return _known({_field(key.replace("-", "_")): value for key, value in words.items()})
 
 
 def _field(name: str) -> str:

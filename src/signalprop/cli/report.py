@@ -23,13 +23,12 @@ def report(
         typer.Argument(
             metavar="SOURCE",
             help="JSON of predict, measure, compare, diagnose, kernel, reproduce or schemes NAME --architecture; the "
-            ".npz of kernel --matrices; the .jsonl of a SignalMonitor; directories of training runs and of sweeps.",
+            ".jsonl of a SignalMonitor; directories of training runs and of sweeps.",
         ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help=f"The file to write (default: {REPORT}).")
     ] = None,
-    title: Annotated[str | None, typer.Option("--title", help="Title of the page (default: what it shows).")] = None,
 ) -> None:
     """Make one interactive HTML page of results: it opens offline, in any browser.
 
@@ -51,7 +50,7 @@ def report(
 
     output.announce([_cost(sources)], less="fewer sources")
     items = [item for source in sources for item in read(source).items()]
-    write_report(out, items, title=title)
+    write_report(out, items)
     output.facts(("report", out))
 
 

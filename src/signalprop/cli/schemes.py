@@ -25,7 +25,7 @@ _KEY = (
 )
 
 
-@opt.of_a_network("layers", "d_model")
+@opt.of_a_network("layers")
 def schemes(
     changed: opt.Changes,
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this scheme.")] = None,
@@ -51,7 +51,7 @@ def schemes(
 
     output.check_outputs(json_file)
     if architecture is None and (changed or option):
-        raise InputError("--layers, --d-model, --set and --option need --for")
+        raise InputError("--layers, --set and --option need --for")
     if name is None:
         if option:
             raise InputError("--option needs the NAME of a scheme")

@@ -41,6 +41,20 @@ def is_model(source: str) -> bool:
     return is_directory(source) or is_gguf(source)
 
 
+def check_as_it_is(changed: dict[str, Any], *others: Any) -> None:
+    """Raise InputError where options change a directory's model: fields of its architecture, or a scheme's options."""
+    if changed.keys() - {"seq_len"} or any(others):
+        raise InputError("a directory's model is taken as it is; of the architecture only --seq-len can change")
+
+
+def check_built(**given: Any) -> None:
+    """Raise InputError where an option, by its name, that is of a directory's model is given for one that is built."""
+    for name, value in given.items():
+        if value:
+            option = "--" + name.replace("_", "-")
+            raise InputError(f"{option} is for a directory's model as it is; an ARCH is built with --scheme")
+
+
 def parametrization(
     source: str,
     changed: dict[str, Any],

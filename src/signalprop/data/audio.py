@@ -67,13 +67,18 @@ def resampled(samples: FloatArray, rate: int, wanted: int) -> FloatArray:
     return np.asarray(signal.resample_poly(samples, wanted // divisor, rate // divisor))
 
 
+def is_sound(path: Path | None) -> bool:
+    """Whether the name is that of a recording."""
+    return path is not None and path.suffix.lower() in (".wav", ".flac")
+
+
 def check_reads_audio(architecture: Architecture) -> Family:
     """The family of a model that hears; audio is refused for others."""
     a = architecture
     family = find(a.family)
     if a.input != "frames" or family is None or family.hears is None:
         known = [name for name in names() if getattr(find(name), "hears", None)]
-        raise InputError(f"--audio is for {' and '.join(known)}; this model ({a.family}) reads {a.input}")
+        raise InputError(f"recorded speech is for {' and '.join(known)}; this model ({a.family}) reads {a.input}")
     return family
 
 

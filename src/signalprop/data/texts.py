@@ -142,7 +142,7 @@ def _rows(rows: Iterable[tuple[str, Any]], field: str, source: str) -> Iterator[
             if isinstance(row, dict) and field in row and row[field] is None:
                 continue  # an empty cell
             known = ", ".join(sorted(map(str, row))[:12]) if isinstance(row, dict) else "none"
-            raise InputError(f"{source}: {where} has no text in {field!r}; its fields: {known}; name one with field=")
+            raise InputError(f"{source}: {where} has no text in {field!r}; its fields: {known}; choose another field")
         yield from _cut([text])
 
 
@@ -196,7 +196,7 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]
         for column in columns:
             if column not in names:
                 raise InputError(
-                    f"{path} has no column {column!r}; its columns: {', '.join(names[:12])}; name one with field="
+                    f"{path} has no column {column!r}; its columns: {', '.join(names[:12])}; choose another field"
                 )
         number = 0
         for batch in file.iter_batches(batch_size=64, columns=list(columns)):

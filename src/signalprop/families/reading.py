@@ -16,7 +16,7 @@ from signalprop.network.architecture import READERS, Architecture
 if TYPE_CHECKING:
     from signalprop.families.base import Config, Family
 
-_REMEDY = "give an Architecture, or a mapping ('signalprop anatomy MODEL --write FILE' begins one)"
+_REMEDY = "give an Architecture, or the model itself, in which it is found"
 
 
 def read(source: Any, **changes: Any) -> Architecture:

@@ -1,4 +1,4 @@
-"""Token kernels to start from: given as a matrix or a file, or as ids of tokens that repeat.
+"""Token kernels to start from: given as a matrix, or as ids of tokens that repeat.
 
 Statistics of tokens (repeated by chance, or real ids) become a kernel by way of the network's own embedding
 (`signalprop.kernels.ends.input_kernel`); a matrix is taken as the stream that enters the first sublayer.
@@ -7,13 +7,11 @@ Statistics of tokens (repeated by chance, or real ids) become a kernel by way of
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.files.storage import read_array, read_json
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 
@@ -50,17 +48,6 @@ def checked_kernel(matrix: ArrayLike, what: str = "the kernel") -> FloatArray:
             "tokens, X X^T / d"
         )
     return np.asarray(k)
-
-
-def load_kernel(path: str | Path) -> FloatArray:
-    """The token kernel in a NumPy file (.npy), or in a JSON file as a list of rows.
-
-    Raises:
-        InputError: it cannot be read, or as `checked_kernel`.
-    """
-    if Path(path).suffix == ".json":
-        return checked_kernel(read_json(path), str(path))
-    return checked_kernel(read_array(path, "a token kernel as a NumPy file (.npy) or rows in a .json"), str(path))
 
 
 def sampled_tokens(length: int, repeats: float, n: int = 1, seed: int = 0) -> IntArray:

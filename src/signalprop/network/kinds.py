@@ -178,8 +178,8 @@ class Kind:
         """
         if not self.roles:
             raise InputError(
-                "give mapping=, which says what every weight is: this network has branches of which only the output is "
-                "known, so they can be measured, but not predicted, built or counted"
+                "give a mapping, which says what every weight is: this network has branches of which only the output "
+                "is known, so they can be measured, but not predicted, built or counted"
             )
         if name == "signal" and not self.closed:
             raise InputError(

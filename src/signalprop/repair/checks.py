@@ -26,7 +26,6 @@ from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_not
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.recurrent_heads import dead_heads
-from signalprop.repair.shaped_models import Activating
 from signalprop.repair.weight_assignment import Part, walk
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
@@ -123,7 +122,7 @@ def _table(
     applied = None if record is None else record.parametrization
     if scheme is None:
         if applied is None or options:
-            raise InputError(f"{'options are of a scheme' if options else 'the model carries no scheme'}; give scheme=")
+            raise InputError(f"{'options are of a scheme' if options else 'the model carries no scheme'}; name one")
         return applied
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
     if isinstance(chosen, Parametrization):
@@ -269,14 +268,11 @@ def _multipliers(
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here.item, name))
         if kind.activates:
-            differ(i, "activation", _activation(attached, record, i), p.architecture.activation)
+            differ(i, "activation", a.activation, p.architecture.activation)
         differ(i, "norm placement", here.placement, PLACEMENTS[p.placement[i]])
     put(None, "embedding", "scale", p.embedding.scale, mapping.embedding.scale)
     if a.head != "none":
         put(None, "head", "scale", p.head.scale, mapping.head.scale)
-    if record is not None and record.plan.head_activates:
-        found = attached.ends.activation and attached.ends.activation.holder
-        differ(None, "activation", getattr(found, "name", type(found).__name__), p.architecture.activation)
     differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
     differ(None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable)
     differ(None, "skip multipliers", trainable([item.skip for item in mapping.sublayers]), p.skip_trainable)
@@ -314,15 +310,6 @@ def _roundings(item: SublayerMap, name: str) -> int:
     if name == "score_scale":
         return sum(norm is not None for norm in (item.query_norm, item.key_norm))
     return int(isinstance(getattr(item, {"branch": "multiplier"}.get(name, name), None), torch.Tensor))
-
-
-def _activation(attached: Attached, record: Record | None, i: int) -> str:
-    """The activation of a feed-forward as the model has it now."""
-    held = attached.rows[i].activation
-    if record is None or not record.plan.rows[i].activates or held is None:
-        return attached.mapping.architecture.activation
-    found = held.holder
-    return found.name if isinstance(found, Activating) else vanilla_mapping(attached.model).architecture.activation
 
 
 def _said(shaping: Shaping) -> str:

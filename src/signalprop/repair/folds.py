@@ -23,7 +23,7 @@ from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
-from signalprop.repair.spliced_modules import Mixing, Multiplied, Rewired
+from signalprop.repair.spliced_modules import Multiplied, Rewired
 from signalprop.repair.tiny_pass import TinyPass, arguments_for, like
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
@@ -52,8 +52,8 @@ def fold(model: nn.Module) -> nn.Module:
 
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
-            hold (the message names the sublayer): a skip multiplier that does not gauge away, a norm that was moved,
-            removed or added, values that bypass the attention. The model is then as it was, as after an interrupt.
+            hold (the message names the sublayer): a skip multiplier that does not gauge away. The model is then as it
+            was, as after an interrupt.
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
@@ -122,30 +122,14 @@ class _Folding:
             self.eps_error = eps_bound(self.attached.mapping.architecture, p, plan)
         for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
             where = here.label
-            for gone, why in (
-                (row.removes_norm, "its norm was removed"),
-                (row.places_norm, "its norm was moved after the addition"),
-                (row.adds_norm, "a norm was added to its branch"),
-                (row.shapes, "its attention was shaped"),
-                (row.activates, "its activation was changed"),
-            ):
-                if gone:
-                    raise _refused(where, why)
             carrier = model.get_submodule(self.record.carriers[i])
             if isinstance(carrier, Rewired):
                 self._rewired(carrier, i, where, post=PLACEMENTS[p.placement[i]] == "post")
             if row.score_ratio != 1 and here.scaling is not None:
                 self._scores(here, row.score_ratio)
-        if plan.removes_final_norm:
-            raise _refused("the model", "the norm after its last layer was removed")
         for name, module in model.named_modules():
             if isinstance(module, Multiplied):
                 self._multiplied(module, self.where.get(id(module), name))
-            if isinstance(module, Mixing):
-                where, skip = self.where.get(id(module), name), float(_value(module.value_skip))
-                if skip != 0:
-                    raise _refused(where, f"values bypass its attention (value_skip {skip:.4g})")
-                self._scale(module, float(_value(module.attention_gain)), 1.0, where)
         self._tied_head()
         return self._gathered()
 

@@ -115,20 +115,20 @@ def _fused(attached: Attached) -> dict[int, list[Any]]:
     found: dict[int, list[Any]] = {}
 
     def take(held: Held, tensor: Any, axis: int) -> None:
-        if held.rows is None or not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor):
             return
         rows = held.rows
 
         def chosen(whole: Tensor) -> Tensor:
             keep = torch.zeros(whole.shape[axis], dtype=torch.bool, device=whole.device)
-            keep[rows if isinstance(rows, slice) else [*rows]] = True
+            keep[rows if rows is None or isinstance(rows, slice) else [*rows]] = True
             return whole.movedim(axis, 0)[keep]
 
         found.setdefault(id(tensor), []).append(chosen)
 
     for row in attached.rows:
         for held in row.weights.values():
-            if not held.problem:
+            if held.rows is not None and not held.problem:
                 take(held, held.weight, held.transposed + held.copies)
                 take(held, held.bias, int(held.copies))
     for table in attached.model.modules():

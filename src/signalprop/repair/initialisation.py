@@ -17,10 +17,9 @@ from signalprop.hooks import whole
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
-from signalprop.repair.spliced_modules import Mixing, Rewired
+from signalprop.repair.spliced_modules import Rewired
 from signalprop.repair.undoing import all_or_nothing, everything, local
 from signalprop.repair.weight_assignment import Assignment, assignments
-from signalprop.streams.proof import affine
 
 
 @typed
@@ -214,17 +213,12 @@ def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
 
 
 def set_multipliers(attached: Attached, record: Record) -> None:
-    """Trainable multipliers, and the gains of norms that the scheme added, at their initial values."""
+    """Trainable multipliers at their initial values."""
     p = record.parametrization
-    for i, (row, path) in enumerate(zip(attached.rows, record.carriers, strict=True)):
+    for i, path in enumerate(record.carriers):
         carrier = attached.model.get_submodule(path)
         if isinstance(carrier, Rewired):
             _start((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i]))
-            if carrier.post_norm is not None:
-                set_gain(carrier.post_norm, float(p.post_norm_gain[i]) - attached.mapping.gain_offset)
-        mixing = row.weights["output"].holder if "output" in row.weights else None
-        if isinstance(mixing, Mixing):
-            _start((mixing.value_skip, p.value_skip[i]), (mixing.attention_gain, p.attention_gain[i]))
 
 
 def _start(*multipliers: tuple[float | nn.Parameter, float]) -> None:
@@ -232,11 +226,3 @@ def _start(*multipliers: tuple[float | nn.Parameter, float]) -> None:
     for multiplier, start in multipliers:
         if isinstance(multiplier, nn.Parameter):
             fill(multiplier, torch.full(multiplier.shape, float(start), dtype=torch.float64))
-
-
-def set_gain(norm: nn.Module, weight: float) -> None:
-    """Give every weight of a norm one value, and every bias 0."""
-    with torch.no_grad():
-        for name, value in norm.named_parameters():
-            wanted = weight if name == affine(norm)[0] else 0.0
-            fill(value, torch.full(value.shape, wanted, dtype=torch.float64))

@@ -22,7 +22,6 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
-from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.freshness import Outputs, learnt
 from signalprop.repair.initialisation import draw_table, draw_weights, ties
@@ -177,11 +176,7 @@ def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_h
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(mapping, table, dtype=dtype)
-    # where a norm is taken out, the branch ends before it
-    carriers = tuple(
-        attached.path_of(row.carrier("none" if PLACEMENTS[now] == "none" else None), f"{row.label} carrier")
-        for row, now in zip(attached.rows, table.placement, strict=True)
-    )
+    carriers = tuple(attached.path_of(row.carrier(), f"{row.label} carrier") for row in attached.rows)
     record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)

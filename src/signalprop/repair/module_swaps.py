@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from signalprop.errors import InputError
 
@@ -40,15 +39,12 @@ def _empty(mixins: tuple[type[Splice], ...], vanilla: type[nn.Module]) -> nn.Mod
 
 
 _CLASSES: dict[tuple[type, type], type] = {}
-_GUARDS: list[Any] = []
 
 
 def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
     """The class of a `base` with the mixin before it; always the same class for the same two."""
     if (mixin, base) in _CLASSES:
         return _CLASSES[mixin, base]
-    if not _GUARDS:
-        _GUARDS.append(register_module_module_registration_hook(_refuse_adapters))
     mixins: tuple[type[Splice], ...] = (*getattr(base, "_mixins", ()), mixin)
     vanilla = getattr(base, "_vanilla", base)
     name = base.__name__ if mixin.keeps_name else mixin.__name__ + base.__name__
@@ -57,15 +53,16 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
     return made
 
 
-def _refuse_adapters(parent: nn.Module, name: str, child: Any) -> None:
-    """PyTorch calls this for every module that becomes part of another; adapters (peft) call theirs `base_layer`."""
-    if name != "base_layer" or not isinstance(child, Splice):
-        return
-    if not all(mixin.adaptable for mixin in child._mixins):
-        raise InputError(
-            f"this {child._vanilla.__name__} carries a scheme's multiplier, which an adapter beside it would not get, "
-            "so merging would change the function; load the model again and fold(model) first, or adapt other maps"
-        )
+def refuse_adapters(model: nn.Module) -> None:
+    """Raise InputError where an adapter (peft's, which call the map `base_layer`) stands beside a multiplied map."""
+    for path, module in model.named_modules():
+        child = module._modules.get("base_layer")
+        if isinstance(child, Splice) and not all(mixin.adaptable for mixin in child._mixins):
+            raise InputError(
+                f"{path} has an adapter beside a map that carries a scheme's multiplier, which the adapter does not "
+                "get, so merging would change the function; load the model again and fold(model) before adapters are "
+                "added, or adapt other maps"
+            )
 
 
 def splice(module: nn.Module, mixin: type[Splice], **attributes: Any) -> None:

@@ -11,9 +11,8 @@ from signalprop.attachment.attached import Attached, AttachedRow, attach
 from signalprop.attachment.families import mapping_for, mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, own_score_scale
 from signalprop.errors import InputError
-from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.module_swaps import Splice, restore
+from signalprop.repair.module_swaps import Splice, refuse_adapters, restore
 from signalprop.repair.plan import Plan
 
 
@@ -27,7 +26,7 @@ class Record:
         carriers: path of every row's carrier in the model.
         mapping: of the vanilla model, where it was given by hand; None: the model's own, or its family's.
         changed: plain attributes that were set: (path of the module, attribute, value before).
-        added: paths of modules and parameters that the vanilla model does not have.
+        added: paths of parameters that the vanilla model does not have.
         matched_eps: whether the epsilons of norms were rescaled with the stream.
         eps_error: bound on the relative change of a norm's output where they were not.
         ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
@@ -92,7 +91,8 @@ def vanilla_mapping(model: nn.Module) -> Mapping:
 
 
 def attached_vanilla(model: nn.Module) -> Attached:
-    """A model with its mapping as it was before a scheme was applied."""
+    """A model with its mapping as it was before a scheme was applied; raises where adapters would miss multipliers."""
+    refuse_adapters(model)
     return attach(model, vanilla_mapping(model))
 
 
@@ -103,52 +103,27 @@ def applied_mapping(attached: Attached, record: Record) -> Mapping:
         attached: the model by its vanilla mapping.
     """
     p, vanilla = record.parametrization, attached.mapping
-    moved = bool((attached.layout.placement != p.placement).any())
-    sublayers = []
-    for i, row in enumerate(attached.rows):
-        now = _row(attached.model, row, record, i)
-        if moved:  # the norm before it need not be where the stream comes from
-            now = replace(now, reads=row.reader)
-        sublayers.append(now)
-    removed = record.plan.removes_final_norm
     return replace(
         vanilla,
         architecture=p.architecture,
-        sublayers=sublayers,
-        shaping=p.shaping,
+        sublayers=[_row(attached.model, row, record, i) for i, row in enumerate(attached.rows)],
         embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
         head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
-        final_norm=None if removed and p.placement[-1] == PLACEMENTS.index("post") else vanilla.final_norm,
     )
 
 
 def _row(model: nn.Module, row: AttachedRow, record: Record, i: int) -> SublayerMap:
     p, done, item, path = record.parametrization, record.plan.rows[i], row.item, record.carriers[i]
     carrier: Any = model.get_submodule(path)
-    was, now = row.placement, PLACEMENTS[p.placement[i]]
     rewired = done.treatment == "rewired"
     changes: dict[str, Any] = {
         "skip": carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
         "multiplier": carrier.multiplier if rewired else float(p.branch[i]),
         "norm_scale": done.norm_scale,
-        "value_skip": float(p.value_skip[i]),
-        "attention_gain": float(p.attention_gain[i]),
         "units": (done.before, 1.0 if rewired else 1 / done.scale, done.behind),
     }
-    if done.mixes_values:
-        output = row.weights["output"].module(row.label)
-        changes |= {"value_skip": output.value_skip, "attention_gain": output.attention_gain}
-    if done.shapes and row.attention is not None:
-        changes["shape"] = getattr(row.attention.holder, "numbers", item.shape)
     if done.score_ratio != 1:
         changes["score_scale"] = own_score_scale(item, p.architecture) * done.score_ratio
     if rewired:
         changes |= {"branch": f"{path}.point", "call": 0, "calls": 1}
-    if was != now:
-        if now == "post":
-            changes["stream_out"] = f"{path}.after"
-        elif was == "post":
-            changes["stream_out"] = item.norm
-        if now == "sandwich":
-            changes["post_norm"] = f"{path}.post_norm"
     return replace(item, **changes)

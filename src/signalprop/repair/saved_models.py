@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import attach, require_roles
 from signalprop.attachment.mapping import Mapping
-from signalprop.attachment.mapping_file import mapping_of_json
 from signalprop.errors import InputError, first_line, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
@@ -46,7 +45,7 @@ def load(
         directory: that `save`, or `save_pretrained` of an applied model, wrote.
         model: for a module of your own: a fresh one, without scheme, which is filled. Leave it out for a checkpoint of
             transformers, whose class `config.json` names, and for a built model.
-        mapping: where the model was mapped by hand, in a way that the saved record cannot say.
+        mapping: where the model was mapped by hand.
         options: of `from_pretrained` (`dtype`, `device_map`, ...).
 
     Raises:
@@ -80,8 +79,6 @@ def load(
             raise InputError(f"{folder} is a checkpoint of transformers, which names its class; leave out model=")
         model = _from_pretrained(folder, document, options)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
-        if mapping is None and document.mapping is not None:
-            mapping = mapping_of_json(document.mapping, model)
         if mapping is None and document.by_hand:
             raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
         attached = attach(model, mapping)

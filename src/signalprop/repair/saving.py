@@ -11,7 +11,6 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +19,6 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop.attachment.arguments import BatchArguments
-from signalprop.attachment.mapping_file import mapping_json
 from signalprop.errors import InputError, first_line, refusing, require
 from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
 from signalprop.files.validation import Value, typed
@@ -46,7 +43,7 @@ class Document(Value):
         tensors: names of the added parameters, which signalprop.safetensors holds.
         shared: state-dict names whose tensor lies under another name.
         weights: `drawn` by the scheme, or `kept`, as they were before.
-        mapping: the mapping that `apply` was given, where a file can say it. by_hand: it was given one.
+        by_hand: `apply` was given a mapping.
     """
 
     model_config = ConfigDict(title=RECORD)
@@ -60,7 +57,6 @@ class Document(Value):
     tensors: list[str]
     shared: dict[str, str] = Field(default_factory=dict)
     weights: Literal["drawn", "kept"] = "drawn"
-    mapping: dict[str, Any] | None = None
     by_hand: bool = False
 
 
@@ -168,12 +164,8 @@ def _document(
             "match_eps": record.matched_eps,
             "weights": "kept" if record.kept else "drawn",
         }
-        by_hand = record.mapping
-        if by_hand is not None and not by_hand.found:
-            document["by_hand"] = True  # what no file can say has to be given to `load` again
-            if isinstance(by_hand.arguments, BatchArguments):
-                with suppress(InputError):
-                    document["mapping"] = mapping_json(by_hand, model)
+        if record.mapping is not None and not record.mapping.found:
+            document["by_hand"] = True  # it has to be given to `load` again
     document = finite(document)
     return document | {"id": digest(document, tensors)}
 

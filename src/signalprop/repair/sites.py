@@ -123,6 +123,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
 def carriers_of(attached: Attached) -> list[nn.Module]:
     """The carrier of every sublayer: the module that a multiplier goes on."""
     first: dict[int, AttachedRow] = {}
+    carriers: list[nn.Module] = []
     for row in attached.rows:
         found = row.carrier()
         if not isinstance(found, nn.Module):
@@ -131,7 +132,8 @@ def carriers_of(attached: Attached) -> list[nn.Module]:
         twin = first.setdefault(id(found), row)
         if twin is not row:
             raise InputError(f"{row.label}: its carrier is also that of {twin.label}; expected one module each")
-    return [row.carrier() for row in attached.rows]
+        carriers.append(found)
+    return carriers
 
 
 def _check_reading(tiny_pass: TinyPass, row: AttachedRow, readers: Sequence[nn.Module], stream: Tensor) -> None:

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.errors import InputError
 from signalprop.repair.module_swaps import Splice
 
 
@@ -83,88 +82,38 @@ class Reading(Splice):
         return super().forward(*args, **kwargs)
 
 
-class Emitting(Splice):
-    """The map whose output holds the values, for the output projection that adds them (Value-SkipInit)."""
-
-    brings = ("values",)
-    values: Passed
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = super().forward(*args, **kwargs)
-        self.values.put(out)
-        return out
-
-
-class Passing(Splice):
-    """A norm that was taken out of its place: the stream passes. `normalise` is what it did."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0]
-
-    def normalise(self, stream: Tensor) -> Tensor:
-        """The norm itself, for a place after the addition."""
-        out: Tensor = super().forward(stream)
-        return out
-
-    def _replicate_for_data_parallel(self) -> Any:
-        raise InputError(
-            "nn.DataParallel copies modules but not what they hold of each other, such as a norm that a scheme moved; "
-            "use DistributedDataParallel"
-        )
-
-
-class Placed:
-    """Holds a norm for the module that calls it, without owning it: its keys stay where they were."""
-
-    def __init__(self, norm: Passing) -> None:
-        self.norm = norm
-
-
 class Rewired(Splice):
     """The last map of a branch, which returns what the model has to add to the stream to get the wanted one.
 
     The model computes `stream + this`. With the stream x and the branch f (output dropout included, which is done
     here): this = gauge * multiplier * f as long as the stream goes on as it is (`stream` None), else
-    this = (skip - 1) * x + multiplier * f, or, if `placed` holds a norm, norm(skip * x + multiplier * f) - x.
+    this = (skip - 1) * x + multiplier * f.
 
     Attributes:
         multiplier, skip: numbers, or parameters of shape (1,) or (features,).
         gauge: factor on the multiplier, where the stream is carried in other units.
         dropout_p: probability of the output dropout that this module took over.
-        post_norm: second norm of a sandwich that the vanilla model does not have; or None.
-        point, after: identities without parameters, where the branch, and a stream that was normed here, can be seen.
+        point: an identity without parameters, where the branch can be seen.
     """
 
-    brings = ("stream", "placed", "multiplier", "skip", "gauge", "dropout_p", "post_norm", "point", "after")
+    brings = ("stream", "multiplier", "skip", "gauge", "dropout_p", "point")
     stream: Passed | None
-    placed: Placed | None
     multiplier: float | nn.Parameter
     skip: float | nn.Parameter
     gauge: float
     dropout_p: float
-    post_norm: nn.Module | None
     point: nn.Module
-    after: nn.Module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         # taken first: checkpointing stops its recomputation at the last tensor it needs, which the map itself may save
         stream = None if self.stream is None else self.stream.take()
         out = super().forward(*args, **kwargs)
         first = out[0] if isinstance(out, tuple) else out
-        branch = F.dropout(first, self.dropout_p, self.training)
-        if self.post_norm is not None:
-            branch = self.post_norm(branch)
-        branch = self.point(branch)
+        branch = self.point(F.dropout(first, self.dropout_p, self.training))
         multiplier = self.multiplier if stream is not None else self.multiplier * self.gauge
         if isinstance(multiplier, Tensor) or multiplier != 1.0:
             branch = _number(multiplier, branch) * branch
-        if stream is None:
-            added = branch
-        elif self.placed is None:
-            added = _plus(branch, self.skip - 1.0, stream)
-        else:
-            after = self.placed.norm.normalise(_plus(branch, self.skip, stream))
-            added = self.after(after) - stream
+        added = branch if stream is None else _plus(branch, self.skip - 1.0, stream)
         return (added, *out[1:]) if isinstance(out, tuple) else added
 
 
@@ -178,33 +127,3 @@ def _plus(branch: Tensor, factor: float | Tensor, stream: Tensor) -> Tensor:
     if isinstance(factor, Tensor) or torch.compiler.is_compiling():
         return branch + _number(factor, stream) * stream
     return torch.add(branch, stream, alpha=factor)
-
-
-class Mixing(Splice):
-    """An output projection that reads `attention_gain * (A V) + value_skip * V` (He et al. 2023, section 3.1).
-
-    V is taken from the projection that makes it, so caches, masks and attention kernels do not matter.
-
-    Attributes:
-        value_skip, attention_gain: numbers, or parameters of shape (1,).
-        value_rows: the output features of that projection which are values; None: all.
-        groups: query heads per value head. d_head: features of a head.
-    """
-
-    brings = ("values", "value_skip", "attention_gain", "value_rows", "groups", "d_head")
-    values: Passed
-    value_skip: float | nn.Parameter
-    attention_gain: float | nn.Parameter
-    value_rows: Any
-    groups: int
-    d_head: int
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        mixed, values = args[0], self.values.take()
-        if self.value_rows is not None:
-            values = values[..., self.value_rows]
-        if self.groups > 1:
-            heads = values.reshape(*values.shape[:-1], -1, 1, self.d_head)
-            values = heads.expand(*heads.shape[:-2], self.groups, self.d_head).flatten(-3)
-        mixed = _number(self.attention_gain, mixed) * mixed + _number(self.value_skip, values) * values
-        return super().forward(mixed, *args[1:], **kwargs)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.initialisation import set_gain
 from signalprop.repair.module_swaps import splice
 from signalprop.repair.plan import RowPlan
 from signalprop.repair.record import Record
-from signalprop.repair.shaped_models import replace_activation, set_implementation, shape_attention, shapes_of
-from signalprop.repair.spliced_modules import Emitting, Mixing, Multiplied, Passed, Passing, Placed, Reading, Rewired
+from signalprop.repair.spliced_modules import Multiplied, Passed, Reading, Rewired
 
 
 class Surgeon:
@@ -24,13 +20,11 @@ class Surgeon:
     def __init__(self, attached: Attached, table: Parametrization, record: Record) -> None:
         self.attached, self.table, self.record = attached, table, record
         self.scaled_norms: dict[int, float] = {}
-        self.moved: set[int] = set()
-        self.stream, self.values = Passed(), Passed()
+        self.stream = Passed()
 
     def operate(self, match_eps: bool) -> None:
         """All rows, then the ends."""
         plan, ends = self.record.plan, self.attached.ends
-        self.shape()
         kept = self.dropouts()
         for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
             self.row(i, here, row, kept.get(i, 0.0))
@@ -38,12 +32,8 @@ class Surgeon:
                 self.rescale_eps(here.norm, row.eps_factor, here.label)
         finals = ends.final_norms
         for final, factor in zip(finals, plan.final_eps[-len(finals) :] if finals else (), strict=True):
-            if plan.removes_final_norm:
-                self.remove_norm(final, "final norm")
-            elif match_eps:
+            if match_eps:
                 self.rescale_eps(final, factor, "final norm")
-        if plan.head_activates:
-            replace_activation(ends.activation and ends.activation.holder, plan.head_activates, "head")
         if plan.head_ratio != 1:
             head = needed(ends.head, "head").module("head")
             if isinstance(head, nn.Embedding):
@@ -61,26 +51,6 @@ class Surgeon:
                     if isinstance(module, nn.Embedding) and module.weight is weight:
                         multiply(module, branch_scale=plan.embedding_ratio)
 
-    def shape(self) -> None:
-        """Shape the attentions that the scheme shapes."""
-        rows = [i for i, row in enumerate(self.record.plan.rows) if row.shapes]
-        if not rows:
-            return
-        unnamed = [i for i in rows if self.attached.rows[i].attention is None]
-        if unnamed:
-            raise InputError(
-                f"{self.attached.rows[unnamed[0]].label}: the scheme shapes attention, and the mapping names no "
-                "`attention` that goes through transformers' interface; name it, take BERT, GPT-2, Llama or ViT, or "
-                "build(parametrization)"
-            )
-        p, shapes = self.table, shapes_of(self.table)
-        self.record.changed.append(("config", "_attn_implementation", set_implementation(self.attached.model)))
-        for i in rows:
-            here, shape = self.attached.rows[i], shapes[i]
-            assert here.attention is not None and shape is not None
-            numbers = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
-            shape_attention(here.attention.module(here.label), shape, numbers, here.label)
-
     def dropouts(self) -> dict[int, float]:
         """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
         rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
@@ -94,17 +64,9 @@ class Surgeon:
     def row(self, i: int, here: AttachedRow, row: RowPlan, dropout_p: float) -> None:
         """One sublayer."""
         where = here.label
-        if row.activates:
-            replace_activation(here.activation and here.activation.holder, row.activates, where)
         carrier = self.attached.model.get_submodule(self.record.carriers[i])
-        post_norm = None
-        if row.adds_norm and here.norm is not None:  # of the model's own kind, copied before that one is changed
-            post_norm = copy.deepcopy(here.norm)
-            set_gain(post_norm, float(self.table.post_norm_gain[i]) - self.attached.mapping.gain_offset)
         if row.norm_scale != 1:
             self.scale_norm(here, row)
-        if row.mixes_values:
-            self.mix_values(i, here)
         if row.score_ratio != 1:
             self.scale_scores(here, row.score_ratio)
         if row.input_scale != 1:
@@ -113,36 +75,18 @@ class Surgeon:
         if row.treatment == "multiplied":
             multiply(carrier, branch_scale=row.scale)
             return
-        stream = placed = None
-        if row.places_norm or row.removes_norm:
-            norm = self.remove_norm(here.norm, where, frozen=row.removes_norm)
-            if row.removes_norm and here.post_norm is not None:
-                self.remove_norm(here.post_norm, where)
-            placed = Placed(norm) if row.places_norm else None
         if row.treatment == "none":
             return
         if row.reads_stream:
-            stream = self.stream
-            splice(Held(here.reader).module(where), Reading, stream=stream)
-        self.rewire(i, carrier, row, stream, placed, dropout_p, post_norm)
+            splice(Held(here.reader).module(where), Reading, stream=self.stream)
+        self.rewire(i, carrier, row, dropout_p)
 
-    def rewire(
-        self,
-        i: int,
-        carrier: nn.Module,
-        row: RowPlan,
-        stream: Passed | None,
-        placed: Placed | None,
-        dropout_p: float,
-        post_norm: nn.Module | None,
-    ) -> None:
+    def rewire(self, i: int, carrier: nn.Module, row: RowPlan, dropout_p: float) -> None:
         """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
         p, a = self.table, self.table.architecture
         like = next(carrier.parameters(), next(self.attached.model.parameters()))
-        splice(
-            carrier, Rewired, stream=stream, placed=placed, gauge=row.scale, dropout_p=dropout_p, post_norm=post_norm,
-            point=nn.Identity(), after=nn.Identity(),
-        )  # fmt: skip
+        stream = self.stream if row.reads_stream else None
+        splice(carrier, Rewired, stream=stream, gauge=row.scale, dropout_p=dropout_p, point=nn.Identity())
         for name, start, trains in (
             ("multiplier", float(p.branch[i]), p.branch_trainable),
             ("skip", float(p.skip[i]), p.skip_trainable),
@@ -152,15 +96,13 @@ class Surgeon:
             if size > 1 and channels != size:  # streams whose width changes from layer to layer
                 raise InputError(
                     f"{self.record.carriers[i]} gives {channels} channels, and the scheme has a multiplier for each of "
-                    f"{size}; take a scheme with one multiplier per branch, such as rezero"
+                    f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
                 )
             fixed = not size or (name == "skip" and not row.reads_stream)
             value = start if fixed else nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
             setattr(carrier, name, value)
             if not fixed:
                 self.record.added.append(f"{self.record.carriers[i]}.{name}")
-        if post_norm is not None:
-            self.record.added.append(f"{self.record.carriers[i]}.post_norm")
 
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""
@@ -170,23 +112,6 @@ class Surgeon:
             multiply(here.norm, branch_scale=row.norm_scale)
         if self.scaled_norms.setdefault(id(here.norm), row.norm_scale) != row.norm_scale:
             raise InputError(f"{here.label}: it shares its norm with another branch, which has another norm_scale")
-
-    def mix_values(self, i: int, here: AttachedRow) -> None:
-        """Add a token's own value to what the heads output."""
-        a, p, where = self.attached.mapping.architecture, self.table, here.label
-        if here.kind.reads_memory:
-            raise InputError(f"{where}: a value skip needs a value at every query, which cross-attention does not have")
-        held, values = here.weights["value"], self.values
-        output = here.weights["output"].module(where)
-        like = next(output.parameters())
-        splice(held.module(where), Emitting, values=values)
-        splice(output, Mixing, values=values, value_rows=held.rows, groups=a.n_heads // a.n_kv_heads, d_head=a.d_head)
-        for name, start in (("value_skip", float(p.value_skip[i])), ("attention_gain", float(p.attention_gain[i]))):
-            if p.attention_trainable:
-                setattr(output, name, nn.Parameter(torch.full((1,), start, dtype=like.dtype, device=like.device)))
-                self.record.added.append(f"{self.attached.path_of(output, where)}.{name}")
-            else:
-                setattr(output, name, start)
 
     def scale_scores(self, here: AttachedRow, ratio: float) -> None:
         """Put a factor on query and key's product."""
@@ -202,30 +127,13 @@ class Surgeon:
         else:
             multiply(here.weights["query"].module(here.label), branch_scale=ratio)
 
-    def remove_norm(self, norm: nn.Module | None, where: str, *, frozen: bool = True) -> Passing:
-        """Let a norm pass the stream on as it is."""
-        if norm is None:
-            raise InputError(f"{where}: the scheme takes a norm away, and the mapping names none")
-        if id(norm) not in self.moved:
-            self.moved.add(id(norm))
-            splice(norm, Passing)
-        if frozen:  # it takes no part in the function, and must not be waited for by data-parallel training
-            for name, q in norm.named_parameters():
-                path = f"{self.attached.path_of(norm, where)}.{name}"
-                self.record.changed.append((path, "requires_grad", q.requires_grad))
-                q.requires_grad_(False)
-        assert isinstance(norm, Passing)
-        return norm
-
     def rescale_eps(self, norm: nn.Module | None, factor: float, where: str) -> None:
         """Multiply a norm's epsilon, once."""
         if factor == 1 or norm is None:
             return
         name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
         if not hasattr(norm, name):
-            raise InputError(
-                f"{where}: its norm has no epsilon to match ({type(norm).__name__}); leave match_eps (--match-eps) out"
-            )
+            raise InputError(f"{where}: its norm has no epsilon to match ({type(norm).__name__}); leave match_eps out")
         here = self.attached.path_of(norm, where)
         if not any(path == here and key == name for path, key, _ in self.record.changed):
             self.change(norm, name, float(getattr(norm, name)) * factor)

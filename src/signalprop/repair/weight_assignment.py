@@ -158,14 +158,15 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
         return replace(part, problem=f"the mapping names no {part.name}")
     if held.problem:
         return replace(part, problem=held.problem)
-    if callable(held.weight):
-        kind = f"{type(held.holder).__module__}.{type(held.holder).__name__}"
+    weight, holder = held.weight, held.holder
+    if callable(weight):
+        kind = f"{type(holder).__module__}.{type(holder).__name__}"
         return replace(part, problem=f"{kind} has no tensor as weight (is it quantised?); expected one")
-    if not isinstance(held.weight, Tensor):
+    if not isinstance(weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
-    padding = getattr(held.holder, "padding_idx", None)
+    padding = getattr(holder, "padding_idx", None)
     here: dict[str, Any] = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
-    return _inside(replace(part, tensor=held.weight, padding=padding, **here))
+    return _inside(replace(part, tensor=weight, padding=padding, **here))
 
 
 def _inside(part: Part) -> Part:
@@ -182,9 +183,9 @@ def _bias(held: Held | None, *, role: str, name: str = "", **given: Any) -> Iter
     """The bias: missing only where it is not to be zero, and then not what a scheme refuses to fill."""
     if held is None or held.problem:
         return
-    part = Part(name=name or role, role=role, decays=False, **given)
-    if isinstance(held.bias, Tensor):
-        yield _inside(replace(part, tensor=held.bias, rows=held.rows, copies=held.copies))
+    part, bias = Part(name=name or role, role=role, decays=False, **given), held.bias
+    if isinstance(bias, Tensor):
+        yield _inside(replace(part, tensor=bias, rows=held.rows, copies=held.copies))
     elif part.std > 0 and not isinstance(held.holder, Tensor):
         yield replace(part, problem=f"the mapping's module has no {part.name}", drawn=False)
 

@@ -101,9 +101,8 @@ def _title(names: Sequence[str]) -> str:
 def read(path: str | Path) -> dict[str, Any]:
     """What a file or the directory of a run (`path`) holds, by name (of the file, where it has no names of its own).
 
-    Reads the JSON of predict, measure, compare, diagnose, kernel, schemes and reproduce, the .npz of
-    `kernel --matrices`, the JSONL of a SignalMonitor, directories of training runs and of sweeps, and a sweep's
-    `results.json`.
+    Reads the JSON of predict, measure, compare, diagnose, kernel, schemes and reproduce, the JSONL of a
+    SignalMonitor, directories of training runs and of sweeps, and a sweep's `results.json`.
 
     Raises:
         InputError: nothing there, damaged, of a newer version, or something that a report cannot show. The line names
@@ -118,8 +117,6 @@ def read(path: str | Path) -> dict[str, Any]:
                 f"{source} is not the directory of a training run or of a sweep; give one, or a file of results"
             )
         return there
-    if source.suffix == ".npz":
-        return next(part.arrays(source) for part in parts() if part.arrays is not None)
     if source.suffix == ".jsonl":
         return next(part.lines(source) for part in parts() if part.lines is not None)
     data = read_json(source)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import ConfigDict
 
 from signalprop.errors import InputError
-from signalprop.files.storage import check_arrays, finite, opened
+from signalprop.files.storage import finite
 from signalprop.files.validation import Value
 from signalprop.kernels.state import normalised
 from signalprop.kernels.trace import Trace
@@ -43,9 +42,9 @@ class Curves(Value):
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """One network's kernels: numbers over depth (None where only matrices were given), and raw kernels by depth."""
+    """One network's kernels: numbers over depth, and raw kernels by depth (of a Trace, none in a file)."""
 
-    curves: Curves | None
+    curves: Curves
     forward: Mapping[int, FloatArray] = field(default_factory=dict)
     gradient: Mapping[int, FloatArray] = field(default_factory=dict)
 
@@ -66,50 +65,12 @@ def of_json(data: Mapping[str, Any]) -> dict[str, Kernels]:
     return {str(item.get("name", "")): Kernels(_curves(item)) for item in items}
 
 
-def of_arrays(path: Path) -> dict[str, Kernels]:
-    """The matrices in a file of `signalprop kernel --matrices`, by configuration."""
-    found: dict[str, dict[str, dict[int, FloatArray]]] = {}
-    try:
-        with opened(path) as file, np.load(file, allow_pickle=False) as arrays:
-            check_arrays(arrays, path)
-            for key in arrays.files:
-                name, direction, depth = key.rsplit("/", 2)
-                matrix = np.asarray(arrays[key], np.float64)
-                if direction not in ("forward", "gradient") or matrix.ndim != 2 or len(set(matrix.shape)) != 1:
-                    raise ValueError(f"{key} is not a kernel")
-                found.setdefault(name, {"forward": {}, "gradient": {}})[direction][int(depth)] = matrix
-    except InputError:
-        raise
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or 'it is not a NumPy file'}") from None
-    except Exception as error:  # of zip files, NumPy's headers, and names of arrays
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} holds no kernels ({reason:.80}); expected a file of kernel --matrices") from None
-    return {name: Kernels(None, item["forward"], item["gradient"]) for name, item in found.items()}
-
-
 def _curves(data: Mapping[str, Any]) -> Curves:
     curves = Curves(**{str(key): value for key, value in data.items()})
     for column in (*curves.forward.values(), *(curves.gradient or {}).values()):
         if len(column) != curves.n_layers + 1:
             raise InputError(f"a column has {len(column)} numbers; expected {curves.n_layers + 1}, one per depth")
     return curves
-
-
-def merged(items: Sequence[tuple[str, Trace | Kernels]]) -> dict[str, Kernels]:
-    """Numbers and matrices of one configuration, which come from two files, as one; other names that clash get a #k."""
-    apart: list[tuple[str, Kernels]] = []
-    for name, found in items:
-        item = of_trace(found) if isinstance(found, Trace) else found
-        halves = (k for k, (other, own) in enumerate(apart)
-                  if other == name and (own.curves is None) != (item.curves is None))  # fmt: skip
-        at = next(halves, None)
-        if at is None:
-            apart.append((name, item))
-            continue
-        first, second = (apart[at][1], item) if item.curves is None else (item, apart[at][1])
-        apart[at] = name, Kernels(first.curves, second.forward or first.forward, second.gradient or first.gradient)
-    return numbered(apart)
 
 
 # --- sections ----------------------------------------------------------------------------------------------------
@@ -158,7 +119,7 @@ def _mean_cosine(matrix: FloatArray) -> str:
 
 def _charts(items: Mapping[str, Kernels]) -> list[Chart]:
     """Bands, of few networks: one standard deviation over sequences, or the range over positions."""
-    there = [(k, name, item.curves) for k, (name, item) in enumerate(items.items()) if item.curves is not None]
+    there = [(k, name, item.curves) for k, (name, item) in enumerate(items.items())]
     bands = len(there) <= _BANDS
 
     def curve(k: int, name: str, y: FloatArray, line: Line = "solid") -> Curve:
@@ -227,7 +188,7 @@ def _table(items: Mapping[str, Kernels]) -> list[Table]:
             "none" if c.collapse_depth is None else str(c.collapse_depth),
             "none" if c.rank_collapse_depth is None else str(c.rank_collapse_depth),
         ]
-        for name, item in items.items() if (c := item.curves) is not None
+        for name, c in ((name, item.curves) for name, item in items.items())
     ]  # fmt: skip
     header = ["network", "layers", "tokens", "input", "mean cosine at the top", "effective rank at the top",
               "distances vanish from depth", "rank 1 from depth"]  # fmt: skip
@@ -243,19 +204,22 @@ def _cards(items: Items) -> list[Card]:
     out = []
     for name, item in items.items():
         c = item.curves
-        depth = None if c is None else c.collapse_depth if c.rank_collapse_depth is None else c.rank_collapse_depth
-        if c is not None and depth is not None:
+        depth = c.collapse_depth if c.rank_collapse_depth is None else c.rank_collapse_depth
+        if depth is not None:
             said = f"from depth {depth} of {c.n_layers} on all tokens are one to the kernel"
             advice = "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
             out.append(Card("warning", name, "rank collapse", [said], advice))
     return out
 
 
+def _together(found: Sequence[tuple[str, Trace | Kernels]]) -> dict[str, Kernels]:
+    return numbered([(name, of_trace(item) if isinstance(item, Trace) else item) for name, item in found])
+
+
 PART = Part(
     types=(Trace, Kernels),
     sections=lambda items, _: [kernel_section(items)],
     cards=_cards,
-    together=merged,
+    together=_together,
     readers={SCHEMA: lambda _, data: dict(of_json(data))},
-    arrays=lambda path: dict(of_arrays(path)),
 )

@@ -37,7 +37,7 @@ class Part:
         cards: findings on top of the page. names: what a title says of the items. notes: what to know about them.
         subtitle: of the page. together: items by name, from pairs in which a name may come twice.
         readers: by the schema of a JSON file, from its path and content to items. folder: what a directory holds, or
-            None where it is of another kind. arrays: what an .npz file holds. lines: what a .jsonl file holds.
+            None where it is of another kind. lines: what a .jsonl file holds.
     """
 
     types: tuple[type, ...]
@@ -49,5 +49,4 @@ class Part:
     together: Callable[[Sequence[tuple[str, Any]]], Items] = numbered
     readers: Mapping[str, Reader] = field(default_factory=dict)
     folder: Callable[[Path], dict[str, Any] | None] | None = None
-    arrays: Callable[[Path], dict[str, Any]] | None = None
     lines: Callable[[Path], dict[str, Any]] | None = None

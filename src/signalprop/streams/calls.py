@@ -20,7 +20,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
 
-_REMEDY = "give inputs=, what the model is called with: a tensor, a tuple, a dictionary, or a function of the model"
+_REMEDY = "give its inputs, what the model is called with: a tensor, a tuple, a dictionary, or a function of the model"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 _known: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 

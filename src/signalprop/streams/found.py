@@ -131,12 +131,12 @@ def anatomy_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) 
             why = f"{type(model).__name__} does not run on {', '.join(given)} ({what})"
             if not numbers:
                 raise InputError(f"initialise it, since this model needs numbers to run: {why}") from None
-            refusal = UnknownCall(f"{why}, which was made up") if invented else InputError(f"change inputs=: {why}")
+            refusal = UnknownCall(f"{why}, which was made up") if invented else InputError(f"change the inputs: {why}")
             raise refusal from None
         stacks = tuple(finder.stacks())
         if not stacks:
             raise InputError(
-                "give mapping=, which names the branches: no residual stream was found, that is, no list of layers in "
+                "give a mapping, which names the branches: no residual stream was found, that is, no list of layers in "
                 f"which {type(model).__name__} adds to what it carries"
             )
         silent = tuple(finder.not_run(stacks))

@@ -20,7 +20,6 @@ _NETWORK = ("kind", "n_layers", "d_model", "n_heads", "norm_placement", "activat
 _OPTIONS = ("k", "alpha")
 _FLAGS = {
     "n_layers": "--layers",
-    "d_model": "--d-model",
     "norm_placement": "--norm",
     "seq_len": "--seq-len",
 }
