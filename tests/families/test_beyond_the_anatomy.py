@@ -15,8 +15,8 @@ from signalprop.attachment.mapping import SublayerMap
 
 # What the anatomy does not prove: only here are a family's paths all that is known.
 UNPROVED = {
-    "whisper": "embedding: what the stream begins with is not a sum of tables",
-    "speech_to_text": "embedding: what the stream begins with is not a sum of tables",
+    "whisper": "embedding: the stream does not begin with a sum of tables",
+    "speech_to_text": "embedding: the stream does not begin with a sum of tables",
     "hunyuan_v1_dense": "attention: what q_proj, k_proj, v_proj are",  # norms after the rotation
     "gemma2": "attention: what q_proj, k_proj, v_proj are",  # scores through tanh
     "gemma4": "attention: what q_proj, k_proj, v_proj are",  # norms on values

@@ -149,7 +149,7 @@ class _Ends:
                 rest = target / scale - outs[token]
                 if found := self._rest(rest):
                     return {"token": token, "norm": norm, "scale": scale, "position_rows": rest, "position": found}
-        return "what the stream begins with is not a sum of tables"
+        return "the stream does not begin with a sum of tables"
 
     def _looked_up(self, path: str, table: nn.Embedding) -> Tensor | None:
         """The rows that a table was asked for, before a factor that the module itself multiplies them with."""
@@ -252,7 +252,7 @@ class _Ends:
                     token=path, position=name or None, norm=norm, class_tokens=[t for t in tokens if t is not None]
                 )
                 return mapped, fields
-        return "what the stream begins with is not a map of patches and a table of positions", {}
+        return "the stream does not begin with a map of patches and a table of positions", {}
 
     def _parameter(self, row: Tensor, size: float) -> str | None:
         """Path of the parameter that this row is, to the rounding of a sum of that size; vectors of one axis last."""

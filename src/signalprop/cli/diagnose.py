@@ -73,7 +73,7 @@ def diagnose(
         bool, typer.Option("--trials/--no-trials", help="Try other conventions of trained weights on a short text.")
     ] = True,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to stand beside.")
+        str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to compare with.")
     ] = None,
     weights_only: Annotated[
         bool,

@@ -74,7 +74,7 @@ def _tables(attached: Attached) -> Iterator[Wired]:
     places = {"token table": ends.token, "position table": position, "head": ends.head}
     for word, held in places.items():
         if _none(matrix_of(held)):
-            at = "every word has the same logit" if word == "head" else "what it gives is 0 for every token"
+            at = "every word has the same logit" if word == "head" else "its output is 0 for every token"
             yield Wired(
                 name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
                 text=f"the {word} is all 0: {at}",

@@ -174,7 +174,7 @@ def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
             kind="few tokens",
             layers=tuple(unsure),
             text=f"{named(tuple(unsure))}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without "
-            f"one of them cannot be told (errors up to {max(errors[k] for k in unsure):.3g})",
+            f"one of them cannot be seen (errors up to {max(errors[k] for k in unsure):.3g})",
             advice="more --tokens",
         )
     idle = tuple(layer for layer, cost in costs.items() if max(cost, errors[layer]) < IDLE_LOSS)

@@ -122,7 +122,7 @@ def _gate(name: str, output: Tensor, added: Tensor) -> FloatArray:
     """Mean square over features of the factors by which an output is added, (samples,)."""
     output, added = _by_sample(name, output), _by_sample(name, added)
     factor = (output * added).sum(1) / (output * output).sum(1).clamp_min(_TINY)
-    _check(name, added - factor[:, None] * output, added, "what it adds is not its output times one factor")
+    _check(name, added - factor[:, None] * output, added, "the sum does not add its output times one factor")
     return np.asarray((factor**2).mean(1).numpy())
 
 
@@ -131,7 +131,7 @@ def _affine(name: str, normed: Tensor, read: Tensor) -> tuple[FloatArray, FloatA
     normed, read = _by_sample(name, normed), _by_sample(name, read)
     n, u = (x - x.mean(1, keepdim=True) for x in (normed, read))
     factor = (n * u).sum(1) / (n * n).sum(1).clamp_min(_TINY)
-    _check(name, u - factor[:, None] * n, u, "what it reads is not its norm's output times one factor and a shift")
+    _check(name, u - factor[:, None] * n, u, "it does not read its norm's output times one factor and a shift")
     shift = (read - factor[:, None] * normed).mean(1)
     return np.asarray((factor**2).mean(1).numpy()), np.asarray((shift**2).mean(1).numpy())
 

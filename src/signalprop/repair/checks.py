@@ -100,7 +100,7 @@ def check(
         rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
         notes = []
         if kept:
-            kept_ones = "the weights, which are not the scheme's but were kept when it was applied"
+            kept_ones = "the weights, which `apply` kept"
             notes.append(f"not checked: {kept_ones}; multipliers alone were")
         if others:
             more = f" and {len(others) - 6} more" if len(others) > 6 else ""

@@ -126,7 +126,7 @@ def _charts(named: Mapping[str, Diagnosis]) -> list[Chart]:
               "cosine"),
         chart("How far a layer is from the identity: |J - I|", near and near + predicted(lambda w: w.identity),
               "root mean square", "0: a change of its input passes unchanged.", log=True),
-        chart("What the loss rises by without a layer", drawn(_without), "nats per token", "0: the layer could go."),
+        chart("Increase of the loss without a layer", drawn(_without), "nats per token", "0: the layer could go."),
     ]  # fmt: skip
     return [item for item in made if item.curves]
 

@@ -328,7 +328,7 @@ def _notes(one: Parametrization, other: Parametrization, stream: tuple[float, ..
     if ends[0] != ends[1] or any(not np.array_equal(rates[n], other.learning_rates[n]) for n in LEARNING_RATES):
         notes.append("learning rates differ: the same function, trained in another way")
     if any(getattr(one, name) != getattr(other, name) for name in _TRAINED):
-        notes.append("what of the multipliers is trained differs: the same function at the start alone")
+        notes.append("different multipliers are trained: the functions are equal at the start only")
     return tuple(notes)
 
 

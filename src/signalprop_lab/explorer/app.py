@@ -74,7 +74,7 @@ def predicted(settings: Settings) -> tuple[Profile, tuple[str, ...]]:
 def drawn(several: Sequence[Settings]) -> list[Shown]:
     """The profiles of settings, with a colour and a name each."""
     if len(several) > len(COLOURS):
-        raise InputError(f"{len(several)} curves at once are too many to tell apart; unpin some, {len(COLOURS)} fit")
+        raise InputError(f"{len(several)} curves at once are too many to distinguish; unpin some, {len(COLOURS)} fit")
     found = [predicted(item)[0] for item in several]
     return [
         Shown(profile, name, f"predicted ({profile.fidelity})", colour=k)
