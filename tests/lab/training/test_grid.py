@@ -133,7 +133,8 @@ def test_the_same_run_has_the_same_settings(tmp_path) -> None:
 
 def test_the_example_of_the_documentation_is_one(tmp_path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-    (tmp_path / "sweep.yaml").write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    example = page.split("\n## Sweeps\n")[1].split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "sweep.yaml").write_text(example, encoding="utf-8")
     grid = load_sweep(tmp_path / "sweep.yaml")
     assert list(grid.cells) == ["xavier / 12", "deepscalelm / 12", "deepscalelm / 48"]
     fields = type(grid.sweep).model_fields
