@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,64 @@ def test_advise_as_a_command(command: Command) -> None:
     said = result_of(command, "advise", "tgs", "--layers", "48", "--norm", "post", "--scheme", "xavier")
     assert said["findings"][0]["name"] == "vanishing gradient" and said["options"][0]["python"]
     assert "wrong               nothing" in command("advise", "gpt2").out
+
+
+def test_advise_reads_recipes(command: Command, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nscheme = "xavier"\narchitecture = {preset = "tgs", n_layers = 48, norm_placement = "post"}\n'
+        "[data]\nseq_len = 16\n"
+    )
+    said = result_of(command, "advise", str(recipe))
+    assert said["findings"][0]["name"] == "vanishing gradient" and str(recipe) in said["seen"]
+    assert said["profile"]["architecture"]["seq_len"] == 16
+    recipe.write_text('[model]\nname = "llama3"\nflavor = "8B"\n')
+    status, _, err = command("advise", str(recipe))
+    assert status == 2 and "model.architecture" in err and "config.json" in err
+
+
+@pytest.mark.slow
+def test_advise_reads_checkpoints(command: Command, tmp_path: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=100, max_position_embeddings=32,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "model")
+    assert "by their sizes" in result_of(command, "advise", str(tmp_path / "model"))["seen"]
+    with torch.no_grad():
+        model.model.norm.weight[0] = 2.0
+        model.model.layers[1].mlp.down_proj.weight *= 3e4
+    model.save_pretrained(tmp_path / "model")
+    said = result_of(command, "advise", str(tmp_path / "model"))
+    assert "trained weights" in said["seen"] and "exploding gradient" in [item["name"] for item in said["findings"]]
+    assert said["profile"]["scheme"] == "huggingface"  # changes are predicted for its start
+
+
+def test_findings_of_a_monitor_are_values_and_advise_reads_its_log(command: Command, tmp_path: Path) -> None:
+    import torch
+
+    table = sp.scheme("xavier")(
+        sp.Architecture(
+            kind="decoder", n_layers=24, d_model=16, n_heads=2, seq_len=8, vocab_size=50, norm_placement="post"
+        )
+    ).with_columns(skip=0.7)
+    model, ids = sp.build(table), torch.arange(16).reshape(2, 8)
+    log = tmp_path / "log.jsonl"
+    with sp.SignalMonitor(model, every=1, jsonl=log, scores=False) as monitor:
+        torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        monitor.step()
+    (found,) = (item for item in monitor.findings if item.name == "vanishing gradient")
+    assert found.step == 1 and found.value is not None and found.value < 0.01
+    said = result_of(command, "advise", str(log))
+    assert said["findings"][0]["name"] == "vanishing gradient"
+    assert said["options"] and "up to step 1" in said["seen"]
+    assert command("advise", str(log), "--fail-on", "warning").status == 3
+    log.write_text('{"step": 1, "warnings": []}\n')
+    assert "names no network" in command("advise", str(log)).err
 
 
 SCHEMES_TRIED = ("xavier", "fixed", "gpt2", "deepscalelm", "lns", "huggingface", "deepnorm", "pytorch")

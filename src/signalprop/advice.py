@@ -13,12 +13,12 @@ import numpy as np
 from signalprop.data.batches import default_statistics, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.network.architecture import Architecture
+from signalprop.network.architecture import Architecture, Config, architecture_of
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.shown import Shown
-from signalprop.prediction import parametrization_of_model, predict
+from signalprop.prediction import parametrization_of_model, predict, predict_for_ranking
 from signalprop.prediction_notes import scores_of
-from signalprop.results.findings import Findings
+from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.results.text import headed, network_in_words, number, text_table
 from signalprop.results.verdicts import cures, halves
@@ -90,22 +90,19 @@ class Advice(Shown):
 
     Attributes:
         profile: the prediction of the network as it is. options: changes, the best first. refused: why others do not
-            apply, by name.
+            apply, by name. findings: what is wrong. seen: where that was found, in words; "": in the prediction.
     """
 
     profile: Profile
     options: tuple[Option, ...]
     refused: dict[str, str]
-
-    @property
-    def findings(self) -> Findings:
-        """What is wrong with the network as it is."""
-        return self.profile.findings
+    findings: Findings
+    seen: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
         return {
-            "schema": SCHEMA, "findings": self.findings.to_json(), "profile": self.profile.to_json(),
+            "schema": SCHEMA, "seen": self.seen, "findings": self.findings.to_json(), "profile": self.profile.to_json(),
             "options": [item.to_json() for item in self.options], "refused": self.refused, "unknown": UNKNOWN,
         }  # fmt: skip
 
@@ -122,13 +119,19 @@ class Advice(Shown):
     def __str__(self) -> str:
         p = self.profile
         lines = [headed("network", network_in_words(p.architecture)), headed("scheme", p.scheme)]
-        lines += [_wrapped("wrong", f"{item.name}: {item.text}") for item in self.findings]
+        lines += [_wrapped("seen", self.seen)] if self.seen else []
+        lines += [_wrapped("wrong", f"{item.name}: {item.text}{_where(item)}") for item in self.findings[:_SHOWN]]
+        if len(self.findings) > _SHOWN:
+            lines.append(headed("", f"and {len(self.findings) - _SHOWN} more"))
         if not self.findings:
             return "\n".join([*lines, headed("wrong", "nothing"), _wrapped("", UNKNOWN)])
         rows = [
             [f"{i}", item.name, ", ".join(found.name for found in item.findings) or "nothing wrong",
              number(item.gradient_ratio)] for i, item in enumerate(self.options, 1)
         ]  # fmt: skip
+        if not rows:
+            lines.append(_wrapped("changes", "none of those that are tried helps its start"))
+            return "\n".join([*lines, _wrapped("", UNKNOWN)])
         lines += ["", text_table(["", "change", "then", "gradient"], rows, left=3), ""]
         for i, item in enumerate(self.options[:3], 1):
             lines += [f"{i}  {item.cost}", f"   {'Python':<14}{item.python}"]
@@ -136,7 +139,13 @@ class Advice(Shown):
         return "\n".join([*lines, "", "gradient: variance, first sublayer over last", fill(UNKNOWN, _ROOM)])
 
 
-_ROOM = 80  # columns
+_ROOM, _SHOWN = 80, 5  # columns; findings
+
+
+def _where(item: Finding) -> str:
+    layers = f"layer{'s' * (len(item.layers) > 1)} {', '.join(map(str, item.layers[:8]))}" if item.layers else ""
+    layers += f" and {len(item.layers) - 8} more" if len(item.layers) > 8 else ""
+    return f" ({layers})" if layers else ""
 
 
 def _wrapped(word: str, text: str) -> str:
@@ -245,47 +254,61 @@ PAIRS = (("pre-norm", "xavier"), ("pre-norm", "gpt2"), ("pre-norm", "deepscalelm
 
 @typed
 def advise(
-    subject: str | Architecture | Parametrization | nn.Module, *, scheme: str | None = None, most: int = 8
+    subject: str | Architecture | Config | Parametrization | nn.Module,
+    *,
+    scheme: str | None = None,
+    most: int = 8,
+    found: Findings | None = None,
+    seen: str = "",
 ) -> Advice:
     """What is wrong with a network's start, and changes ranked by what theory predicts for this very network.
 
     Every change is applied to the description and predicted, at 128 tokens at most: first those that leave nothing
     wrong, among them those that the rules name against what was found, by what they cost and how even they leave the
-    gradient.
+    gradient. Gradients are within 1 % of `predict` where nothing is wrong.
 
     Args:
         subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have.
         most: how many changes are kept.
+        found: what is wrong, where that is known better than from a prediction: `findings` of a measurement, of a
+            monitor or of a run. seen: where it was found, in words.
 
     Raises:
         InputError: as `predict`.
     """
-    if not isinstance(subject, (str, Architecture, Parametrization)):
+    if not isinstance(subject, (str, Architecture, Config, Parametrization)):
         subject = parametrization_of_model(subject)
-    if isinstance(subject, str):
-        subject = Architecture.preset(subject)
-    if isinstance(subject, Architecture):
-        subject = shortened(subject, LONGEST)
+    if not isinstance(subject, Parametrization):
+        subject = shortened(architecture_of(subject), LONGEST)
     p = parametrized(subject, scheme)
     profile = predict(p, default_statistics(p.architecture))
-    found = profile.findings
-    if not found:
-        return Advice(profile, (), {})
-    named = cures(found)
+    wrong = profile.findings if found is None else found
+    if not wrong:
+        return Advice(profile, (), {}, wrong, seen)
+    named = cures(wrong)
     options, refused = [], dict[str, str]()
     for change in _all_changes():
         try:
             made = change.make(p)
             if made is None:
                 continue
-            after = predict(made, default_statistics(made.architecture))
+            after = predict_for_ranking(made, default_statistics(made.architecture))
         except InputError as error:
             refused[change.name] = str(error)
             continue
         options.append(_option(change, after, named))
     options.sort(key=lambda option: option.rank)
-    better = [item for item in options if item.rank < rank_of(profile, 0.0)]
-    return Advice(profile, tuple(better[:most]), refused)
+    as_it_is = rank_of(profile)
+    if profile.findings:
+        better = [item for item in options if item.rank < as_it_is]
+    else:  # something else than its start is wrong
+        better = [item for item in options if not item.findings and _names(item.name) <= named]
+    return Advice(profile, tuple(better[:most]), refused, wrong, seen)
+
+
+def _names(name: str) -> frozenset[str]:
+    """The changes of one, or of a pair."""
+    return frozenset(name.split(" and "))
 
 
 def _all_changes() -> Iterator[Change]:
@@ -329,7 +352,7 @@ def rank_of(profile: Profile, weighs: float = 0.0) -> float:
 
 
 def _option(change: Change, after: Profile, named: frozenset[str]) -> Option:
-    weighs = change.weighs + _NOT_NAMED * (change.weighs >= 0 and named.isdisjoint(change.name.split(" and ")))
+    weighs = change.weighs + _NOT_NAMED * (change.weighs >= 0 and named.isdisjoint(_names(change.name)))
     return Option(
         change.name, change.cost, change.python, change.keys, after.findings, after.gradient_ratio or math.nan,
         uneven(after), float(after.forward["stream_out"].variance[-1]), rank_of(after, weighs),

@@ -18,7 +18,7 @@ from signalprop.kernels.rows import rotation
 from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens
-from signalprop.prediction import predict
+from signalprop.prediction import predict, predict_for_ranking
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
 
@@ -168,3 +168,16 @@ def test_what_does_not_fit_is_computed_again_and_is_the_same(name: str, monkeypa
     assert "positions, interpolated" in kept.notes[0]
     for point, series in kept.gradient.items():
         np.testing.assert_array_equal(again.gradient[point].log_variance, series.log_variance)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "none"])
+def test_a_ranking_is_within_one_percent(placement: str) -> None:
+    a = Architecture.preset("gpt2", n_layers=4, seq_len=128, norm_placement=placement)
+    table, inputs = scheme("gpt2" if placement == "none" else "xavier")(a), default_statistics(a)
+    rough, whole = predict_for_ranking(table, inputs), predict(table)
+    assert rough.gradient is not None and whole.gradient is not None
+    for one, other in ((rough.gradient["stream_in"], whole.gradient["stream_in"]),
+                       (rough.forward["stream_out"], whole.forward["stream_out"])):  # fmt: skip
+        assert one.log_variance == pytest.approx(other.log_variance, abs=0.01)
+        assert not np.array_equal(one.log_variance, other.log_variance)  # it is another way
+    assert rough.forward["stream_out"].variance_sd is None

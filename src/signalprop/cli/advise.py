@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from signalprop.cli import options as opt
-from signalprop.cli import output, sources
+from signalprop.cli import output
 
 
 @opt.of_a_network()
 def advise(
-    arch: opt.Arch,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="ARCH, a checkpoint, a recipe of train (.yaml, .toml) or a monitor's .jsonl."
+        ),
+    ],
     changed: opt.Changes,
     scheme: opt.SchemeName = None,
     option: opt.SchemeOption = None,
@@ -17,24 +26,27 @@ def advise(
 ) -> None:
     """Say what is wrong with a network's start, and what would cure it.
 
-    Every change (scheme, placement of norms, multipliers, QK-norm, depth) is applied to the description and predicted
+    WHAT is a preset, a configuration or a table; a checkpoint, whose weights are read (trained ones are measured); a
+    recipe of `train` (.yaml, .toml); or the .jsonl of a SignalMonitor, whose findings are those of the training. Every
+    change (scheme, placement of norms, multipliers, QK-norm, depth) is applied to the description and predicted
     for this very network; those that leave nothing wrong come first, with their cost and the line to paste.
 
     \b
     Example:
       signalprop advise tgs --layers 96 --norm post --scheme xavier
     """
-    from signalprop.advice import CHANGES, LONGEST, PAIRS
+    from signalprop.advice import CHANGES, PAIRS
     from signalprop.advice import advise as advised
+    from signalprop.cli.advise_input import subject_of
     from signalprop.data.batches import default_statistics
-    from signalprop.prediction import expected_cost
+    from signalprop.prediction import expected_cost_of_ranking
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)
-    p = sources.parametrization(arch, changed, scheme, option, longest=LONGEST)
-    output.announce(
-        [expected_cost(p, default_statistics(p.architecture), "auto")] * (1 + len(CHANGES) + len(PAIRS)), chosen=False
-    )
-    found = advised(p)
+    subject = subject_of(what, changed, scheme, option)
+    p = subject.table
+    costs = [expected_cost_of_ranking(p, default_statistics(p.architecture))] * (2 + len(CHANGES) + len(PAIRS))
+    output.announce(costs, chosen=False)
+    found = advised(p, found=subject.found, seen=subject.seen)
     output.deliver(json_file, found.to_json, lambda: output.echo(str(found)))
     output.fail_on(found.findings, fail_on)

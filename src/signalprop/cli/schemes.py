@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +16,14 @@ from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+    from signalprop.network.inputs import InputStatistics
     from signalprop.network.parametrization import Parametrization
+    from signalprop.results.profile import Profile
 
 SCHEMA = "signalprop/schemes/1"
 _KEY = (
-    "gradient: variance, first layer over last; stream: variance at the top; alike: token correlation there; first "
-    "those that leave nothing wrong, by how even they leave the gradient"
+    "gradient: variance, first layer over last; stream: variance at the top; alike: token correlation there; within "
+    "1 % where nothing is wrong; first those that leave nothing wrong, by how even they leave the gradient"
 )
 
 
@@ -33,6 +35,7 @@ def schemes(
         str | None, typer.Option("--for", "--architecture", metavar="ARCH", help="Say what comes out for this network.")
     ] = None,
     option: opt.SchemeOption = None,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
 ) -> None:
     """List the initialisation schemes, or describe one.
@@ -50,6 +53,9 @@ def schemes(
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
+    output.check_severity(fail_on)
+    if fail_on is not None and (name is None or architecture is None):
+        raise InputError("--fail-on needs the NAME of a scheme and --for")
     if architecture is None and (changed or option):
         raise InputError("--layers, --set and --option need --for")
     if name is None:
@@ -67,7 +73,9 @@ def schemes(
     if architecture is not None:  # its table (as JSON a parametrization), and under the text what theory predicts
         table = sources.parametrization(architecture, changed, name, option)
         output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
-        output.deliver(json_file, table.to_json, lambda: output.echo_profile(predict(table), lambda **_: str(table)))
+        profile = predict(table)
+        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: str(table)))
+        output.fail_on(profile.findings, fail_on)
         return
     item = _describe(cls)
     text = f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}"
@@ -78,7 +86,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
     """The schemes with the prediction for an architecture, the best first, or the reason why one refuses."""
     from signalprop.advice import LONGEST, rank_of
     from signalprop.data.batches import default_statistics, shortened
-    from signalprop.prediction import expected_cost, predict
+    from signalprop.prediction import expected_cost_of_ranking
     from signalprop.schemes import scheme
 
     a = shortened(architecture, LONGEST)
@@ -89,12 +97,13 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
             tables[name] = scheme(name)(a, inputs)
         except InputError as error:
             item["prediction"] = {"refused": str(error)}
-    output.announce([expected_cost(table, inputs, "auto") for table in tables.values()], chosen=False)
+    output.announce([expected_cost_of_ranking(table, inputs) for table in tables.values()], chosen=False)
+    predicted: list[tuple[Parametrization, Profile]] = []
     with output.progress("predicting") as step:
         for done, (name, table) in enumerate(tables.items(), start=1):
             item = everything[name]
             try:
-                profile = predict(table, inputs)
+                profile = _once(table, predicted, inputs)
             except InputError as error:
                 item["prediction"] = {"refused": str(error)}
             else:
@@ -110,6 +119,22 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
                 }
             step(done, len(tables))
     return {name: everything[name] for name in sorted(everything, key=lambda name: (ranks[name], name))}
+
+
+def _once(table: Parametrization, before: list[tuple[Parametrization, Profile]], inputs: InputStatistics) -> Profile:
+    """The prediction of a table, made once for schemes that differ in learning rates or the shape of draws alone."""
+    from signalprop.network.kinds import drawn_rows
+    from signalprop.network.parametrization import LEARNING_RATES
+    from signalprop.prediction import predict_for_ranking
+
+    signals = replace(table, scheme="", options={}, learning_rates=dict.fromkeys(LEARNING_RATES, 0 * table.skip))
+    if not drawn_rows(table).any():
+        signals = replace(signals, distribution={})
+    found = next((profile for other, profile in before if other == signals), None)
+    if found is None:
+        found = predict_for_ranking(table, inputs)
+        before.append((signals, found))
+    return replace(found, scheme=table.scheme)
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:

@@ -23,6 +23,7 @@ class Columns:
         overlap: as of `scatter.Overlaps`, (sublayers, 2).
         between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
         keep: which positions count, None: all; or the grid that kernels stand on.
+        bands: whether overlaps are wanted, which bands are made of.
     """
 
     log_variance: dict[str, FloatArray]
@@ -30,10 +31,12 @@ class Columns:
     overlap: FloatArray
     between: list[FloatArray] = field(default_factory=list)
     keep: NDArray[np.bool_] | Grid | None = None
+    bands: bool = True
 
     @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
-        return Columns({k: np.zeros(n) for k in POINTS}, {k: np.zeros(n) for k in POINTS}, np.zeros((n, 2)), keep=keep)
+    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None, bands: bool = True) -> Columns:
+        logs, correlations = ({k: np.zeros(n) for k in POINTS} for _ in range(2))
+        return Columns(logs, correlations, np.zeros((n, 2)), keep=keep, bands=bands)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
@@ -64,7 +67,8 @@ class Columns:
 
     def meet(self, i: int, kept: State, added: State) -> None:
         """Keep how alike two addends of a sum are."""
-        self.overlap[i] = kept.overlap(added, self.keep), added.overlap(added, self.keep)
+        if self.bands:
+            self.overlap[i] = kept.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:
         self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)

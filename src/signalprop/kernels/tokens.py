@@ -64,6 +64,7 @@ def predict_token_kernels(
     grid: Grid | None = None,
     watch: Watch | None = None,
     progress: Callable[[int, int], None] | None = None,
+    bands: bool = True,
 ) -> Profile:
     """Profile by token kernels: averages over positions of what each position does.
 
@@ -77,6 +78,7 @@ def predict_token_kernels(
         watch: called before every pass with its stack and the positions that count; what it gives sees every stream.
         progress: called with how many sublayers of a network were passed, both ways, and how many there are; of an
             encoder or a decoder alone.
+        bands: also how far single networks scatter, a sixth of the time.
 
     Raises:
         InputError: the parametrization is a sweep.
@@ -84,7 +86,7 @@ def predict_token_kernels(
     p, a = parametrization, parametrization.architecture
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
-        return _of_encoder_decoder(p, inputs, backward, grid, watch)
+        return _of_encoder_decoder(p, inputs, backward, grid, watch, bands)
     stack = stack_of(p, grid)
     parts, note = sequences(a, inputs)
     if grid is not None:
@@ -100,8 +102,8 @@ def predict_token_kernels(
             counted = keep if grid is None else grid
             see = _unseen if watch is None else watch(stack, (counted,))
             ahead, back = _counting(progress, stack.n, done, len(parts), backward)
-            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back, part))
-        return profile_of(p, passed, counts, note)
+            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back, part, bands))
+        return profile_of(p, passed, counts, note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
 
@@ -135,7 +137,7 @@ def _both(one: See, other: See) -> See:
 
 
 def _of_encoder_decoder(
-    p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None
+    p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None, bands: bool
 ) -> Profile:
     a = p.architecture
     alike = None if grid is None else Alike(a.seq_len)
@@ -154,10 +156,10 @@ def _of_encoder_decoder(
             states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
             counted = (keep, kept) if grid is None else (alike, grid)
             see = _unseen if watch is None else watch(stack, counted)
-            passed.append(passes_of_both(stack, states, top, counted, see, written))
+            passed.append(passes_of_both(stack, states, top, counted, see, written, bands))
             lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
             counts.append(np.array(lengths)[p.stack])
-        return profile_of(p, passed, np.stack(counts), note)
+        return profile_of(p, passed, np.stack(counts), note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
 
@@ -178,6 +180,7 @@ def profile_of(
     passed: Sequence[tuple[Columns, Columns | None]],
     counts: Sequence[int] | FloatArray,
     note: str = "",
+    bands: bool = True,
 ) -> Profile:
     """The Profile of what `passes` found for one sequence or several; counts as of `Columns.pooled`."""
     tokens = np.asarray(counts, np.float64).reshape(len(passed), -1)
@@ -205,6 +208,8 @@ def profile_of(
         statistics=sensitivity_gain(parametrization) | between,
         notes=(note,) if note else (),
     )
+    if not bands:
+        return profile
     return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
 
 
@@ -216,6 +221,7 @@ def passes(
     see: See = _unseen,
     see_back: See = _unseen,
     inputs: InputStatistics | None = None,
+    bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
     """Forward and backward moments of one token kernel.
 
@@ -224,9 +230,9 @@ def passes(
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
         see, see_back: called with every stream, and with every gradient (on its way back).
-        inputs: of the loss that `top` is of; None: of another gradient.
+        inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are kept.
     """
-    columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
+    columns, log_norm = Columns.empty(stack.n, keep, bands), np.zeros(stack.n)
     entering = stack.enter(start)
     ahead = _Ahead(stack, columns, log_norm, see, top is not None and _all_kept(stack, entering))
     last = ahead.run(entering, range(stack.n))
@@ -234,7 +240,7 @@ def passes(
     if top is None:
         return columns, None
     gradient, across = _at_last(ahead, last, top, inputs)
-    back = Columns.empty(stack.n, keep)
+    back = Columns.empty(stack.n, keep, bands)
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
     return columns, back
@@ -345,15 +351,16 @@ def passes_of_both(
     keeps: tuple[Keep | Grid, Keep | Grid] = (None, None),
     see: See = _unseen,
     inputs: InputStatistics | None = None,
+    bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
         starts, keeps: of encoder and decoder. see: called with every stream that a sublayer reads.
-        inputs: as of `passes`, of the decoder.
+        inputs, bands: as of `passes`, of the decoder.
     """
     p, n = stack.p, stack.n
-    columns, log_norm = Columns.empty(n), np.zeros(n)
+    columns, log_norm = Columns.empty(n, bands=bands), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
     every = top is not None and _all_kept(stack, max(starts, key=lambda start: start.kernel.size))
     first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see, every) for keep in keeps)
@@ -365,7 +372,7 @@ def passes_of_both(
     if top is None:
         return columns, None
     gradient, across = _at_last(second, last, top, inputs)
-    back = Columns.empty(n)
+    back = Columns.empty(n, bands=bands)
     sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
     total = sent[0]
     for one in sent[1:]:

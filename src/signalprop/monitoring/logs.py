@@ -14,6 +14,9 @@ from signalprop.errors import InputError
 from signalprop.monitoring.bands import Departure
 from signalprop.monitoring.events import line_of
 from signalprop.monitoring.jumps import Jump
+from signalprop.results.findings import Findings
+from signalprop.results.profile import Profile
+from signalprop.results.verdicts import findings_of
 
 Log = Callable[[dict[str, float], int], None]
 LOGGER = logging.getLogger("signalprop.monitoring")
@@ -26,7 +29,7 @@ class Logs:
         writer, log: as of `SignalMonitor`. path: its `jsonl`.
 
     Attributes:
-        warnings: every Departure that was told.
+        warnings: every Departure that was told. found: what the rules say of the last signal.
     """
 
     def __init__(self, writer: Any, path: str | Path | None, log: Log | None) -> None:
@@ -36,6 +39,15 @@ class Logs:
         self._file: TextIO | None = None
         self._said: set[str] = set()
         self.warnings: list[Departure] = []
+        self.found = Findings()
+        self._network: dict[str, Any] | None = None
+
+    def judge(self, profile: Profile, step: int) -> None:
+        """Keep what the rules say of a signal, and of what network it is."""
+        self.found = findings_of(profile, step)
+        if self._network is None:
+            shape = profile.architecture.model_dump(mode="json", exclude_defaults=True)
+            self._network = {"architecture": shape, "scheme": profile.scheme}
 
     def write(self, numbers: Dictionary[str, float], step: int) -> None:
         """Hand the numbers of `step` to all."""
@@ -47,7 +59,9 @@ class Logs:
                 self.say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
         if self._path is not None:
             told = [item.text for item in self.warnings if item.step == step]
-            self.write_line({"step": step, **numbers, "warnings": told}, step)
+            line = {"step": step, **numbers, "warnings": told, "findings": self.found.to_json()}
+            self.write_line(line | ({"network": self._network} if self._network else {}), step)
+            self._network = self._network and {}  # the first line alone has it
         if self._log is not None:
             self._log(dict(numbers), step)
 

@@ -191,8 +191,8 @@ class SignalMonitor:
 
     @property
     def findings(self) -> Findings:
-        """Every event so far, as values that diagnoses and predictions give too: what, where, cause, next action."""
-        return Findings(finding_of(item) for item in self.warnings)
+        """What the rules say of the last sampled signal, then every event so far: what, where, cause, next action."""
+        return self._logs.found + [finding_of(item) for item in self.warnings]
 
     @cached_property
     def _mesh(self) -> Any:  # parameters may be sharded after the monitor is made
@@ -345,9 +345,11 @@ class SignalMonitor:
         self, recorder: Pass, step: int, scores: Layers, read: Callable[[], Parametrization | None], due: bool
     ) -> dict[str, float]:
         problem = not_finite(recorder, tables(recorder)[0])
+        self._logs.found = Findings()
         if problem:
             return {f"{self.prefix}/not_finite_layer": float(self._not_finite(recorder, problem, step))}
         profile = profile_of(recorder, scheme=self._scheme, strict=False)
+        self._logs.judge(profile, step)
         if profile.gradient is None:
             self._logs.say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
         if self._mesh is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from signalprop.errors import InputError
 from signalprop.files.validation import Value
 
 Severity = Literal["fault", "warning", "note"]
@@ -29,7 +30,7 @@ class Finding(Value):
             is counted.
         evidence: what the bound rests on. cause: only where a test of it ran. remedy: what to try, never what is there
             already. confidence: `clear`, or `narrow` where the bound is passed by less than a factor of 3.
-        page: of the documentation.
+        page: of the documentation. step: of training, None: not in training.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Finding(Value):
     remedy: str = ""
     confidence: str = ""
     page: str = ""
+    step: int | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.name}: {self.text}", self.confidence, self.remedy]
@@ -74,6 +76,18 @@ class Findings(tuple[Finding, ...]):
         """A list of objects, JSON-ready; without what is empty."""
         return [{key: value for key, value in item.model_dump(mode="json").items() if value not in ("", [], None)}
                 for item in self]  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Any) -> Findings:
+        """What `to_json` wrote (`data`).
+
+        Raises:
+            InputError: something else.
+        """
+        if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
+            raise InputError("findings are not a list of objects")
+        return cls(Finding(**item | {name: tuple(item.get(name, ())) for name in ("layers", "tensors")})
+                   for item in data)  # fmt: skip
 
     def __add__(self, others: Iterable[Finding]) -> Findings:  # type: ignore[override]
         return Findings([*self, *others])

@@ -299,7 +299,7 @@ def findings_of(profile: Judged, step: int | None = None) -> Findings:
     """What the rules say of a profile; empty for a healthy signal.
 
     Args:
-        step: of training, where it is not a network at its start.
+        step: of training, where it is not a network at its start; findings have it.
     """
     found = []
     for rule in RULES:
@@ -312,7 +312,7 @@ def findings_of(profile: Judged, step: int | None = None) -> Findings:
                     value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
                     evidence=rule.evidence, remedy=_tried(remedies[:3]),
                     confidence=f"{margin}, of one network" if profile.n_seeds == 1 else margin,
-                    page=PAGE + rule.page,
+                    page=PAGE + rule.page, step=step,
                 )
             )  # fmt: skip
     return Findings(found)

@@ -291,18 +291,29 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
             miss goes into the last of them, so that r = 1 is exact. enough: share of it that may.
     """
     kept = np.cumsum(coefficients**2, axis=0)
-    terms = 1 + int(np.count_nonzero((total - kept > enough * total).any(1)))
-    terms = min(terms, len(kept), _MOST_TERMS)
-    c = np.vstack([coefficients[:terms], np.sqrt(np.maximum(total - kept[terms - 1], 0.0))])
+    left_out = np.maximum(total - kept, 0.0)
+    share = np.where(total > 0, left_out / np.where(total > 0, total, 1.0), 0.0).max(1)  # of all after every term
+    terms = min(1 + int(np.count_nonzero(share > enough)), len(kept), _MOST_TERMS)
+    c = np.vstack([coefficients[:terms], np.sqrt(left_out[terms - 1])])
+    with np.errstate(divide="ignore"):
+        log_share, power = np.log(share[:terms]), np.arange(1, terms + 1)
 
     def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
+        same = (i == j) & (r > 1 - 1e-12)
+        r[same] = 0.0
+        largest = float(np.abs(r).max(initial=0.0))
+        with np.errstate(divide="ignore"):  # what is left out falls as largest^n, too
+            few = 1 + int(np.count_nonzero(log_share + power * np.log(largest) > math.log(enough)))
+        few = min(few, terms)
         left, right = c[:, i], c[:, j]
-        sum_, term = left[-1] * right[-1], np.empty(r.shape)
-        for n in range(terms - 1, -1, -1):
+        sum_, term = np.zeros(r.shape), np.empty(r.shape)
+        if few == terms:
+            np.multiply(left[-1], right[-1], out=sum_)
+        for n in range(few - 1, -1, -1):
             sum_ *= r
             np.multiply(left[n], right[n], out=term)
             sum_ += term
-        return np.asarray(sum_)
+        return np.where(same, total[i], sum_)
 
     return block
 
@@ -310,7 +321,7 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
     """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
     low, high = float(s.min()), float(s.max())
-    nodes = 16
+    nodes = 8 if high < 1.05 * low else 16
     while low > 1e-4 * high and nodes < min(len(s), _MOST_NODES + 1):
         h = _interpolated(act, s, math.log(low), math.log(high), nodes)
         if h is not None:
@@ -321,17 +332,23 @@ def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
 
 def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes: int) -> Hermite | None:
     """None where the polynomial has not converged."""
+    polynomial = _polynomial(act, low, high, nodes) if nodes <= 16 else _polynomial.__wrapped__(act, low, high, nodes)
+    if polynomial is None:
+        return None
+    place = np.arccos(np.clip((np.log(s) - (high + low) / 2) / ((high - low) / 2), -1, 1))
+    found = polynomial @ np.cos(np.outer(np.arange(nodes), place))
+    return Hermite(found[0], found[1], found[2], found[3:])
+
+
+@lru_cache(maxsize=64)  # the way back meets the variances of the way forward: 256 kB each at most
+def _polynomial(act: Activation, low: float, high: float, nodes: int) -> FloatArray | None:
+    """Chebyshev's coefficients of `hermite` over ln s from low to high, (3 + terms, nodes)."""
     angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
-    middle, half = (high + low) / 2, (high - low) / 2
-    h = hermite(act, np.exp(middle + half * np.cos(angle)))
+    h = hermite(act, np.exp((high + low) / 2 + (high - low) / 2 * np.cos(angle)))
     values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes])
-    order = np.arange(nodes)
-    polynomial = values @ np.cos(np.outer(angle, order)) * (2 / nodes)
+    polynomial: FloatArray = values @ np.cos(np.outer(angle, np.arange(nodes))) * (2 / nodes)
     polynomial[:, 0] /= 2
     sizes = np.abs(values).max(1)
     sizes[3:] = sizes[3:].max()
-    if (np.abs(polynomial[:, -2:]).max(1) > _INTERPOLATED * sizes).any():
-        return None
-    place = np.arccos(np.clip((np.log(s) - middle) / half, -1, 1))
-    found = polynomial @ np.cos(np.outer(order, place))
-    return Hermite(found[0], found[1], found[2], found[3:])
+    converged = np.abs(polynomial[:, -2:]).max(1) <= _INTERPOLATED * sizes
+    return polynomial if converged.all() else None

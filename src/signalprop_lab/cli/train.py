@@ -36,6 +36,7 @@ def train(
     show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
     list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes that come with signalprop.")] = False,
     device: Device = None,
+    fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
 ) -> None:
     """Train a model as a recipe says: data, network, scheme, optimizer, budget.
@@ -59,6 +60,7 @@ def train(
     from signalprop_lab.training.recipe import load_recipe
 
     output.check_outputs(json_file)
+    output.check_severity(fail_on)
     if list_recipes:
         _list(json_file)
         return
@@ -93,6 +95,7 @@ def train(
     )
     if result.status != "finished":
         raise typer.Exit(1)
+    output.fail_on(result.findings, fail_on)
 
 
 def _list(json_file: str | None) -> None:
@@ -149,7 +152,7 @@ def _time(seconds: float | None) -> str:
 
 
 def _print(result: Result, folder: Path) -> None:
-    at_the_end = dict.fromkeys(item["name"] for item in result.findings if item["step"] == result.steps)
+    at_the_end = dict.fromkeys(item.name for item in result.findings if item.step == result.steps)
     status = ", but with ".join(filter(None, (result.status, " and ".join(at_the_end))))
     told = {
         "status": status if result.reason is None else f"{result.status}: {result.reason}",
@@ -164,7 +167,7 @@ def _print(result: Result, folder: Path) -> None:
         "folded": f"{folder / 'folded'}" if not result.folded else f"no: {result.folded}",
         "run": f"{folder}",
     }
-    wrong = [("wrong", f"{item['name']} at step {item['step']}: {item['text']}") for item in result.findings]
+    wrong = [("wrong", f"{item.name} at step {item.step}: {item.text}") for item in result.findings]
     output.facts(*told.items(), *wrong)
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.results.findings import Findings
 
 RUN_SCHEMA = "signalprop/run/1"
 
@@ -41,11 +42,11 @@ class Result:
     unit: str
     scores: dict[str, float | None] = field(default_factory=dict)
     folded: str = ""
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
     def to_json(self) -> dict[str, Any]:
         """As in result.json."""
-        return {"schema": RUN_SCHEMA} | asdict(self)
+        return {"schema": RUN_SCHEMA} | asdict(self) | {"findings": self.findings.to_json()}
 
     @classmethod
     def from_json(cls, data: Any) -> Result:
@@ -57,6 +58,7 @@ class Result:
         if not isinstance(data, dict) or data.get("schema") != RUN_SCHEMA:
             raise InputError(f"this is not the result of a run; expected schema {RUN_SCHEMA}")
         try:
-            return cls(**{key: value for key, value in data.items() if key != "schema"})
+            found = Findings.from_json(data.get("findings", []))
+            return cls(**{key: value for key, value in data.items() if key != "schema"} | {"findings": found})
         except TypeError as error:
             raise InputError(f"this is not the result of a run: {error}") from None

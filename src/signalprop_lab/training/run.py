@@ -352,14 +352,14 @@ def _writers_leave_errors() -> Iterator[None]:
         threading.excepthook = before
 
 
-def _findings(path: Path) -> list[dict[str, Any]]:
+def _findings(path: Path) -> Findings:
     """What the rules say of a run's first signal and of the last, with the step; what is not finite is a fault."""
     lines = read_lines(path)
-    found = list[dict[str, Any]]()
+    found = Findings()
     for line in [lines[0], *lines[1:][-1:]] if lines else ():
         if "error" in line:
             said = Findings([Finding(name="not finite", severity="fault", text=line["error"])])
         else:
             said = findings_of(Profile.from_json(line["profile"]), step=line["step"] or None)
-        found += [{"step": line["step"]} | item for item in said.to_json()]
+        found += [item.model_copy(update={"step": line["step"]}) for item in said]
     return found

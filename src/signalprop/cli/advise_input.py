@@ -1,0 +1,162 @@
+"""What `advise` is about: a configuration, a checkpoint, a training recipe, or the log of a monitor."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from signalprop.advice import LONGEST
+from signalprop.cli import sources
+from signalprop.cli.options import pairs
+from signalprop.data.batches import shortened
+from signalprop.errors import InputError, require
+from signalprop.files.storage import read_text
+from signalprop.network.architecture import Architecture
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.findings import Finding, Findings
+from signalprop.schemes.base import parametrized
+
+_RECIPES = (".toml", ".yaml", ".yml")
+
+
+class Subject(NamedTuple):
+    """A network at its start, and what is wrong where that is known otherwise: `found`, `seen` as of `advise`."""
+
+    table: Parametrization
+    found: Findings | None = None
+    seen: str = ""
+
+
+def subject_of(what: str, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+    """What WHAT names, with the changes."""
+    path = Path(what)
+    if path.suffix == ".jsonl":
+        return _of_log(path, changed, scheme, option)
+    if path.suffix in _RECIPES:
+        return _of_recipe(path, changed, scheme, option)
+    if sources.is_gguf(what):
+        return _of_checkpoint(path, None)
+    table = sources.parametrization(what, changed, scheme, option, longest=LONGEST)
+    as_it_is = not (changed or scheme or option) and path.is_dir() and any(path.glob("*.safetensors"))
+    return _of_checkpoint(path, table) if as_it_is else Subject(table)
+
+
+def _of_checkpoint(path: Path, table: Parametrization | None) -> Subject:
+    """Fresh weights are predicted by their sizes; trained ones are measured, on 4 sequences of the default text."""
+    require("torch", "models")
+    from signalprop.cli.loading import architecture_of, load_model, model_batch
+    from signalprop.measurement import measure
+    from signalprop.prediction import has_trained_norms, parametrization_of_model
+    from signalprop.results.verdicts import FIRST_STEPS, findings_of
+    from signalprop.studies import with_gradient
+
+    model = load_model(path)
+    if not has_trained_norms(model):
+        start = parametrization_of_model(model)
+        return Subject(_short(start), None, f"weights of {path}, by their sizes; signalprop diagnose tests them")
+    architecture = architecture_of(model, {}, None)
+    batch, read = model_batch(architecture, path if path.is_dir() else None, None, 4, 0)
+    profile = measure(model, batch, backward=with_gradient(architecture, True)[0])
+    seen = f"trained weights of {path}, measured on {read}; signalprop diagnose tests them; changes need a new start"
+    start = table or parametrized(shortened(architecture, LONGEST))
+    return Subject(start, findings_of(profile, FIRST_STEPS), seen)
+
+
+def _short(p: Parametrization) -> Parametrization:
+    """The same numbers on shorter sequences."""
+    from dataclasses import replace
+
+    return replace(p, architecture=shortened(p.architecture, LONGEST))
+
+
+def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+    """The network that a recipe of `signalprop train` builds, in YAML or TOML."""
+    data = _read(path)
+    model = data.get("model")
+    if data.get("base") is not None:
+        raise InputError(f"{path} changes the recipe {data['base']}; `signalprop train {path} --show` writes it whole")
+    if not isinstance(model, dict) or not any(
+        isinstance(model.get(name), of)
+        for name, of in (("architecture", dict), ("huggingface", dict), ("pretrained", str))
+    ):
+        hint = "; torchtitan's has its sizes in code: give a config.json" if "flavor" in (model or ()) else ""
+        raise InputError(
+            f"{path} has no model.architecture, model.huggingface or model.pretrained, as a recipe of signalprop "
+            f"train{hint}"
+        )
+    if model.get("pretrained"):
+        return subject_of(model["pretrained"], changed, scheme, option)
+    facts = _lengths(data.get("data"))
+    if model.get("architecture"):
+        fields = facts | model["architecture"] | changed
+        preset = fields.pop("preset", None)
+        architecture = Architecture(**fields) if preset is None else Architecture.preset(preset, **fields)
+    else:
+        architecture = Architecture.from_hf(model["huggingface"], **facts | changed)
+    options = pairs(option, "--option") or dict(model.get("options") or {})
+    name = scheme or model.get("scheme")
+    table = parametrized(shortened(architecture, LONGEST), name, **options)
+    return Subject(table, None, f"the network of {path}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    text, data = read_text(path), None
+    try:
+        if path.suffix == ".toml":
+            data = tomllib.loads(text)
+        else:
+            yaml = require("yaml", "training")
+            data = yaml.safe_load(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read: {error}".splitlines()[0]) from None
+    except Exception as error:  # of PyYAML, which is an extra
+        raise InputError(f"{path} is not YAML: {error}".splitlines()[0]) from None
+    if not isinstance(data, dict):
+        raise InputError(f"{path} holds a {type(data).__name__}; expected a recipe, with a model")
+    return data
+
+
+def _lengths(data: Any) -> dict[str, Any]:
+    """What the data of a recipe decide."""
+    if not isinstance(data, dict):
+        return {}
+    tokenizer = data.get("tokenizer")
+    size = tokenizer.get("vocab_size") if isinstance(tokenizer, dict) else None
+    found = {"seq_len": data.get("seq_len"), "vocab_size": size}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+    """What a SignalMonitor found: the rules at its last sampled step, and its warnings."""
+    network, last, told = None, None, list[Finding]()
+    for number, line in enumerate(read_text(path).split("\n")[:-1], 1):
+        row = _row(path, number, line)
+        network = row.get("network", network)
+        step = row["step"]
+        told += [Finding(name="out of band", text=str(text), step=step) for text in row.get("warnings", ())]
+        last = row if "findings" in row else last
+    if last is None or not isinstance(network, dict):
+        raise InputError(
+            f"{path} names no network: it is no log of SignalMonitor(jsonl=...), or of an older version; give the ARCH"
+        )
+    shape = network.get("architecture")
+    if not isinstance(shape, dict):
+        raise InputError(f"{path}: the network has no architecture")
+    architecture = shortened(Architecture(**shape), LONGEST).replace(**changed)
+    given = scheme or network.get("scheme") or None
+    table = parametrized(architecture, given, **pairs(option, "--option"))
+    found = Findings.from_json(last["findings"]) + told
+    unknown = "" if given else f"the log does not name a scheme, {table.scheme} is assumed; "
+    return Subject(table, found, f"{path}, up to step {last['step']}; {unknown}changes need a new start")
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not isinstance(row.get("warnings", []), list):
+        raise InputError(f"{path}, line {number}: this is not a line of a SignalMonitor's file")
+    return row
