@@ -129,12 +129,12 @@ def test_findings_of_a_monitor_are_values_and_advise_reads_its_log(command: Comm
     model, ids = sp.build(table), torch.arange(16).reshape(2, 8)
     log = tmp_path / "log.jsonl"
     with sp.SignalMonitor(model, every=1, jsonl=log, scores=False) as monitor:
-        torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+        torch.nn.functional.cross_entropy(model(ids).logits.flatten(0, 1), ids.flatten()).backward()
         monitor.step()
     (found,) = (item for item in monitor.findings if item.name == "vanishing gradient")
-    assert found.step == 1 and found.value is not None and found.value < 0.01
+    assert found.step == 1 and found.value is not None and found.bound is not None and found.value < found.bound
     said = result_of(command, "advise", str(log))
-    assert said["findings"][0]["name"] == "vanishing gradient"
+    assert found.value in [item.get("value") for item in said["findings"]]
     assert said["options"] and "up to step 1" in said["seen"]
     assert command("advise", str(log), "--fail-on", "warning").status == 3
     log.write_text('{"step": 1, "warnings": []}\n')
