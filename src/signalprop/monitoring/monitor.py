@@ -313,8 +313,7 @@ class SignalMonitor:
             return None
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())
-        scores: Layers = {}
-        read, due = self._weights.now, self._samples % _BANDS_EVERY == 0
+        scores, read, due = Layers(), self._weights.now, self._samples % _BANDS_EVERY == 0
         self._samples += 1
         if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
             gathered = self._weights.now() if due and self._tolerances is not None else None
