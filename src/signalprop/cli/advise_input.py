@@ -56,7 +56,7 @@ def _of_checkpoint(path: Path, table: Parametrization | None) -> Subject:
     if not has_trained_norms(model):
         start = parametrization_of_model(model)
         return Subject(_short(start), None, f"weights of {path}, by their sizes; signalprop diagnose tests them")
-    architecture = architecture_of(model, {}, None)
+    architecture = architecture_of(model, {})
     batch, read = model_batch(architecture, path if path.is_dir() else None, None, 4, 0)
     profile = measure(model, batch, backward=with_gradient(architecture, True)[0])
     seen = f"trained weights of {path}, measured on {read}; signalprop diagnose tests them; changes need a new start"
