@@ -43,7 +43,6 @@ FILES = {
     ("src/signalprop/monitoring/logs.py", "open"): 1,  # written to
     ("src/signalprop/report/findings.py", "read_text"): 1,  # of the package
     ("src/signalprop/report/html.py", "read_text"): 1,  # of the package
-    ("src/signalprop/report/kernels.py", "np.load"): 1,  # opened
     ("src/signalprop_lab/explorer/app.py", "read_text"): 1,  # of the package
     ("src/signalprop_lab/reproductions/registry.py", "read_text"): 1,  # of the package
     ("src/signalprop_lab/mutants.py", "open"): 1,  # written to

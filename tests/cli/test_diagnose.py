@@ -93,12 +93,12 @@ class TestNothingIsThrownAway:
     def test_a_picture_that_fails_costs_nothing_else(
         self, command: Command, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from signalprop.report import plots
+        from signalprop.report import diagnoses
 
         def fail(*_: Any) -> None:
             raise ZeroDivisionError("x")
 
-        monkeypatch.setattr(plots, "sections_figure", fail)
+        monkeypatch.setattr(diagnoses, "sections_figure", fail)
         ended = command(
             "diagnose", str(root / "llama"), *SMALL, "--json", str(tmp_path / "d.json"),
             "--plot", str(tmp_path / "d.png"),

@@ -230,7 +230,7 @@ class TestBadInput:
     def test_an_unknown_family_begins_with_the_remedy(self) -> None:
         with pytest.raises(
             InputError,
-            match=r"give an Architecture, or a mapping .*'bloom' is not one of the \d\d that are",
+            match=r"give an Architecture, or the model itself.*'bloom' is not one of the \d\d whose",
         ):
             Architecture.from_hf({"model_type": "bloom"})
         with pytest.raises(InputError, match="family None is not one of"):

@@ -17,7 +17,7 @@ from signalprop.files.limits import check_fits, memory_limit
             ["predict", "gpt2", "--fidelity", "kernel", "--seq-len", "1000000"],
             "a token kernel of 1,000,000 tokens needs at least 280,000.0 GB",
         ),
-        (["kernel", "gpt2 xavier", "--seq-len", "1000000"], "fewer tokens"),
+        (["kernel", "gpt2", "--seq-len", "1000000"], "fewer tokens"),
         (["measure", "tgs", "--set", "d_model=1000000", "--layers", "4"], "parameters on 512 tokens needs at least"),
         (["predict", "tgs", "--layers", "100000", "--fidelity", "kernel", "--seq-len", "100000"], "needs at least"),
     ],

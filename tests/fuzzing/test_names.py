@@ -41,7 +41,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def documents() -> dict[str, Any]:
     """A file of every kind that a page shows."""
     profile = predicted("xavier", n_layers=2).to_json() | {"notes": ["a note"]}
-    kernel = commanded("kernel", "tgs xavier", "--layers", "2", "--seq-len", "6", "--json", "-")
+    kernel = commanded("kernel", "tgs", "--layers", "2", "--seq-len", "6", "--json", "-")
     layer = {"layer": 0, "stack": "decoder", "variance": 1.0, "entropy": [0.5]}
     diagnosis = {
         "schema": "signalprop/diagnosis/1", "model": "m", "family": "gpt2", "n_parameters": 10, "loss": ESTIMATE,

@@ -142,7 +142,7 @@ def test_a_prediction_says_how_sure_it_is() -> None:
     assert se is not None and (se > 0).all() and (se < 0.2).all()
     networks = predicted.statistics[DRAWN]
     assert networks == 16 or (networks in (4, 8) and standard_error(predicted) <= 0.01)
-    assert any(f"the mean of {networks}" in note for note in predicted.notes)
+    assert any(f"the mean over {networks} random networks" in note for note in predicted.notes)
     with pytest.raises(InputError, match="averages through Mamba-2 have no closed form"):
         sp.predict(p, fidelity="moments")
 

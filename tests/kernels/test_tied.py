@@ -40,7 +40,7 @@ def test_first_gradients(a: sp.Architecture, monkeypatch: pytest.MonkeyPatch) ->
 def notes_of(a: sp.Architecture, **how: Any) -> int:
     """How many notes say that a tied head favours the token that is read."""
     notes = sp.predict(sp.scheme("xavier")(a), **({"fidelity": "kernel"} | how)).notes
-    return sum("gives the one that a position reads probability" in note for note in notes)
+    return sum("predicts the input token with probability" in note for note in notes)
 
 
 @pytest.mark.parametrize("a", [DECODER, BOTH], ids=["decoder", "encoder-decoder"])

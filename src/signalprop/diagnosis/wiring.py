@@ -267,6 +267,9 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         return
     moved = max(float((after[:n] - said[:n]).abs().max()), float((before[n:] - said[n:]).abs().max()))
     if moved > _SAME * size:
+        turned = _logits(model, pair | {name: torch.cat([read, read]).flip(1)})
+        if turned is not None and float((turned.flip(1) - said).abs().max()) <= _SAME * size:
+            return  # tokens of axis 1 do not know their place: sequences side by side, (tokens, batch)
         yield Wired(
             name="attention over the batch", layers=(),
             text="what is said of one sequence changes with the others in its batch",

@@ -110,8 +110,9 @@ def apply(
     trained = "" if redraw or without_numbers else learnt(attached)
     wanted, initialize = initialize, initialize and not trained
     other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
+    as_it_is = isinstance(scheme, Parametrization) and not (initialize or other)
     try:  # which check and predict ask for afterwards, too, when multipliers stand in the way of proving them
-        attached = require_roles(attached)
+        attached = with_known_weights(attached) if as_it_is else require_roles(attached)
     except InputError:
         if initialize or other:
             raise

@@ -167,5 +167,5 @@ def test_a_dead_run_says_what_died(tmp_path: Path, placement: str, layers: int, 
     result = train("bytes-decoder", tmp_path / "run", settings=(*SMALL, *sick), progress=False, final=False)
     assert (result.status, result.findings[0].name, result.findings[0].step) == (status, found, 0)
     shown = read_run(tmp_path / "run")
-    assert shown.result is not None and shown.result["findings"] == result.findings
+    assert shown.result is not None and shown.result["findings"] == result.findings.to_json()
     assert [step for step, _ in shown.signal] == ([0, 1] if status == "finished" else [])
