@@ -118,6 +118,7 @@ def test_advise_reads_checkpoints(command: Command, tmp_path: Path) -> None:
     assert said["profile"]["scheme"] == "huggingface"  # changes are predicted for its start
 
 
+@pytest.mark.slow
 def test_findings_of_a_monitor_are_values_and_advise_reads_its_log(command: Command, tmp_path: Path) -> None:
     import torch
 

@@ -21,6 +21,7 @@ def row(name: str) -> Row:
 
 
 @pytest.mark.parametrize("name", FAST)
+@pytest.mark.slow
 def test_a_fault_is_named_first(name: str) -> None:
     found = row(name)
     assert found.verdict == "named", found

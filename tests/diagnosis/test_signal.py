@@ -142,6 +142,7 @@ class TestStreams:
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
+    @pytest.mark.slow
     def test_a_whole_layer_of_multipliers(self) -> None:
         """Shares are of the signal that the scheme's own numbers describe, not of the gauge.
 

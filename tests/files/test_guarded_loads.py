@@ -24,6 +24,7 @@ with guarded("a directory", "."):
 """
 
 
+@pytest.mark.slow
 def test_bytecode_may_lie_where_python_was_told_to_put_it(tmp_path: Path) -> None:
     """A first import writes there, in the middle of a load."""
     variables = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}

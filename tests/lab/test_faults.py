@@ -39,6 +39,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("report", "apply", "fold", "train", "sweep", "diagnose", "reproduce", "kernel")
     ],
 )
+@pytest.mark.slow
 def test_killed_in_place_of_a_change(name: str, kills: int, given: Path, tmp_path: Path) -> None:
     """As it gives the last file its name, and at others of the changes to files that it makes."""
     case, whole = killing.cases(given)[name], tmp_path / "whole"

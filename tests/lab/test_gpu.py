@@ -17,6 +17,7 @@ from signalprop_lab.training.tasks import prepare
 from sweeping import SWEEP
 
 
+@pytest.mark.slow
 def test_the_pack_has_the_texts_of_the_sweeps_as_tokens(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "kept")
     monkeypatch.setattr(packing, "_pip", lambda *_: None)  # wheels are not what is tried here

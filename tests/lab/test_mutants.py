@@ -31,6 +31,7 @@ def test_the_theory_has_many_and_all_can_be_made() -> None:
 
 
 @pytest.mark.parametrize(("change", "caught"), [("dropped", True), ("unused", False)])
+@pytest.mark.slow
 def test_a_tested_term_is_caught(tmp_path: Path, change: str, caught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "halves.py"
     file.write_text("def half(x):\n    return x / 2\n\n\ndef unused(x):\n    return x + 1\n")

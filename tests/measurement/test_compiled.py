@@ -172,6 +172,7 @@ def test_layers_compiled_one_by_one_share_graphs_and_lengths_may_change() -> Non
         same_numbers(shorter, probe.profile())
 
 
+@pytest.mark.slow
 def test_a_watched_step_can_be_a_cuda_graph() -> None:
     """Nothing in it waits for the device, leaves it or writes in place, and its sums arrive where they did before."""
     seen: list[torch.fx.GraphModule] = []

@@ -47,6 +47,7 @@ def test_the_module_is_that_of_transformers() -> None:
         torch.testing.assert_close(mine(x, Surroundings()), theirs(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_predictions_against_networks() -> None:
     """One layer: branches within 5 %, correlations within .02, gradients within 10 %, plus what networks scatter."""
     shape = {"n_heads": 4, "n_groups": 2, "d_value": 64, "d_key": 64}

@@ -59,6 +59,7 @@ def test_fresh_models_are_fresh_and_one_step_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vit", "t5"))])
+@pytest.mark.slow
 def test_what_any_scheme_has_drawn_is_fresh(name: str) -> None:
     seen = 0
     for scheme in SCHEMES:

@@ -147,6 +147,7 @@ def test_a_fixed_scale_on_the_norm_agrees_with_random_networks(placement: Any, w
         (0.5, 1.0, {"kind": "encoder-decoder", "target_len": 48}),
     ],
 )
+@pytest.mark.slow
 def test_value_skips_agree_with_random_networks(
     skip: float, gain: float, fields: dict[str, Any], word_stream: np.ndarray
 ) -> None:

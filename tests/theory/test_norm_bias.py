@@ -31,6 +31,7 @@ def table(**fields: Any) -> sp.Parametrization:
         *(pytest.param(x, "post", marks=pytest.mark.slow) for x in ("encoder", "decoder")),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_networks_with_biased_norms_are_predicted(kind: str, placement: str) -> None:
     """4 layers, d = 256, 16 networks; without the biases the token correlation is off."""
     p = table(kind=kind, norm_placement=placement, head="none", d_model=256).with_columns(norm_bias=BIAS)

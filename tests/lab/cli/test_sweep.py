@@ -38,6 +38,7 @@ def written(folder: Path, data: dict) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, TINY)

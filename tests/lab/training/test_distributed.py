@@ -79,6 +79,7 @@ def compare(folder: Path, case: str, way: str) -> None:
 
 
 class TestSameCourse:
+    @pytest.mark.slow
     def test_ddp(self, folder: Path) -> None:
         compare(folder, "built", "ddp")
         assert (folder / "built-ddp" / "signal.jsonl").is_file()

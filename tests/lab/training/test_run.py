@@ -80,6 +80,7 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:
         ("model.architecture=null", "model.scheme=null", "model.ends=null", f"model.huggingface={LLAMA}"),
     ],
 )
+@pytest.mark.slow
 def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, ...]) -> None:
     muon = ("optimizer.name=muon", "optimizer.learning_rate=0.02", "optimizer.rest_rate=1e-3", *scheme)
     whole = run(tmp_path / "whole", "budget.steps=4", *muon)
@@ -87,6 +88,7 @@ def test_a_run_by_muon_goes_on_where_it_was(tmp_path: Path, scheme: tuple[str, .
     assert run(tmp_path / "run", "budget.steps=4", *muon, resume=True).eval_loss == whole.eval_loss
 
 
+@pytest.mark.slow
 def test_a_stream_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ["data.streaming=true", "data.validation=0.2", f"data.source={tmp_path / 'a.txt'}"]
     (tmp_path / "a.txt").mkdir()
