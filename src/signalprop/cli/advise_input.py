@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,9 +129,11 @@ def _lengths(data: Any) -> dict[str, Any]:
 
 def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
     """What a SignalMonitor found: the rules at its last sampled step, and its warnings."""
+    from signalprop.report.monitored import line_of_log
+
     network, last, told = None, None, list[Finding]()
     for number, line in enumerate(read_text(path).split("\n")[:-1], 1):
-        row = _row(path, number, line)
+        row = line_of_log(line, f"{path}, line {number}")
         network = row.get("network", network)
         step = row["step"]
         told += [Finding(name="out of band", text=str(text), step=step) for text in row.get("warnings", ())]
@@ -150,13 +151,3 @@ def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: lis
     found = Findings.from_json(last["findings"]) + told
     unknown = "" if given else f"the log does not name a scheme, {table.scheme} is assumed; "
     return Subject(table, found, f"{path}, up to step {last['step']}; {unknown}changes need a new start")
-
-
-def _row(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        row = None
-    if not isinstance(row, dict) or type(row.get("step")) is not int or not isinstance(row.get("warnings", []), list):
-        raise InputError(f"{path}, line {number}: this is not a line of a SignalMonitor's file")
-    return row

@@ -20,6 +20,7 @@ from signalprop.diagnosis.temporary_changes import (
     part_of,
     part_of_bias,
     plain,
+    rows_of,
 )
 from signalprop.errors import InputError
 
@@ -144,7 +145,7 @@ def _fused(attached: Attached) -> Iterator[Trial]:
     ]  # fmt: skip
     if not rows or a.n_heads == 1:
         return
-    read = torch.arange(size)[_numbers_of(rows[0].weights["query"])]
+    read = rows_of(rows[0].weights["query"], torch.arange(size))
     thirds = int(read[-1] - read[0]) + 1 == len(read)
     order = torch.arange(size).view(*((a.n_heads, 3) if thirds else (3, a.n_heads)), a.d_head)
     order = order.transpose(0, 1).reshape(-1)
@@ -159,10 +160,6 @@ def _fused(attached: Attached) -> Iterator[Trial]:
         "fused map", f"fused maps of queries, keys and values are stored {stored}, which this model does not read",
         "the fused map reordered to " + ("thirds" if thirds else "one head after the other"), changed(laid),
     )  # fmt: skip
-
-
-def _numbers_of(held: Held) -> Any:
-    return held.rows if isinstance(held.rows, slice) else list(held.rows or ())
 
 
 def _order(attached: Attached) -> Iterator[Trial]:
@@ -202,12 +199,7 @@ def _matrices(attached: Attached) -> Iterator[Trial]:
         held = row.weights.get(role)
         if held is None or not plain(held):
             return False
-        outputs = (
-            len(range(held.weight.shape[int(held.transposed)])[held.rows])
-            if isinstance(held.rows, slice)
-            else (held.weight.shape[int(held.transposed)] if held.rows is None else len(held.rows))
-        )
-        return bool(outputs == held.weight.shape[1 - int(held.transposed)])
+        return bool(part_of(held).shape[0] == held.weight.shape[1 - axis_of(held)])
 
     found = {role: [row.weights[role] for row in rows if square(row, role)] for role in _SQUARE}
     groups = [tuple(role for role in _SQUARE if found[role])]

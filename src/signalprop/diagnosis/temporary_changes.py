@@ -109,19 +109,22 @@ def axis_of(held: Held) -> int:
     return int(held.copies) + int(held.transposed)
 
 
+def rows_of(held: Held, x: Tensor) -> Tensor:
+    """Of a tensor with an entry per output of a weight: a role's."""
+    return x if held.rows is None else x[held.rows if isinstance(held.rows, slice) else list(held.rows)]
+
+
 def part_of(held: Held) -> Tensor:
-    """A role's own outputs of a weight, (outputs, inputs), or of several, (outputs, copies, inputs)."""
-    turned: Tensor = held.weight.data.movedim(axis_of(held), 0)
-    return turned if held.rows is None else turned[held.rows if isinstance(held.rows, slice) else list(held.rows)]
+    """A role's outputs of a weight, (outputs, inputs), or of several, (outputs, copies, inputs)."""
+    return rows_of(held, held.weight.data.movedim(axis_of(held), 0))
 
 
 def part_of_bias(held: Held | None) -> Tensor | None:
-    """A role's own outputs of a bias; None where there is none."""
+    """A role's outputs of a bias; None where there is none."""
     bias = None if held is None or held.problem else held.bias
     if held is None or not isinstance(bias, Tensor) or bias.is_meta:
         return None
-    data: Tensor = bias.data
-    return data if held.rows is None else data[held.rows if isinstance(held.rows, slice) else list(held.rows)]
+    return rows_of(held, bias.data)
 
 
 def plain(held: Held | None, *, copies: bool = False) -> bool:

@@ -81,16 +81,35 @@ def read_monitored(path: str | Path) -> Monitored:
     )
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def line_of_log(line: str, where: str) -> dict[str, Any]:
+    """A line of a SignalMonitor's file; it has a step, and its warnings are a list.
+
+    Args:
+        where: file and line, in words.
+
+    Raises:
+        InputError: it is something else.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         row = None
-    good = isinstance(row, dict) and type(row.get("step")) is int and isinstance(row.get("warnings", []), list)
-    given = [v for v in row.values() if isinstance(v, (int, float))] if good else []
-    if not good or not all(abs(v) < 1e300 for v in given) or ("jump" in row and not _is_jump(row["jump"])):
-        raise InputError(f"{where}: this is not a line of a SignalMonitor's file")
-    return row  # type: ignore[no-any-return]
+    if not isinstance(row, dict) or type(row.get("step")) is not int or not isinstance(row.get("warnings", []), list):
+        raise _refused(where)
+    return row
+
+
+def _refused(where: str) -> InputError:
+    return InputError(f"{where}: this is not a line of a SignalMonitor's file")
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    """The same, of numbers that can be drawn."""
+    row = line_of_log(line, where)
+    given = [v for v in row.values() if isinstance(v, (int, float))]
+    if not all(abs(v) < 1e300 for v in given) or ("jump" in row and not _is_jump(row["jump"])):
+        raise _refused(where)
+    return row
 
 
 def _is_jump(data: Any) -> bool:
