@@ -22,10 +22,8 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +37,7 @@ import transformers
 import signalprop as sp
 from damage import check_line
 from fuzzing import test_documents
-from fuzzing.campaign import MEMORY, Hang, limited
+from fuzzing.campaign import MEMORY, Hang, limited, tally
 from signalprop.data import default_batch
 from signalprop.network.activations import ACTIVATIONS
 from signalprop.network.parametrization import ROLES
@@ -349,15 +347,8 @@ def main() -> int:
     place = Path(tempfile.mkdtemp(prefix="calls-"))
     os.chdir(place)
     (place / "text.txt").write_text("the state of the union is strong " * 30)
-    counts: Counter[str] = Counter()
-    raw, begun = 0, time.monotonic()
-    for _, kind, problem in run_calls(asked.seed, asked.first, asked.calls):
-        counts[kind] += 1
-        if problem:
-            raw += 1
-            print(f"RAW {problem}".encode("ascii", "backslashreplace").decode(), flush=True)
-    seconds = time.monotonic() - begun
-    print(f"seed {asked.seed}: {counts.total()} calls in {seconds:.0f} s; {dict(counts)}; {raw} raw")
+    calls = run_calls(asked.seed, asked.first, asked.calls)
+    raw = tally(((kind, problem) for _, kind, problem in calls), f"seed {asked.seed}", "calls")
     os.chdir("/")
     shutil.rmtree(place)
     return int(raw > 0)

@@ -238,6 +238,32 @@ def run_lines(seed: int, first: int, n: int, folder: Path) -> Iterator[tuple[str
         yield kind, "" if found is None else f"line {seed} {number} {arguments!r:.600}: {found}"
 
 
+def tally(tried: Iterator[tuple[str, str]], title: str, what: str) -> int:
+    """Print what is raw as it comes, and how many were tried, also when interrupted (SIGINT, SIGTERM).
+
+    Returns:
+        how many were raw.
+    """
+    counts: Counter[str] = Counter()
+    raw, begun = 0, time.monotonic()
+    asked_to_end: list[int] = []
+    for ending in (signal.SIGINT, signal.SIGTERM):  # what is tried may catch an exception
+        signal.signal(ending, lambda number, _: asked_to_end.append(number))
+    for kind, problem in tried:
+        counts[kind] += 1
+        if problem:
+            raw += 1
+            print(f"RAW {problem}".encode("ascii", "backslashreplace").decode(), flush=True)
+        if counts.total() % 500 == 0:
+            print(f"{counts.total()} {what}, {raw} raw, {time.monotonic() - begun:.0f} s", flush=True)
+        if asked_to_end:
+            break
+    seconds = time.monotonic() - begun
+    interrupted = " (interrupted)" if asked_to_end else ""
+    print(f"{title}: {counts.total()} {what} in {seconds:.0f} s{interrupted}; {dict(counts)}; {raw} raw")
+    return raw
+
+
 def main() -> int:
     """Run the lines, and print what is raw, counts and seeds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
@@ -250,16 +276,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     place = Path(tempfile.mkdtemp(prefix="campaign-"))
     os.chdir(place)
-    counts: Counter[str] = Counter()
-    raw, begun = 0, time.monotonic()
-    for kind, problem in run_lines(asked.seed, asked.first, asked.lines, place):
-        counts[kind] += 1
-        if problem:
-            raw += 1
-            print(f"RAW {problem}".encode("ascii", "backslashreplace").decode(), flush=True)
-        if counts.total() % 500 == 0:
-            print(f"{counts.total()} lines, {raw} raw, {time.monotonic() - begun:.0f} s", flush=True)
-    print(f"seed {asked.seed}: {counts.total()} lines in {time.monotonic() - begun:.0f} s; {dict(counts)}; {raw} raw")
+    raw = tally(run_lines(asked.seed, asked.first, asked.lines, place), f"seed {asked.seed}", "lines")
     os.chdir("/")
     shutil.rmtree(place)
     return int(raw > 0)
