@@ -42,7 +42,7 @@ def _zeros_like(i: int) -> Callable[..., Any]:
     return lambda *given, **_: 0.0 * np.asarray(given[i], float)
 
 
-_SPHERE = "signalprop.theory.one_length"
+_SPHERE = "signalprop.theory.equal_norm_tokens"
 _SCATTER = "signalprop.theory.scatter.response"
 _HEADS = "signalprop.sublayers.attention.heads"
 TERMS: dict[str, list[Without]] = {
@@ -54,12 +54,12 @@ TERMS: dict[str, list[Without]] = {
     "longer keys along the query": [(_SPHERE, "along_query", _zero)],
     "QK-norm: through the norm of keys": [(_SPHERE, "through_key_norm", _one)],
     "QK-norm: what two queries like by chance": [(_SPHERE, "by_chance", _one)],
-    "keys that are alike": [("signalprop.kernels.unmasked", "alike_keys", "nothing alike")],
-    "tied head: along the stream": [("signalprop.kernels.tokens", "along_of", lambda *_: None)],
-    "tied head: logarithm of the others' sum": [("signalprop.theory.head", "log_sum", "at its mean")],
+    "keys that are alike": [("signalprop.kernels.bidirectional_attention", "alike_keys", "nothing alike")],
+    "tied head: along the stream": [("signalprop.kernels.predicting", "along_of", lambda *_: None)],
+    "tied head: logarithm of the others' sum": [("signalprop.theory.loss_gradient", "log_sum", "at its mean")],
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
     "scatter: draws of hidden units": [(_SCATTER, "hidden_units", "no hidden units")],
-    "scatter: overlaps of kernels": [("signalprop.kernels.tokens", "Overlaps", lambda *_: None)],
+    "scatter: overlaps of kernels": [("signalprop.kernels.predicting", "Overlaps", lambda *_: None)],
     "scatter: curvature": [(_SCATTER, "_Response._bends", "no curvature")],
     "scatter: tokens' sizes after sums": [(_SCATTER, "_Response._of_token_sizes", lambda self, at_start: 0 * at_start)],
     "scatter: tokens' sizes before branches": [(_SCATTER, "bend_of_own_sizes", lambda own, *_: 0.0 * own[0])],

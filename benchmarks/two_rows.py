@@ -1,6 +1,6 @@
 """The overlap of two softmaxes by quadrature, and the table of it that predictions read.
 
-python -m benchmarks.two_rows    # src/signalprop/theory/two_rows.json anew, 15 s
+python -m benchmarks.two_rows    # src/signalprop/theory/row_overlaps.json anew, 15 s
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from signalprop.files.storage import write_json
 from signalprop.network.moments import FloatArray
+from signalprop.theory.row_overlaps import FILE, NODES, bends, ends, hermite, share
 from signalprop.theory.softmax import exact_softmax_moments
-from signalprop.theory.two_rows import FILE, NODES, bends, ends, hermite, share
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 40, 80, 160, 320, 1000, 3200, 10_000, 100_000, 1_000_000)
 LARGEST = 1000.0  # score variance: beyond it the table is continued

@@ -20,9 +20,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import signalprop as sp
-from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.shaping import ESPA
-from signalprop.kernels.unmasked import UnmaskedAttention
+from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+from signalprop.kernels.causal_attention import TokenAttention
+from signalprop.kernels.causal_shaping import ESPA
 from signalprop.models.shaping import shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 from signalprop.network.inputs import zipf

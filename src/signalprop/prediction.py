@@ -110,8 +110,8 @@ def _predicted(
         if parametrization.skip.ndim == 1 and not roughly:
             profile = with_scatter(parametrization, profile)
     elif chosen == "kernel":
-        from signalprop.kernels.grid import grid_for
-        from signalprop.kernels.tokens import predict_token_kernels
+        from signalprop.kernels.position_grid import grid_for
+        from signalprop.kernels.predicting import predict_token_kernels
 
         read, seen = parametrization, statistics
         if fidelity == "auto":
@@ -218,8 +218,8 @@ def expected_cost(p: Parametrization, inputs: InputStatistics, fidelity: Fidelit
     n = p.n_sublayers
     seconds, needed = n * _PER_SUBLAYER[chosen], float(_BYTES * n)
     if chosen == "kernel":
-        from signalprop.kernels.covered import check_fits_of
-        from signalprop.kernels.grid import grid_for
+        from signalprop.kernels.memory_limits import check_fits_of
+        from signalprop.kernels.position_grid import grid_for
 
         read, seen, _ = _shortened(p, inputs, "") if fidelity == "auto" else (p, inputs, "")
         grid = grid_for(read, seen) if fidelity == "auto" else None
@@ -365,7 +365,7 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
 
 def _can_be_followed(p: Parametrization, inputs: InputStatistics) -> bool:
     """Whether the positions of an encoder-decoder are few, or stand on a grid, or some sublayers have to be drawn."""
-    from signalprop.kernels.grid import grid_for
+    from signalprop.kernels.position_grid import grid_for
 
     a = p.architecture
     lengths = np.where(p.stack == 0, a.seq_len, a.target_len or a.seq_len).astype(float)

@@ -197,8 +197,8 @@ def _of_one_table(p: Parametrization, inputs: InputStatistics, profile: Profile)
     if p.architecture.kind == "encoder-decoder" and (alike & lost).any():
         yield COLLAPSED
     if profile.gradient is not None:
-        from signalprop.kernels.tied import follows
-        from signalprop.theory.head import decides_few
+        from signalprop.kernels.tied_head import follows
+        from signalprop.theory.loss_gradient import decides_few
 
         variance = decides_few(p, float(profile.forward["stream_out"].log_variance[-1]))
         if variance:
@@ -215,7 +215,7 @@ def _of_one_table(p: Parametrization, inputs: InputStatistics, profile: Profile)
 def _favoured(p: Parametrization, profile: Profile) -> tuple[float, float]:
     """The probability that a tied head gives to the token that is read, and that times the root of its row's share of
     the stream; 0 where the head is not the table or reads through a map."""
-    from signalprop.theory.head import top_gradient
+    from signalprop.theory.loss_gradient import top_gradient
     from signalprop.theory.network import token_share
 
     a = p.architecture

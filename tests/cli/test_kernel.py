@@ -13,8 +13,8 @@ import commandline
 from commandline import Command, Refused
 from signalprop import Architecture, InputStatistics, scheme, trace
 from signalprop.data.batches import default_statistics
+from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.kernels.gallery import figure_7
-from signalprop.kernels.shaping import uniform_kernel
 
 SMALL = ["--layers", "3", "--set", "d_model=32", "--seq-len", "12", "--set", "vocab_size=200"]
 

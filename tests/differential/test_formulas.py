@@ -20,10 +20,10 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens
 from signalprop.schemes import scheme
 from signalprop.sublayers.feed_forward import signal as feed_forward
-from signalprop.theory import logs
+from signalprop.theory import log_arithmetic as logs
 from signalprop.theory.branches import OneNode, returned
 from signalprop.theory.embedding import activated
-from signalprop.theory.head import coincidences
+from signalprop.theory.loss_gradient import coincidences
 from signalprop.theory.network import predict_moments
 from signalprop.theory.softmax import exact_softmax_moments
 

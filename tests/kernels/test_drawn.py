@@ -12,7 +12,7 @@ import torch
 import signalprop as sp
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError, MissingExtra
-from signalprop.kernels.networks import standard_error
+from signalprop.kernels.mean_over_draws import standard_error
 from signalprop.kernels.stack import Stack
 from signalprop.models.sublayers import make_sublayer
 from signalprop.models.transformer import surroundings

@@ -21,7 +21,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual
 from signalprop.schemes import scheme
 from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
-from signalprop.theory.elements import Signal
+from signalprop.theory.signals import Signal
 
 DKS = dks("gelu", 36)
 SHARED_KINK = (

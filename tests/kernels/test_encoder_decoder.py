@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import signalprop as sp
-from signalprop.kernels import cross_attention, tokens
+from signalprop.kernels import cross_attention
+from signalprop.kernels import predicting as tokens
 from signalprop.kernels.cross_attention import TokenCrossAttention
 from signalprop.network.inputs import from_tokens
 

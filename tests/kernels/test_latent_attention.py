@@ -9,7 +9,7 @@ import torch
 import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.results.cost import count_parameters, train_flops
-from signalprop.theory.elements import Signal, through_inner_norm
+from signalprop.theory.signals import Signal, through_inner_norm
 
 LATENT = {"rank": 48, "query_rank": 64, "d_rotary": 16, "d_value": 32}
 

@@ -11,6 +11,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
+from signalprop.kernels.causal_shaping import (
+    ESPA,
+    USPA,
+    exponential_kernel,
+    gamma_of,
+    uniform_kernel,
+)
 from signalprop.kernels.schedules import (
     Filter,
     decay_schedule,
@@ -19,13 +26,6 @@ from signalprop.kernels.schedules import (
     rho_schedule,
     step_bound,
     uniform_behind_skip,
-)
-from signalprop.kernels.shaping import (
-    ESPA,
-    USPA,
-    exponential_kernel,
-    gamma_of,
-    uniform_kernel,
 )
 
 GAMMAS = st.floats(math.log(0.005), math.log(5)).map(math.exp)

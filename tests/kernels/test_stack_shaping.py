@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 
 from signalprop.errors import InputError
+from signalprop.kernels.causal_shaping import exponential_kernel, uniform_kernel
+from signalprop.kernels.predicting import predict_token_kernels
+from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.schedules import decay_schedule, rho_schedule
-from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State
-from signalprop.kernels.tokens import predict_token_kernels
 from signalprop.kernels.transforms import dks
 from signalprop.network.architecture import Architecture
 from signalprop.network.duals import dual

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 import signalprop as sp
 from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
+from signalprop.kernels.causal_shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
-from signalprop.kernels.inputs import sampled_tokens
-from signalprop.kernels.series import distances, effective_rank
-from signalprop.kernels.shaping import exponential_kernel, uniform_kernel
-from signalprop.kernels.tokens import predict_token_kernels
+from signalprop.kernels.given_kernels import sampled_tokens
+from signalprop.kernels.kernel_statistics import distances, effective_rank
+from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.trace import attention_only, trace
 from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_tables

@@ -12,14 +12,18 @@ from typing import Any
 
 import pytest
 
-from signalprop.kernels.attention import TokenAttention
+from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import Moments
 from signalprop.sublayers.attention.signal import SelfAttention
 from signalprop.sublayers.cross_attention.signal import CrossAttention
 from signalprop.sublayers.feed_forward.signal import FeedForward
-from signalprop.theory import attention, duals_of_nodes, elements, embedding, head, passes, reading, softmax
-from signalprop.theory.elements import Sent, Signal
+from signalprop.theory import attention, duals_of_nodes, embedding, softmax
+from signalprop.theory import branch_inputs as reading
+from signalprop.theory import loss_gradient as head
+from signalprop.theory import scalar_recursion as passes
+from signalprop.theory import signals as elements
+from signalprop.theory.signals import Sent, Signal
 from signalprop.theory.softmax import SoftmaxMoments
 from signalprop_lab.verification.verify import (
     COMPONENTS,

@@ -1,4 +1,4 @@
-"""Shaped attention in PyTorch: the matrices of `signalprop.kernels.shaping`, for any mask."""
+"""Shaped attention in PyTorch: the matrices of `signalprop.kernels.causal_shaping`, for any mask."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA
-from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
+from signalprop.kernels.bidirectional_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA
+from signalprop.kernels.causal_shaping import ESPA, USPA, AttentionShape
 from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
 from signalprop.models.token_positions import Positions
 

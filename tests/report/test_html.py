@@ -19,7 +19,7 @@ from signalprop.data.batches import default_statistics
 from signalprop.diagnosis.result import Diagnosis
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
-from signalprop.kernels.state import normalised
+from signalprop.kernels.scaled_kernel import normalised
 from signalprop.kernels.trace import trace
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization

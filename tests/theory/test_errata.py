@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import signalprop as sp
-from signalprop.kernels.shaping import uniform_kernel
+from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.theory import attention
 from signalprop.theory.attention import on_itself
 from signalprop.theory.softmax import softmax_moments

@@ -12,7 +12,7 @@ import signalprop as sp
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
-from signalprop.theory.reading import with_bias
+from signalprop.theory.branch_inputs import with_bias
 from signalprop_lab.studies.growth import fixed_point
 
 BIAS = 0.3

@@ -63,7 +63,7 @@ def kernel(
     Example:
       signalprop kernel gpt2 --scheme xavier,deepscalelm --layers 24 --attention-only --plot kernels.png
     """
-    from signalprop.kernels.covered import check_covered
+    from signalprop.kernels.memory_limits import check_covered
     from signalprop.kernels.trace import attention_only as without_feed_forwards
     from signalprop.kernels.trace import depths_of, trace
     from signalprop.prediction import expected_cost

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from signalprop.kernels.grid import AlikeAttention, Grid
-from signalprop.kernels.rows import held
-from signalprop.kernels.unmasked import UnmaskedAttention
+from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+from signalprop.kernels.position_grid import AlikeAttention, Grid
+from signalprop.kernels.softmax_rows import held
 from signalprop.network.moments import FloatArray
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from signalprop.kernels.grid import Grid
-from signalprop.kernels.shaping import Shapes
+from signalprop.kernels.causal_shaping import Shapes
+from signalprop.kernels.position_grid import Grid
 from signalprop.network.moments import FloatArray
 from signalprop.network.products import product
-from signalprop.theory.elements import Signal
+from signalprop.theory.signals import Signal
 
 
 @dataclass

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.kernels.shaping import gamma_of
+from signalprop.kernels.causal_shaping import gamma_of
 from signalprop.network.moments import FloatArray
 
 
 class Filter(NamedTuple):
-    """The three numbers of an E-SPA matrix (`signalprop.kernels.shaping.ESPA`)."""
+    """The three numbers of an E-SPA matrix (`signalprop.kernels.causal_shaping.ESPA`)."""
 
     zero: float
     pole: float

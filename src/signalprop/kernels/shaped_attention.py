@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from signalprop.kernels.shaping import AttentionShape
+from signalprop.kernels.causal_shaping import AttentionShape
 from signalprop.network.moments import FloatArray
 
 Product = Callable[[FloatArray], FloatArray]
@@ -17,8 +17,8 @@ Product = Callable[[FloatArray], FloatArray]
 class ShapedAttention:
     """What an attention with given matrices does to kernels: K -> mean over heads of A_h K A_h^T (SPA section 2).
 
-    Units as in `signalprop.kernels.attention.TokenAttention`. Exact for infinite width at zero scores (a query or key
-    matrix of zeros); scores of other weights are left out.
+    Units as in `signalprop.kernels.causal_attention.TokenAttention`. Exact for infinite width at zero scores (a query
+    or key matrix of zeros); scores of other weights are left out.
 
     Attributes:
         kernel: of what the values are made of, (T, T). shapes: the matrices, one per kind of head.

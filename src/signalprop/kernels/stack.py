@@ -11,19 +11,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import require
-from signalprop.kernels.dense_shaping import ALiBi, row_shape
-from signalprop.kernels.grid import Grid
+from signalprop.kernels.bidirectional_shaping import ALiBi, row_shape
+from signalprop.kernels.causal_shaping import Shapes
 from signalprop.kernels.nodes import Nodes
-from signalprop.kernels.shaping import Shapes
-from signalprop.kernels.state import State, exp_of, on_both_sides
+from signalprop.kernels.position_grid import Grid
+from signalprop.kernels.scaled_kernel import State, exp_of, on_both_sides
 from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
-from signalprop.theory.elements import Signal, Sublayers
-from signalprop.theory.logs import HELD, inverse_roots, within
-from signalprop.theory.reading import LARGEST_MEMORY, check_norms_divide
+from signalprop.theory.branch_inputs import LARGEST_MEMORY, check_norms_divide
+from signalprop.theory.log_arithmetic import HELD, inverse_roots, within
+from signalprop.theory.signals import Signal, Sublayers
 
 
 class BranchKernel(Protocol):

@@ -18,13 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.kernels.covered import check_covered
-from signalprop.kernels.ends import each, input_kernel, top_kernel
-from signalprop.kernels.inputs import checked_kernel
-from signalprop.kernels.series import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
+from signalprop.kernels.embedding_and_loss import each, input_kernel, top_kernel
+from signalprop.kernels.given_kernels import checked_kernel
+from signalprop.kernels.kernel_statistics import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
+from signalprop.kernels.memory_limits import check_covered
+from signalprop.kernels.predicting import Top, passes, profile_of
+from signalprop.kernels.scaled_kernel import State, normalised
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.state import State, normalised
-from signalprop.kernels.tokens import Top, passes, profile_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import rows_where
 from signalprop.network.layout import PLACEMENTS, layer_starts

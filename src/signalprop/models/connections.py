@@ -18,7 +18,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layer_starts
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import step
-from signalprop.network.several import Streams
+from signalprop.network.residual_streams import Streams
 
 Weights = tuple[Tensor, Tensor, Tensor | None]
 

@@ -1,7 +1,7 @@
 """Shaped attention in PyTorch: D softmax(scores + B) V around one `scaled_dot_product_attention`.
 
-`torch_shape` turns the matrices of `signalprop.kernels.shaping` into what a network needs of them, `Positions` says
-where the tokens of a batch stand, `shaped_attention` puts the two together. B and D come from closed forms or from
+`torch_shape` turns the matrices of `signalprop.kernels.causal_shaping` into what a network needs of them, `Positions`
+says where the tokens of a batch stand, `shaped_attention` puts the two together. B and D come from closed forms or from
 tables that are made in float64, and neither is a buffer: nothing enters a state dict, nothing is lost on the meta
 device. B has the type of the scores, D at least float32: an error of D repeats in every layer. He et al. 2023 (SPA),
 section 3; numerics: `docs/theory/kernels.md`.
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from signalprop.kernels.dense_shaping import ALiBi, BidirectionalUSPA
-from signalprop.kernels.shaping import ESPA, USPA, AttentionShape
+from signalprop.kernels.bidirectional_shaping import ALiBi, BidirectionalUSPA
+from signalprop.kernels.causal_shaping import ESPA, USPA, AttentionShape
 from signalprop.models.shape_tables import CPU, NestedTables, Tables
 from signalprop.models.token_positions import Positions
 from signalprop.network.moments import FloatArray

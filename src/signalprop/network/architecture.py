@@ -15,7 +15,7 @@ from signalprop.network.changes import changed_fields, is_width
 from signalprop.network.consistency import check_consistent, is_one_layer, settings_of, streams_of
 from signalprop.network.kinds import kind_named
 from signalprop.network.presets import preset
-from signalprop.network.several import Streams
+from signalprop.network.residual_streams import Streams
 
 Placement = Literal["pre", "post", "sandwich", "none", "res-post"]
 Kind = Literal["encoder", "decoder", "encoder-decoder"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
 from signalprop.network.kinds import KINDS, ROLES, kind_named, kinds_where
-from signalprop.network.several import Streams
+from signalprop.network.residual_streams import Streams
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture

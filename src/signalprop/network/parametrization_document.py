@@ -25,7 +25,7 @@ class Shaping(Value):
 
     Attributes:
         kind: `e-spa` and `u-spa` (He et al. 2023), `none`. The rows' numbers are the columns `shape_in`, `shape_out`
-            and `shape_gain`; `signalprop.kernels.shaping` makes B and D of them.
+            and `shape_gain`; `signalprop.kernels.causal_shaping` makes B and D of them.
         repeats: pair-repeat probability of tokens that E-SPA keeps the diagonal at 1 for.
     """
 

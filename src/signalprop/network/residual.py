@@ -1,8 +1,9 @@
 """The residual recursion, once: skip, branch, where norms stand, parallel branches; forward and back.
 
 It says in which order things happen, and leaves what happens to the signal to an algebra: scalars in logarithms
-(`theory/passes.py`), token kernels (`kernels/stack.py`, `kernels/tokens.py`), tensors (`models/residual.py`,
-`models/layerwise.py`). A row is whatever the algebra knows a sublayer by: its index in the table, or its module.
+(`theory/scalar_recursion.py`), token kernels (`kernels/stack.py`, `kernels/predicting.py`), tensors
+(`models/residual.py`, `models/layerwise.py`). A row is whatever the
+algebra knows a sublayer by: its index in the table, or its module.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from signalprop.kernels.series import KernelSeries
+from signalprop.kernels.kernel_statistics import KernelSeries
 from signalprop.kernels.trace import COLLAPSED_DISTANCE, COLLAPSED_RANK, Trace
 from signalprop.results.text import number, text_table
 

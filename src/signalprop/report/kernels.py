@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value
-from signalprop.kernels.state import normalised
+from signalprop.kernels.scaled_kernel import normalised
 from signalprop.kernels.trace import Trace
 from signalprop.network.moments import FloatArray
 from signalprop.report.parts import Items, Part, numbered

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
-from signalprop.theory import one_length as sphere
+from signalprop.theory import equal_norm_tokens as sphere
 from signalprop.theory.attention_rows import (
     Band,
     Mask,
@@ -29,9 +29,9 @@ from signalprop.theory.attention_rows import (
     row_moments,
     row_slopes,
 )
-from signalprop.theory.elements import Pair
-from signalprop.theory.logs import plain
-from signalprop.theory.two_rows import LEAST, log_value, slopes
+from signalprop.theory.log_arithmetic import plain
+from signalprop.theory.row_overlaps import LEAST, log_value, slopes
+from signalprop.theory.signals import Pair
 
 
 class Sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.logs import plain
+from signalprop.theory.log_arithmetic import plain
 
 _Z = np.linspace(-8.0, 8.0, 161)  # trapezoidal sums of a Gaussian: errors below 1e-13 for what is smooth
 _WEIGHT = np.exp(-0.5 * _Z**2) / np.exp(-0.5 * _Z**2).sum()

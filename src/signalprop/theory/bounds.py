@@ -22,9 +22,9 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import Returned, returned
-from signalprop.theory.elements import Rowset
-from signalprop.theory.logs import NO_SIGNAL, correlation, log, log_add
+from signalprop.theory.log_arithmetic import NO_SIGNAL, correlation, log, log_add
 from signalprop.theory.network import is_shaped
+from signalprop.theory.signals import Rowset
 
 PRE, POST = PLACEMENTS.index("pre"), PLACEMENTS.index("post")
 __all__ = ["variance_range"]

@@ -14,7 +14,9 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
-from signalprop.theory.elements import (
+from signalprop.theory.branch_inputs import check_norms_divide, read_memory, read_normed, read_raw, with_bias
+from signalprop.theory.log_arithmetic import NO_SIGNAL, correlation, log, row, safe_exp
+from signalprop.theory.signals import (
     Branch,
     BranchBackward,
     Pair,
@@ -24,8 +26,6 @@ from signalprop.theory.elements import (
     Signal,
     Sublayers,
 )
-from signalprop.theory.logs import NO_SIGNAL, correlation, log, row, safe_exp
-from signalprop.theory.reading import check_norms_divide, read_memory, read_normed, read_raw, with_bias
 
 
 def placed(p: Parametrization, where: frozenset[str]) -> Any:

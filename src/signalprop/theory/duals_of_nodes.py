@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.logs import inverse_roots
+from signalprop.theory.log_arithmetic import inverse_roots
 
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5

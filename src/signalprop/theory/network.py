@@ -23,9 +23,9 @@ from signalprop.results.profile import POINTS, Profile
 from signalprop.results.series import Series
 from signalprop.theory.branches import placed
 from signalprop.theory.embedding import embed
-from signalprop.theory.head import gradient_at_top
-from signalprop.theory.logs import log, plain
-from signalprop.theory.passes import Ahead, Back
+from signalprop.theory.log_arithmetic import log, plain
+from signalprop.theory.loss_gradient import gradient_at_top
+from signalprop.theory.scalar_recursion import Ahead, Back
 
 
 def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True) -> Profile:
@@ -52,7 +52,7 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
     if a.streams is not None and p.skip.ndim > 1:
         raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
     if a.streams is not None:
-        from signalprop.theory import several
+        from signalprop.theory import residual_streams as several
 
         ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
 
@@ -133,7 +133,7 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += log(float(ratio(e.norm_gain**2, total + a.norm_eps)))
     if a.streams is not None:
-        from signalprop.theory.several import connections_of
+        from signalprop.theory.residual_streams import connections_of
 
         start += log(connections_of(p).carried() ** 2)
     steps = np.where(p.parallel, 0.0, log(p.skip**2))

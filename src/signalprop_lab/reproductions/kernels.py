@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.kernels.gallery import figure_6, figure_7
-from signalprop.kernels.inputs import sampled_tokens
-from signalprop.kernels.shaping import uniform_kernel
+from signalprop.kernels.given_kernels import sampled_tokens
 from signalprop.kernels.trace import Trace, trace
 from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings

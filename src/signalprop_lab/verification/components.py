@@ -16,8 +16,10 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, segment_correlation, zipf_token_correlation
 from signalprop.network.moments import Array, Moments
 from signalprop.network.parametrization import Embedding
-from signalprop.theory import elements, embedding, reading
-from signalprop.theory.logs import exp, log
+from signalprop.theory import branch_inputs as reading
+from signalprop.theory import embedding
+from signalprop.theory import signals as elements
+from signalprop.theory.log_arithmetic import exp, log
 from signalprop_lab.verification.softmax import softmax, softmax_backward
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from signalprop.network.embedding_and_head import Head
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray, Moments
 from signalprop.network.parametrization import Embedding, blank
-from signalprop.theory import embedding, head
+from signalprop.theory import embedding
+from signalprop.theory import loss_gradient as head
 from signalprop_lab.verification.components import ALL, FORWARD, Case, Component, Sample, log_uniform, raw_moments
 
 if TYPE_CHECKING:

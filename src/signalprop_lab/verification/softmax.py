@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from signalprop.network.moments import Moments, ratio
+from signalprop.theory.row_overlaps import log_overlap
 from signalprop.theory.softmax import softmax_moments
-from signalprop.theory.two_rows import log_overlap
 
 
 def softmax(x: Moments, length: int) -> Moments:
@@ -14,7 +14,7 @@ def softmax(x: Moments, length: int) -> Moments:
 
     The part that all logits of a row share cancels, so only variance·(1 - feature_correlation) matters. Exact for
     mean, variance and feature correlation. The token correlation is that of two softmaxes whose logits have that
-    covariance: `two_rows.steady` has its error.
+    covariance: `row_overlaps.steady` has its error.
 
     Raises:
         InputError: a negative variance, or a length out of range.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from signalprop.kernels.tokens import predict_token_kernels
+from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import KINDS, Kind, kind_named, never

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from signalprop.files.storage import read_json
-from signalprop.kernels.shaping import exponential_kernel
+from signalprop.kernels.causal_shaping import exponential_kernel
 from signalprop.network.moments import FloatArray
 from signalprop.schemes import scheme
 from signalprop_lab.reproductions import ROWS, Reproduction, Settings, find, run

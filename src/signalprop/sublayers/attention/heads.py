@@ -14,9 +14,9 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.sublayers.attention.roles import score_variances
 from signalprop.theory.attention_rows import Mask
-from signalprop.theory.elements import Rows, Sublayers
-from signalprop.theory.logs import correlation, rows_of
-from signalprop.theory.one_length import NO_NORMS, HeadNorms
+from signalprop.theory.equal_norm_tokens import NO_NORMS, HeadNorms
+from signalprop.theory.log_arithmetic import correlation, rows_of
+from signalprop.theory.signals import Rows, Sublayers
 
 LARGEST_SCORE = 1e60  # a score variance whose square is a double; softmax has been hard long before
 

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.kernels.attention import TokenAttention
-from signalprop.kernels.grid import AlikeAttention, GridAttention
+from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.nodes import Nodes
+from signalprop.kernels.position_grid import AlikeAttention, GridAttention
 from signalprop.kernels.shaped_attention import ShapedAttention
-from signalprop.kernels.unmasked import UnmaskedAttention
 from signalprop.network.moments import Array, FloatArray
 from signalprop.sublayers.attention.heads import Row
 from signalprop.theory.attention_variants import capped
-from signalprop.theory.elements import Signal, linear
+from signalprop.theory.signals import Signal, linear
 
 _EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
 Turned = tuple[FloatArray | None, FloatArray | None, FloatArray | None]

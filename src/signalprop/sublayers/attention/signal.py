@@ -21,8 +21,8 @@ from signalprop.sublayers.attention.roles import Settings, Sight, Sights, adds_f
 from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention_rows import Band, over_rows
 from signalprop.theory.attention_variants import capped, kept
-from signalprop.theory.elements import Rows, Rowset, Sent, Signal, activated, activated_back, linear
-from signalprop.theory.logs import plain
+from signalprop.theory.log_arithmetic import plain
+from signalprop.theory.signals import Rows, Rowset, Sent, Signal, activated, activated_back, linear
 
 
 class GateRow(NamedTuple):
@@ -177,8 +177,8 @@ class SelfAttention(Heads):
 
     def _seeing(self, i: int, kernel: FloatArray, fields: dict[str, Any]) -> Any:
         """The attention of sublayer i: through its window, or of all tokens."""
-        from signalprop.kernels.rows import rotation
-        from signalprop.kernels.windows import windowed
+        from signalprop.kernels.sliding_window import windowed
+        from signalprop.kernels.softmax_rows import rotation
         from signalprop.sublayers.attention.on_nodes import placed
 
         (window, base), share, causal = self.sights.at(i), self.rotary_fraction, bool(self.causal)

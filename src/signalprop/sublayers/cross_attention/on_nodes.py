@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
 from signalprop.kernels.nodes import Nodes
-from signalprop.theory.elements import Signal, linear
+from signalprop.theory.signals import Signal, linear
 
 
 class Scaled(NamedTuple):

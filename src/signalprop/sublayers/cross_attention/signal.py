@@ -14,7 +14,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, table_of
 from signalprop.sublayers.attention.signal import size_of
 from signalprop.theory import attention
-from signalprop.theory.elements import Rows, Sent, Signal, linear
+from signalprop.theory.signals import Rows, Sent, Signal, linear
 
 
 class OneNode(NamedTuple):

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from signalprop.kernels.grid import Grid
+from signalprop.kernels.position_grid import Grid
+from signalprop.kernels.predicting import Keep, See
+from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import OnNodes, Stack
-from signalprop.kernels.state import State
-from signalprop.kernels.tokens import Keep, See
 from signalprop.network.kinds import kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.sublayers.experts.signal import Experts
 from signalprop.theory.branches import OneNode, branches_of, met_by, signal_of
-from signalprop.theory.elements import Signal
 from signalprop.theory.routing import load_variation
+from signalprop.theory.signals import Signal
 
 
 def expert_loads(p: Parametrization, profile: Profile) -> FloatArray:
@@ -44,7 +44,7 @@ def _layer(p: Parametrization, i: int) -> int:
 
 
 class ExpertLoads:
-    """The same of every pair of tokens, seen on the way of token kernels: a `kernels.tokens.Watch`."""
+    """The same of every pair of tokens, seen on the way of token kernels: a `kernels.predicting.Watch`."""
 
     def __init__(self, p: Parametrization) -> None:
         self.p = p

@@ -11,9 +11,9 @@ from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.experts.roles import Settings, width
 from signalprop.sublayers.feed_forward.signal import FeedForward, Row, of_roles
-from signalprop.theory.elements import Rows, Sent, Signal, Sublayers, activated, activated_back, linear
-from signalprop.theory.logs import plain
+from signalprop.theory.log_arithmetic import plain
 from signalprop.theory.routing import Router, Weights, load_variation, weights
+from signalprop.theory.signals import Rows, Sent, Signal, Sublayers, activated, activated_back, linear
 
 _ONE_SIZE = 1e-9  # how far variances of logits may lie apart, over the largest, to count as one
 

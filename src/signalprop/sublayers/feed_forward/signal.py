@@ -10,7 +10,8 @@ import numpy as np
 
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.elements import (
+from signalprop.theory.log_arithmetic import plain, rows_of
+from signalprop.theory.signals import (
     Rows,
     Sent,
     Signal,
@@ -20,7 +21,6 @@ from signalprop.theory.elements import (
     linear,
     slope_of_unlike,
 )
-from signalprop.theory.logs import plain, rows_of
 
 
 class Row(NamedTuple):

@@ -18,9 +18,9 @@ from signalprop.sublayers.attention.roles import Sight, Sights
 from signalprop.sublayers.attention.signal import OneNode, SelfAttention, size_of
 from signalprop.sublayers.latent_attention.roles import Settings
 from signalprop.theory import attention, attention_scores
-from signalprop.theory.elements import Rows, Sent, Signal, inner_correlation, linear, through_inner_norm
-from signalprop.theory.logs import plain
-from signalprop.theory.one_length import NO_NORMS
+from signalprop.theory.equal_norm_tokens import NO_NORMS
+from signalprop.theory.log_arithmetic import plain
+from signalprop.theory.signals import Rows, Sent, Signal, inner_correlation, linear, through_inner_norm
 
 
 class Scores(NamedTuple):
@@ -82,7 +82,7 @@ class LatentAttention(SelfAttention):
         return OneNode(turned.on_itself(x.cosine(), s0), x.own, None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Any:
-        from signalprop.kernels.rows import rotation
+        from signalprop.kernels.softmax_rows import rotation
         from signalprop.sublayers.attention.on_nodes import Softmax, placed
 
         nodes, (rotated, base) = self.nodes, self.rotation

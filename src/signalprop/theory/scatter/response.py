@@ -20,7 +20,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
-from signalprop.theory.elements import BranchBackward
 from signalprop.theory.scatter.error_chains import (
     affine,
     banded,
@@ -35,6 +34,7 @@ from signalprop.theory.scatter.error_chains import (
 from signalprop.theory.scatter.hidden_units import hidden_units
 from signalprop.theory.scatter.not_derived import NOT_DERIVED, not_derived
 from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
+from signalprop.theory.signals import BranchBackward
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
 _HELD = 50.0  # ln of a ratio that is still a double when it is squared

@@ -1,0 +1,393 @@
+"""Causal attention on token kernels: forward and backward steps on T x T matrices in O(T^2).
+
+With scores small against ln(row length), a row of weights averages the keys that it sees, M_ij = 1/n_i, so every
+product with M is a (cumulative) sum. Scores enter as the variance of rows (exact finite-length softmax moments) and as
+the covariance of two rows' scores, which makes some keys popular for many queries. Derivation and measured errors:
+`docs/theory/kernels.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from signalprop.kernels.causal_sums import Sums
+from signalprop.kernels.softmax_rows import Averages, Longer, Rows, favoured, held, longer, of_rows, rows_of
+from signalprop.network.moments import FloatArray
+from signalprop.theory import equal_norm_tokens as sphere
+from signalprop.theory.attention_variants import kept
+from signalprop.theory.row_overlaps import LEAST, position, within_table
+from signalprop.theory.softmax import vanishing
+
+
+@dataclass(frozen=True)
+class TokenAttention(Sums):
+    """What one causal self-attention does to kernels, given the kernel S of its input (second moment about 1).
+
+    Units as in `signalprop.theory.attention`: forward in units of d_model sigma_v^2, backward of d_v sigma_v^2.
+
+    Attributes:
+        kernel: S, (T, T).
+        qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
+        rho, omega: of `rotation`, None without rotary positions.
+        query_bias: variance of a query bias in units of d_model sigma_q^2.
+        value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
+        d_head: width of a head, by which rows' scores differ in size.
+        values: kernel of what the values are made of, where it is not `kernel`; results are in its units then.
+        one_length, norms: as of `theory.attention.Sizes`.
+    """
+
+    kernel: FloatArray
+    qk: float
+    d_model: int
+    dropout: float = 0.0
+    rho: FloatArray | None = None
+    omega: FloatArray | None = None
+    query_bias: float = 0.0
+    value_skip: float = 0.0
+    gain: float = 1.0
+    d_head: float = math.inf
+    values: FloatArray | None = None
+    one_length: bool = False
+    norms: sphere.HeadNorms = sphere.NO_NORMS
+
+    def forward(self) -> FloatArray:
+        """Kernel of the heads' output."""
+        averages = self._averages() if self.gain == 1 else self.gain**2 * self._averages()
+        if self.value_skip == 0:
+            return averages
+        kernel, mean = self._of_values[:2]
+        return np.asarray(self.value_skip**2 * kernel + self.value_skip * self.gain * (mean + mean.T) + averages)
+
+    def backward(self, gradient: FloatArray) -> FloatArray:
+        """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
+        return self._past(gradient, self.gain**2 * held(self._averages_back(gradient)))
+
+    def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """`backward` through the values, which does not ask what they are made of, and through queries and keys."""
+        value = self._past(gradient, self.gain**2 * held(self._averages_back(gradient, scores=0)))
+        return value, self.gain**2 * self._averages_back(gradient, value=0)
+
+    def _past(self, gradient: FloatArray, averaged: FloatArray) -> FloatArray:
+        """What averages of values send back, with what passes their skip."""
+        if self.value_skip == 0:
+            return averaged
+        returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
+        own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
+        return np.asarray(own + averaged)
+
+    def kept(self, sink: float) -> FloatArray:
+        """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
+        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
+        own = self._row_score_variance
+        return kept(self._per_row(self._row_length), own, raw - own, sink)
+
+    def _averages(self) -> FloatArray:
+        """Kernel of A V."""
+        out, own = self._averaged()
+        np.fill_diagonal(out, own)
+        return out
+
+    def _averaged(self) -> tuple[FloatArray, FloatArray]:
+        """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
+        n, spread, own_scale, dropped = self._row_length, self._of_values.spread, self._asks_own, 1 / (1 - self.dropout)
+        double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
+        own = np.diagonal(double_mean)
+        if self.qk == 0:  # all that scores do is left out: weights are 1/n
+            out = np.broadcast_to(double_mean, self._asks.shape).copy()
+            return out, np.maximum(own, 0.0) + mean_square / n * (dropped - 1)
+        second = self._rows.second
+        out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
+        left, kept, met = self._left_of_crowds
+        if self.one_length:
+            out -= met[:, None]
+            out -= met
+        out *= self._met
+        out += double_mean * np.outer(left, left)
+        linear = np.sqrt(self._random_slope + self._structural_slope)
+        out += np.outer(linear, linear) * self._asks
+        own = own * left**2 + kept + (second - 1 / n) * spread + self._own_slope * own_scale
+        return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
+
+    def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+        """Gradient kernel at the input of A V; `value`, `scores` are 0 where that path is left out."""
+        out, own = self._sent_back(gradient, np.diagonal(gradient), value, scores)
+        np.fill_diagonal(out, own)
+        return out
+
+    def _sent_back(
+        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
+        second, jacobian, weighted, *_ = self._rows
+        out, diagonal = self._different_queries(gradient, value, scores)
+        # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
+        keep = 1 - self.dropout
+        value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
+        keys = weighted * self.qk * (self._own + self.query_bias) * value_spread * self._longer.to_key
+        on = self._sent_to_keys(own * (value * second / keep + keys))
+        if value:
+            out += self._over_both(own * (1 - second))
+        taken = self._over_both(own * keys)
+        out -= taken if self._turn is None else taken * self._turn
+        # queries: the output is linear in the query
+        slope = scores * (self._random_slope + self._structural_slope)
+        root = np.sqrt(slope)
+        out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
+        asks = self._own + self.query_bias
+        per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
+        return out, diagonal + on + own * (slope + jacobian * per_query * value_spread * self._longer.to_query)
+
+    def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
+        """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
+        pairs = gradient / np.outer(self._row_length, self._row_length)
+        np.fill_diagonal(pairs, 0.0)
+        # values: M^T G M; keys, and keys made popular for the values: one bracket serves both
+        popular, keys = self._bracket_weights
+        out = self._centred_sum(pairs * (value * popular + scores * keys), values=not value)
+        if value:
+            out += self._over_queries(self._over_queries(pairs, 0), 1)
+        return out, np.diagonal(out).copy()
+
+    def _sent_to_keys(self, values: FloatArray) -> FloatArray:
+        """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
+        return np.diagonal(
+            self._over_queries((values / self._row_length)[:, None] * self._shared_out(self._rows.favour[1]), 0)
+        )
+
+    @cached_property
+    def _means(self) -> tuple[FloatArray, FloatArray]:
+        """(M S, M S M^T)."""
+        return self._sums(self.kernel, self._own)
+
+    @cached_property
+    def _mean_square(self) -> FloatArray:
+        """Per row, the mean diagonal of S over its keys."""
+        return self._mean_over_keys(self._own)
+
+    def _centred_sum(self, h: FloatArray, values: bool = False) -> FloatArray:
+        """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii'].
+
+        `values`: of their kernel.
+        """
+        kernel, mean, double_mean = self._of_values[:3] if values else (self.kernel, *self._means)
+        over_second = self._over_queries(h, 1)
+        first = kernel * self._over_queries(over_second, 0)
+        mixed = self._over_queries(mean * over_second, 0)
+        last = self._over_queries(self._over_queries(h * double_mean, 0), 1)
+        return first - mixed - mixed.T + last
+
+    def _value_own(self, values: FloatArray) -> FloatArray:
+        return np.diagonal(values)
+
+    @cached_property
+    def _of_values(self) -> Averages:
+        """What is averaged."""
+        if self.values is None:
+            return Averages(self.kernel, *self._means, self._own, self._mean_square, self._spread)
+        own = self._value_own(self.values)
+        mean, double_mean = self._sums(self.values, own)
+        square = self._mean_over_keys(own)
+        return Averages(self.values, mean, double_mean, own, square, self._apart(square, double_mean))
+
+    # --- scores ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _spread(self) -> FloatArray:
+        """Per row, how far its keys lie apart: the unbiased 1 - r of equal tokens."""
+        return self._apart(self._mean_square, self._means[1])
+
+    def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
+        centred = mean_square - np.diagonal(double_mean)
+        return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
+
+    @property
+    def _finite(self) -> FloatArray:
+        """1 - 1/n of every row; 1/2 for a single key, which nothing depends on."""
+        return np.maximum(1 - 1 / self._row_length, 0.5)
+
+    def _per_row(self, values: FloatArray) -> FloatArray:
+        return np.broadcast_to(values, (len(self._asks),))
+
+    @cached_property
+    def _row_score_variance(self) -> FloatArray:
+        own = self._asks_own
+        turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
+        return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
+
+    @cached_property
+    def _rows(self) -> Rows:
+        """Every row of weights."""
+        variance = self._row_score_variance
+        length = np.broadcast_to(self._row_length, variance.shape)
+        return rows_of(variance, length, self._fluctuation, **self._flat(self._key_correlation, self._turned_part))
+
+    def _flat(self, r: FloatArray, own: FloatArray) -> dict[str, Any]:
+        """What else `rows_of` takes of tokens of one length: their correlation, and the keys' own part of s."""
+        if not self.one_length:
+            return {}
+        flatness = sphere.flatness(r, own, self.d_model, self.norms)
+        return {"turns": sphere.turns(self.d_model, self.norms), "flatness": flatness}
+
+    @property
+    def _fluctuation(self) -> float:
+        return float(sphere.score_spread(self.d_model, self.d_head, self.norms, one_length=self.one_length))
+
+    @cached_property
+    def _key_correlation(self) -> FloatArray:
+        """Per row, the token correlation of its keys."""
+        return self._per_row(1 - self._spread / np.maximum(self._mean_square, 1e-150))
+
+    @cached_property
+    def _turned_part(self) -> FloatArray:
+        """Per row, what of its score variance is the keys' own, unturned."""
+        own = self.qk * (self._asks_own + self.query_bias) * self._spread
+        whole = self._row_score_variance
+        return np.divide(own, whole, out=np.ones_like(own), where=whole > 0)
+
+    @cached_property
+    def _longer(self) -> Longer:
+        widths, s, how = (self.d_model, self.d_head), self._row_score_variance, (self.one_length, self.norms)
+        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
+        share = s / np.maximum(raw, 1e-150)
+        return longer(self._rows, s, self._key_correlation, share, widths, self.dropout, *how)
+
+    @cached_property
+    def _pair_scores(self) -> FloatArray:
+        """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
+        shared = self.qk * (self._asks + self.query_bias)
+        return shared if self._turn is None else shared * self._turn
+
+    @cached_property
+    def _turn(self) -> FloatArray | None:
+        """rho of every two positions."""
+        if self.rho is None:
+            return None
+        index = np.arange(len(self.kernel))
+        return self.rho[np.abs(np.subtract.outer(index, index))]
+
+    @cached_property
+    def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
+        own = np.maximum(self._row_score_variance, 1e-12)
+        c = self._pair_scores * self._per_row(self._spread)[:, None]
+        np.clip(c, LEAST * own[:, None], own[:, None], out=c)
+        s, beyond = map(np.asarray, within_table(own))
+        x = np.asarray(position(s[:, None], c / beyond[:, None] if beyond.max() > 1 else c))
+        value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
+        # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
+        moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
+        ratio = moves / np.where(self._row_length > 1, moves, 1.0)[:, None]
+        value *= s[:, None]
+        np.minimum(value, np.log(self._row_length)[:, None], out=value)  # an overlap is at most n
+        popular = np.expm1(value, out=value)
+        popular *= ratio
+        met = np.exp(jacobian, out=jacobian)
+        met *= (vanishing(s) / beyond / self._finite)[:, None]
+        met *= ratio
+        weighted *= own[:, None]
+        passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
+        if passing < 1:
+            weighted += (1 - passing) * (c - weighted)
+        weighted *= met
+        return self._of_pair(popular), self._of_pair(met), self._of_pair(weighted)
+
+    @cached_property
+    def _bracket_weights(self) -> tuple[FloatArray, FloatArray]:
+        """Of two queries, what multiplies the sum over keys of the centred bracket: (e^c - 1) / spread for values, and
+        c e^c / spread for keys, with overlaps for e^c."""
+        popular, _, weighted = self._overlaps
+        spread = self._of_pair(self._per_row(self._spread))
+        by_value = popular / self._of_pair(self._per_row(self._finite))
+        far, spread = spread > 1e-12, np.maximum(spread, 1e-12)
+        return np.where(far, by_value / spread, self._pair_scores), np.where(far, weighted / spread, self._pair_scores)
+
+    @cached_property
+    def _keys_in_common(self) -> FloatArray:
+        """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
+        spread = self._spread if self.values is None else self._of_values.spread
+        apart = self._of_pair(self._spread * self._longer.in_common) * self._of_pair(spread)
+        both = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart
+        return both if self._turn is None else both * self._turn
+
+    @cached_property
+    def _turned(self) -> FloatArray:
+        """How alike one query scores two keys: S, with rotary positions less the farther they stand apart."""
+        return self.kernel if self._turn is None else self.kernel * self._turn
+
+    @cached_property
+    def _turned_means(self) -> tuple[FloatArray, FloatArray]:
+        """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
+        mean, double = self._means if self._turn is None else self._sums(self._turned, self._own)
+        return mean, np.diagonal(double)
+
+    @cached_property
+    def _random_slope(self) -> FloatArray:
+        """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
+        return np.asarray(self._chance_met * (1 - self._rows.second) ** 2)
+
+    @property
+    def _chance_met(self) -> FloatArray:
+        """Those overlaps of scores and values, of uniform weights."""
+        coherent = 1.0 if self.omega is None else self.omega
+        return np.asarray(self.qk * coherent / self.d_model * self._spread * self._of_values.spread)
+
+    @property
+    def _own_slope(self) -> FloatArray:
+        """Both slopes, of a row with itself."""
+        rows, h = self._rows, self.dropout / (1 - self.dropout)
+        longer = -1.0 if self.one_length else h
+        return self._structural_slope + self._chance_met * (rows.response + 4 * longer * rows.second * rows.tilt)
+
+    @cached_property
+    def _structural_slope(self) -> FloatArray:
+        """The same from keys that are alike on purpose (equal tokens, one segment): mean product of the centred kernels
+        of scores and of values off their diagonals."""
+        n, (turned_mean, turned_total) = self._row_length, self._turned_means
+        v = self._of_values
+        squares = np.diagonal(self._sums(self._turned * v.kernel, self._own * v.own)[1])
+        total = np.diagonal(v.double_mean)
+        centred = squares - 2 * self._sum_of_seen(v.mean * turned_mean) / n + total * turned_total
+        own = v.own - 2 * v.mean + total[:, None]
+        turned_own = own if self._turn is None else self._from_mean
+        # keys that are all alike have this much: each is part of the mean, which the moments of a row count
+        usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
+        structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2 - usual, 0.0)
+        return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
+
+    @cached_property
+    def _from_mean(self) -> FloatArray:
+        """Per row, how far every key lies from the mean of all, as scores see it; (1, T) where rows see the same."""
+        mean, total = self._turned_means
+        return np.maximum(self._own - 2 * mean + total[:, None], 0.0)
+
+    def _shared_out(self, favour: FloatArray) -> FloatArray:
+        """Per row, what every key gets over the mean of all: those that lie apart have larger scores."""
+        apart, n = self._from_mean, self._row_length
+        share = favoured(apart, self._sum_of_seen(apart) / n, favour)
+        return share * (n / self._sum_of_seen(share))[:, None]
+
+    @cached_property
+    def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Per row, what is left of its mean value: keys in a crowd get less than their share. Of crowds by chance, what
+        a row by itself keeps, and what two rows lose where they meet in a key."""
+        mean, n = self._of_values.mean, self._row_length
+        moved = self._sum_of_seen((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
+        size = np.diagonal(self._of_values.double_mean)
+        far = size > 1e-9 * self._of_values.mean_square
+        found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
+        left, none = self._per_row(1 + np.clip(found, -1.0, 0.0)), np.zeros(len(self._asks))
+        if not self.one_length:
+            return left, none, none
+        (kept, met), (shared, squared) = self._near_by_chance, 2 * self._rows.favour * self._of_values.mean_square
+        lost = shared * kept * self._per_row(np.divide(1, size, out=np.zeros_like(size), where=far))
+        return left - np.minimum(lost, left), 2 * self._rows.second * squared * kept, shared * met
+
+    @property
+    def _near_by_chance(self) -> tuple[FloatArray, FloatArray]:
+        turned = self._turned_part * (1.0 if self.omega is None else self.omega)
+        return sphere.crowding(self._key_correlation, turned, self.d_model)  # type: ignore[return-value]

@@ -1,0 +1,162 @@
+"""Token kernels of several residual streams: `signalprop.theory.residual_streams` on (T, T) parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from signalprop.kernels.position_grid import Grid
+from signalprop.kernels.scaled_kernel import State, exp_of, normalised
+from signalprop.kernels.stack import Back, Read, Stack
+from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.between_streams import over_their_mean
+from signalprop.theory.log_arithmetic import inverse_roots
+from signalprop.theory.residual_streams import Connections, Gated, Several, connections_of
+
+Keep = NDArray[np.bool_] | Grid | None
+
+
+@dataclass(frozen=True)
+class Kernels(Several):
+    """Kernels of pairs of streams; their mean over streams is asked for as of a State."""
+
+    connections: Connections
+
+    @staticmethod
+    def of(state: Several, connections: Connections) -> Kernels:
+        """Rescaled parts."""
+        state = state.rescaled()
+        return Kernels(state.parts, state.log_scale, connections)
+
+    @property
+    def average(self) -> State:
+        """The mean over streams."""
+        return State(self.mean(self.connections), self.log_scale)
+
+    @property
+    def kernel(self) -> FloatArray:
+        """Of the mean over streams, in units of exp(log_scale)."""
+        return self.mean(self.connections)
+
+    def moments(self, keep: Keep = None) -> tuple[float, float]:
+        """As of `State`."""
+        return self.average.moments(keep)
+
+    def overlap(self, other: State | Kernels, keep: Keep = None) -> float:
+        """As of `State`."""
+        return self.average.overlap(other.average if isinstance(other, Kernels) else other, keep)
+
+    def between(self, keep: Keep = None) -> FloatArray:
+        """The n x n covariance of the streams over the mean of their variances; positions as of `State`."""
+        own = np.diagonal(self.parts, axis1=1, axis2=2)
+        if isinstance(keep, Grid):
+            found = own[:, : len(keep.n)] @ keep.weights
+        else:
+            found = (own if keep is None else own[:, keep]).sum(1)
+        return over_their_mean(self.connections.between(found))
+
+    def rho(self) -> FloatArray:
+        """How alike the streams of two tokens are, all together, (T, T)."""
+        return np.clip(normalised(self.kernel), -1.0, 1.0)
+
+
+class StackOfStreams(Stack):
+    """A stack whose state is `Kernels`."""
+
+    def __init__(self, p: Parametrization, grid: Grid | None = None) -> None:
+        super().__init__(p, grid=grid)
+        self.connections = connections_of(p)
+        self.rho: FloatArray = np.zeros(0)  # of what the present sublayer reads
+
+    def enter(self, start: State) -> Any:
+        parts = np.multiply.outer(self.connections.start, start.kernel)
+        return Kernels.of(Several(parts, start.log_scale), self.connections)
+
+    def leave(self, last: Any) -> State:
+        self.connections.meet(self.n, last.parts, last.log_scale)
+        return State(self.connections.head(last.parts), last.log_scale).rescaled()
+
+    def back(self, gradient: State) -> Any:
+        return Kernels.of(Several(self.connections.head_sent(gradient.kernel), gradient.log_scale), self.connections)
+
+    def _of(self, i: int, stream: Kernels) -> State:
+        self.rho = stream.rho()
+        self.connections.meet(i, stream.parts, stream.log_scale)
+        return State(self.connections.read(i, stream.parts, self.rho), stream.log_scale).rescaled()
+
+    def read(self, i: int, stream: Any) -> Read:
+        return super().read(i, self._of(i, stream))
+
+    def read_normed(self, i: int, stream: Any) -> Read:
+        return super().read_normed(i, self._of(i, stream))
+
+    def skipped(self, i: int, stream: Any) -> Any:
+        mixed = Several(self.connections.mixed(i, stream.parts, self.rho), stream.log_scale)
+        return Kernels.of(mixed.times(float(self.p.skip[i]) ** 2), self.connections)
+
+    def plus(self, i: int, kept: Any, output: State) -> Any:
+        added = output.times(float(self.p.branch[i]) ** 2)
+        written = self.connections.written(i, added.kernel, self.rho)
+        total = Several(kept.parts, kept.log_scale).plus(written, added.log_scale)
+        return Kernels.of(total, self.connections)
+
+
+class BackOfStreams(Back):
+    """The way back over a stretch of sublayers of a `StackOfStreams`."""
+
+    def __init__(self, stack: StackOfStreams, across: State) -> None:
+        super().__init__(stack, across, None)
+        self.connections = stack.connections
+        self.outputs: dict[int, State] = {}  # of branches whose gates send a gradient
+
+    def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
+        super().keep(i, layer_in, branch, stream_out)
+        if isinstance(self.connections, Gated):
+            self.outputs[i] = branch
+
+    def _read(self, i: int) -> Kernels:
+        return cast(Kernels, self.reads[i])
+
+    def at_branch(self, i: int, at_sum: Any) -> State:
+        arriving = self.connections.arriving(i, at_sum.parts, self._read(i).rho())
+        return State(arriving, at_sum.log_scale).rescaled().times(float(self.p.branch[i]) ** 2)
+
+    def sent(self, i: int, at_sum: Any, at_branch: State) -> Any:
+        connections, streams = self.connections, self._read(i)
+        rho = streams.rho()
+        at_read = super().sent(i, at_branch, at_branch)
+        out = Several(connections.sent(i, at_read.kernel, rho), at_read.log_scale)
+        if isinstance(connections, Gated):
+            given = self.outputs.get(i) or self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
+            added = given.times(float(self.p.branch[i]) ** 2)
+            root = inverse_roots(np.diagonal(streams.kernel))
+            size = root * root[:, None]
+            branch = added.kernel * exp_of(added.log_scale - streams.log_scale) * size
+            in_units = at_read.kernel * exp_of(at_read.log_scale - at_sum.log_scale)
+            gates = connections.through_gates(
+                at_sum.parts, streams.parts * size, branch, in_units, rho, float(self.p.skip[i]) ** 2
+            )
+            out = out.plus(gates, at_sum.log_scale)
+        return Kernels.of(out, connections)
+
+    def skipped_back(self, i: int, at_sum: Any) -> Any:
+        parts = self.connections.mixed_back(i, at_sum.parts, self._read(i).rho())
+        return Kernels.of(Several(parts, at_sum.log_scale).times(float(self.p.skip[i]) ** 2), self.connections)
+
+    def together(self, one: Any, other: Any) -> Any:
+        return Kernels.of(one.plus(other.parts, other.log_scale), self.connections)
+
+
+def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
+    """The steps of a table on kernels: of one stream, or of several."""
+    return Stack(p, grid=grid) if p.architecture.streams is None else StackOfStreams(p, grid=grid)
+
+
+def back_of(stack: Stack, across: State, meet: Callable[[int, State, State], None]) -> Back:
+    """The way back through a stack."""
+    return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across, meet)

@@ -1,0 +1,237 @@
+"""Rows of attention weights by their length: moments of their softmax, what rotary positions leave, bounds."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from signalprop.network.moments import FloatArray
+from signalprop.theory import equal_norm_tokens as sphere
+from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
+from signalprop.theory.row_overlaps import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
+from signalprop.theory.softmax import (
+    Spline,
+    flattening,
+    linear_response,
+    node_moments,
+    node_variances,
+    own_variance_response,
+    vanishing,
+)
+
+_RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
+_PAIRED = 3 * (DEGREE + 1)  # columns that are of two rows
+
+
+class Averages(NamedTuple):
+    """A kernel K with M K and M K M^T, its diagonal, and per row the mean of that and how far its keys lie apart."""
+
+    kernel: FloatArray
+    mean: FloatArray
+    double_mean: FloatArray
+    own: FloatArray
+    mean_square: FloatArray
+    spread: FloatArray
+
+
+class Rows(NamedTuple):
+    """Rows of weights, averaged over score variances as `theory.row_overlaps.fluctuating` has them.
+
+    Attributes:
+        second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
+        with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
+            that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
+        favour: d ln E A_k and d ln E A_k^2, by d ln of the variance of key k's score about the row's mean, (2, T).
+        scatter: variance over heads and queries of sum_j A_ij^2, (T,).
+        response, tilt: D and kappa: how far a row's output follows the query, and keys weighted by A^2 do, (T,).
+    """
+
+    second: FloatArray
+    jacobian: FloatArray
+    weighted: FloatArray
+    with_others: FloatArray
+    favour: FloatArray
+    scatter: FloatArray
+    response: FloatArray
+    tilt: FloatArray
+
+
+class Longer(NamedTuple):
+    """Factors on what scores send to keys, to the query, and to two queries of what they share: 1 at infinite width."""
+
+    to_key: FloatArray
+    to_query: FloatArray
+    in_common: FloatArray
+
+
+def longer(
+    rows: Rows, s: FloatArray, r: FloatArray, share: FloatArray, widths: tuple[int, float], dropout: float,
+    one_length: bool, norms: sphere.HeadNorms,
+) -> Longer:  # fmt: skip
+    """Of rows of score variance s, that share of the raw one, and of keys of token correlation r; widths: of the input,
+    and of a head."""
+    (d, d_head), kept, tilted = widths, 1 / (1 - dropout), s * rows.tilt
+    shorter, common = np.ones_like(tilted), np.zeros_like(tilted)
+    if one_length:
+        shorter = np.asarray(sphere.shorter(s, rows.tilt, d))
+        common = np.asarray(sphere.shorter(s * (1 + r / 2), rows.tilt, d)) - 1
+    to_key = (1 + (4 * kept - 3) * tilted / d) * shorter
+    twice = [sphere.of_own_length(r, x, one_length=one_length) / d for x in (kept, 1.0)]
+    far = rows.tilt * rows.jacobian / rows.second
+    to_query = to_key * (1 + sphere.along_query(d, d_head, norms) * tilted) * shorter + twice[0]
+    return Longer(to_key * sphere.through_key_norm(s, far, share, norms), to_query, 1 + common + twice[1])
+
+
+@lru_cache(maxsize=32)
+def _knots(length: int) -> tuple[int, ...]:
+    """Row lengths from 2 to `length`, by ratios of at most _RATIO."""
+    n = max(2, math.ceil(math.log(max(length, 2) / 2) / math.log(_RATIO)) + 1)
+    return tuple(sorted(set(np.round(np.geomspace(2, max(length, 2), n)).astype(int).tolist())))
+
+
+@lru_cache(maxsize=32)
+def _tabulated(lengths: tuple[int, ...], spread: float, turns: float) -> FloatArray:
+    """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
+    splines = [(*fluctuating(n, spread, turns), _alone(n, spread)) for n in lengths]
+    return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
+
+
+def _alone(length: int, spread: float) -> Spline:
+    """`favour` … `tilt` of `Rows` where two rows are tabulated, and the derivatives of ln P and ln J by flatness; two
+    keys are always as far from their mean."""
+    response = own_variance_response(length) if length > 2 else np.zeros((len(node_variances()), 2))
+    moments = node_moments(length)
+    log_spread = math.log1p(spread)
+    size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
+    columns = [moments.second, moments.second_squared, linear_response(moments), moments.squared_tilt]
+    found = Spline(np.stack(columns, axis=1))(node_variances()[:, None] * size)
+    second, square, moved, tilt = (np.asarray(y) for y in found)
+    scatter = np.maximum(square @ HERMITE_W - (second @ HERMITE_W) ** 2, 0.0)
+    slopes = [(y * size) @ HERMITE_W for y in (moved, tilt)]
+    return Spline(np.column_stack([response, scatter, *slopes, flattening(length)])[::STRIDE])
+
+
+def rows_of(
+    score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None, *,
+    turns: float = 0.0, flatness: FloatArray | None = None,
+) -> Rows:  # fmt: skip
+    """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
+
+    Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
+    but for lengths that are no whole numbers, which stand between those up to `longest`. Of tokens of one length:
+    `turns` as of `theory.row_overlaps.fluctuating`, `flatness` of `theory.equal_norm_tokens`, (T,).
+    """
+    one_length = np.ptp(row_length) == 0 and longest is None
+    lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
+    n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
+    at, weight = lagrange(np.log(n), np.log(lengths))
+    within, beyond = map(np.asarray, within_table(s))
+    index, offset = fluctuating(lengths[0], spread, turns).value.place(within)
+    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread, turns)[at, index[:, None]])
+    columns = np.asarray(horner(cubic, offset))
+    found, alone = columns[:_PAIRED].reshape(3, DEGREE + 1, -1), columns[_PAIRED:]
+    alone[:-2] = np.maximum(alone[:-2], 0.0)
+    alone[3:5] /= beyond
+    if flatness is not None:
+        flat = _of_two_rows(within)
+        found[0, : len(flat)] += flat * (flatness * alone[-2] / within)
+        found[1, : len(flat)] += flat * (flatness * alone[-1])
+    alone[:, row_length < 2] = 0.0
+    found[:, :, row_length < 2] = ALONE[:, :, None]
+    value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
+    many = np.exp(jacobian) * vanishing(s) / row_length
+    second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
+    return Rows(second, many, many * weighted, found, alone[:2], *alone[2:5])
+
+
+def _of_two_rows(s: FloatArray) -> FloatArray:
+    """Coefficients in x, ascending, of `theory.equal_norm_tokens.of_two_rows`: c/s is a x - b x^2 there; (5, T)."""
+    root = np.sqrt(s + 4)
+    a, b = 2 * root / (root + 2), (root - 2) / (root + 2)
+    return np.stack([np.ones_like(s), 4 * a, 2 * a * a - 4 * b, -4 * a * b, 2 * b * b]) / 7
+
+
+def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:
+    """(apart / its mean over the row)^favour; rows that all see the same, one row here, have their mean exponent."""
+    ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
+    exponent = favour if len(apart) == len(favour) else favour.mean(keepdims=True)
+    power = np.log(np.maximum(ratio, 1e-9, out=ratio), out=ratio)
+    power *= exponent[:, None]
+    return np.asarray(np.exp(power, out=power))
+
+
+def by_pairs(n: FloatArray) -> FloatArray:
+    """Of rows of n keys, one over the ordered pairs of different ones; 0 for a single key."""
+    return np.asarray((n > 1) / np.maximum(n * (n - 1), 1.0))
+
+
+_AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
+_WIDE = 384  # columns from which NumPy's sums down the rows, column by column, lose more than a loop costs
+
+
+def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
+    """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
+    whole, rows = np.empty(x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        at, out, by = x[part], whole[part], coefficients[:, part, None]
+        np.multiply(at, by[-1], out=out)
+        for c in by[-2:0:-1]:
+            out += c
+            out *= at
+        out += by[0]
+    return whole
+
+
+def running(values: FloatArray, axis: int) -> FloatArray:
+    """Sums up to every entry along an axis of a matrix: `np.cumsum`, where memory runs the other way row by row."""
+    lines = values if axis == 0 else values.T
+    if lines.shape[1] < _WIDE or abs(lines.strides[0]) <= abs(lines.strides[1]):
+        return np.asarray(np.cumsum(values, axis))
+    out = np.empty(lines.shape)
+    out[0] = lines[0]
+    for before, line, here in zip(out, lines[1:], out[1:], strict=False):
+        np.add(before, line, out=here)
+    return out if axis == 0 else out.T
+
+
+def mirrored(values: FloatArray) -> FloatArray:
+    """The symmetric matrix with this upper triangle, block by block."""
+    out, side = np.empty(values.shape), 128
+    for start in range(0, len(out), side):
+        part = slice(start, start + side)
+        out[part, start:] = values[part, start:]
+        for left in range(start + side, len(out), side):
+            other = slice(left, left + side)
+            out[other, part] = values[part, other].T
+        square = values[part, part]
+        np.copyto(out[part, part], square.T, where=np.tri(len(square), dtype=bool))
+    return out
+
+
+@lru_cache(maxsize=8)
+def rotation(length: int, d_head: int, base: float, fraction: float, causal: bool) -> tuple[FloatArray, FloatArray]:
+    """Rotary positions: (rho, omega), rho[D] = mean cosine of the angles between positions D apart, and
+    omega[i] = the share of a common key vector's score that row i keeps (mean of rho over pairs of its keys)."""
+    rotated = 2 * round(fraction * d_head / 2)
+    theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
+    lag = np.arange(length)
+    share = rotated / d_head
+    rho = 1 - share + share * sum((np.cos(lag * f) for f in theta), np.zeros(length)) / max(len(theta), 1)
+    n = np.arange(1, length + 1, dtype=np.float64)
+    # over the pairs of a row of n keys: (n rho_0 + 2 sum_D (n - D) rho_D) / n^2
+    omega = (2 * (n * np.cumsum(rho) - np.cumsum(rho * lag)) - n * rho[0]) / n**2
+    return rho, omega if causal else np.full(length, omega[-1])
+
+
+def held(kernel: FloatArray) -> FloatArray:
+    """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
+    own = np.diagonal(kernel)
+    if own.min() >= 0:
+        return kernel
+    root = np.sqrt(np.maximum(own, 0.0))
+    most = np.outer(root, root)
+    return np.asarray(np.clip(kernel, -most, most))

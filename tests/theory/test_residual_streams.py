@@ -1,0 +1,180 @@
+"""Several residual streams: against one stream, numbers worked out by hand, random networks, and transformers' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import signalprop as sp
+from signalprop.cli.options import changes
+from signalprop.errors import InputError
+from signalprop.models.connections import Gates, left_back
+from signalprop.models.transformer import surroundings
+from signalprop.network.residual_streams import Streams
+from signalprop.report.tables import profile_table
+from signalprop.results.between_streams import alike
+from signalprop.results.cost import count_parameters, train_flops
+
+WORDS = 100
+INPUTS = sp.InputStatistics(token_correlation=1 / WORDS, target_correlation=1 / WORDS)
+
+
+def network(streams: Any, **changes: Any) -> sp.Architecture:
+    fields = {"kind": "decoder", "n_layers": 3, "d_model": 128, "n_heads": 2, "seq_len": 32, "vocab_size": WORDS}
+    return sp.Architecture(**{**fields, "tied_embeddings": False, "streams": streams, **changes})
+
+
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+@pytest.mark.parametrize("streams", [{"gate_scale": 0.0}, {"mixing": "hyper", "n": 3}])
+def test_streams_that_nothing_tells_apart_are_one(streams: dict[str, Any], fidelity: Any) -> None:
+    one, many = (sp.predict(network(s), INPUTS, scheme="xavier", fidelity=fidelity) for s in (None, streams))
+    for point in ("stream_in", "branch", "stream_out"):
+        assert many.forward[point].variance == pytest.approx(one.forward[point].variance, rel=1e-9)
+        assert many.forward[point].token_correlation == pytest.approx(one.forward[point].token_correlation, abs=1e-9)
+    assert many.gradient["branch"].variance == pytest.approx(one.gradient["branch"].variance * (
+        many.gradient["branch"].variance[-1] / one.gradient["branch"].variance[-1]), rel=1e-9)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "streams",
+    [pytest.param({"gate_scale": 2.0}, marks=pytest.mark.slow), {"gate_scale": 2.0, "mix_bias": 3.0},
+     {"mixing": "independent", "gate_scale": 2.0}, {"mixing": "hyper"},
+     {"mixing": "input", "keep": 0.9, "add": 0.4}, {"mixing": "siamese"}],
+    ids=["mhc", "mhc near the identity", "independent", "hyper", "input", "siamese"],
+)  # fmt: skip
+def test_against_random_networks(streams: dict[str, Any]) -> None:
+    table = sp.scheme("xavier")(network(streams, d_model=256))
+    predicted, measured = sp.predict(table, INPUTS), sp.simulate(table, INPUTS, n_seeds=6, batch_size=2)
+    for point, at_most in (("stream_out", 0.03), ("branch", 0.08)):
+        difference = predicted.forward[point].log_variance - measured.forward[point].log_variance
+        assert np.abs(difference[1:]).max() < at_most
+    back = predicted.gradient["stream_in"].log_variance - measured.gradient["stream_in"].log_variance
+    assert np.abs(back).max() < 0.1
+    r = predicted.forward["stream_out"].token_correlation - measured.forward["stream_out"].token_correlation
+    assert np.abs(r).max() < 0.03
+    mine, theirs = predicted.stream_covariance, measured.stream_covariance
+    assert mine is not None and theirs is not None
+    assert np.abs(mine - theirs).max() < 0.08  # of one stream's variance, which differs between six networks
+    assert np.abs(alike(mine) - alike(theirs)).max() < 0.012
+    averaged = sp.predict(table, INPUTS, fidelity="moments", backward=False).stream_covariance
+    assert averaged is not None and np.abs(alike(averaged) - alike(mine)).max() < 0.01
+
+
+def test_skips_from_the_input_by_hand() -> None:
+    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
+        branch=0
+    )
+    forward = sp.predict(table, INPUTS, fidelity="moments", backward=False).forward["stream_out"]
+    carried = np.array([1.5, 1.5, 2.75, 2.75, 1.375, 1.375])  # of the input; the mean is with the input itself
+    assert forward.variance == pytest.approx((carried**2 + 1) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+def test_what_streams_share_by_hand(fidelity: Any) -> None:
+    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
+        branch=0
+    )
+    profile = sp.predict(table, INPUTS, fidelity=fidelity)
+    found = profile.stream_covariance
+    assert found is not None
+    for row, size in zip(found, [1.5, 1.5, 2.75, 2.75, 1.375, 1.375], strict=True):  # of the input in the first
+        mean = (size**2 + 1) / 2
+        assert row == pytest.approx(np.array([[size**2, size], [size, 1.0]]) / mean, rel=1e-9)
+    assert alike(found) == pytest.approx(np.ones(6), rel=1e-9)
+    assert sp.Profile.from_json(profile.to_json()) == profile
+    assert "streams corr" in profile_table(profile) and "0.69-1.31" in profile_table(profile)
+    assert profile.to_dataframe()["stream_out_between_streams"].to_numpy() == pytest.approx(np.ones(6), rel=1e-9)
+    panel = profile.plot().subfigs[0].axes[-1]
+    assert panel.get_title() == "Correlation between streams"
+    assert panel.lines[0].get_ydata() == pytest.approx(np.ones(6))
+    broken = profile.to_json()
+    broken["statistics"]["stream_covariance"] = [[1.0]]
+    with pytest.raises(InputError, match="shape \\(6, 2, 2\\)"):
+        sp.Profile.from_json(broken)
+
+
+def test_siamese_streams_are_those_of_the_paper() -> None:
+    """Its formula, written out with the branches of a built network."""
+    a = network({"mixing": "siamese"}, norm="rmsnorm", n_layers=2, d_model=32)
+    model = sp.build(sp.scheme("xavier")(a), seed=0, dtype=torch.float64).eval()
+    assert model.decoder is not None and model.head is not None
+    ids = torch.arange(32)[None]
+
+    def normed(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, (32,), eps=a.norm_eps)
+
+    x = y = model.decoder.embedding(ids, None)
+    around = surroundings(a, x, "decoder")
+    for i, sublayer in enumerate(model.sublayers()):
+        x = normed(x)
+        z = sublayer.branch(normed(x + normed(y)), around)
+        x, y = x + z / (2 * (i // 2 + 1)) ** 0.5, y + z
+    torch.testing.assert_close(model(ids).logits, model.head(normed(normed(x) + normed(y))), rtol=1e-10, atol=1e-10)
+    assert count_parameters(a)["total"] == sum(p.numel() for p in model.parameters())
+    with pytest.raises(InputError, match="ids"):
+        left_back(a, x)
+
+
+def test_gates_are_those_of_deepseek() -> None:
+    modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
+    config = modeling.DeepseekV4Config(hidden_size=128, hc_mult=4, rms_norm_eps=1e-5, hc_eps=0.0)
+    theirs = modeling.DeepseekV4HyperConnection(config)
+    mine = Gates(sp.scheme("xavier")(network({"gate_scale": 3.0})), 0, 0, torch.float32)
+    with torch.no_grad():
+        theirs.fn.copy_(mine.weight)
+        theirs.base.copy_(mine.base)
+        theirs.scale.copy_(mine.scale)
+        stream = torch.randn(2, 5, 4, 128, generator=torch.Generator().manual_seed(0))
+        read, write, mix = mine(stream.flatten(-2))
+        post, comb, collapsed = theirs(stream)
+    assert mix is not None
+    torch.testing.assert_close(write, post)
+    torch.testing.assert_close(mix, comb.transpose(-1, -2))
+    torch.testing.assert_close((read.unsqueeze(-1) * stream).sum(-2), collapsed)
+
+
+@pytest.mark.parametrize("streams", [4, {"mixing": "independent"}, {"mixing": "hyper"}, {"mixing": "input"}])
+def test_built_measured_and_counted(streams: Any) -> None:
+    table = sp.scheme("xavier")(network(streams))
+    assert sp.Parametrization.from_json(table.to_json()) == table
+    model = sp.build(table, seed=0)
+    counted = count_parameters(table)
+    assert counted["total"] == sum(x.numel() for x in model.parameters())
+    assert counted["streams"] > 0 and train_flops(table, 1, 1)["streams"] > 0
+    ids = torch.randint(0, WORDS, (4, 32), generator=torch.Generator().manual_seed(0))
+    measured = sp.measure(model, {"inputs": ids, "targets": ids.roll(-1, 1)})
+    predicted = sp.predict(table, INPUTS)
+    assert (
+        np.abs(predicted.forward["stream_out"].log_variance - measured.forward["stream_out"].log_variance).max() < 0.2
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"streams": 1}, "greater than or equal to 2"),
+        ({"streams": 4, "norm_placement": "post"}, "norms before them"),
+        ({"streams": 4, "norm_placement": "none"}, "'pre' or 'sandwich'"),
+        ({"streams": {"mixing": "siamese"}, "tied_embeddings": True}, "not tied_embeddings"),
+        ({"streams": {"mixing": "input", "n": 3}}, "2, the stream and the model's input; got 3"),
+        ({"streams": {"mixing": "input", "add": (0.1,)}}, "names 1 layers, the model has 3"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        network(**{"streams": None, **fields})
+
+
+def test_on_the_command_line() -> None:
+    changed = changes(["streams=3", "streams.mixing=hyper", "experts.top_k=1"])
+    assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
+    assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
+    assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
+
+
+def test_strong_gates_carry_a_note() -> None:
+    notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
+    assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]

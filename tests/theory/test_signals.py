@@ -1,0 +1,49 @@
+"""What the papers print of single components and what holds, by sampling; `signalprop verify` samples the elements."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import Embedding
+from signalprop.network.inputs import InputStatistics
+from signalprop.theory.branch_inputs import read_normed
+from signalprop.theory.embedding import embed
+from signalprop.theory.log_arithmetic import NO_SIGNAL
+
+
+def test_layer_norm_errata() -> None:
+    """Identical tokens stay identical; v1 prints (1 - 1/d) r, and no (d - 2) / (d - 3) on the way back."""
+    a = Architecture(n_layers=1, d_model=100, n_heads=1, norm_eps=0.0)
+    assert read_normed(a, 1.0, NO_SIGNAL, 0.0, 1.0, 0.0)[1] == 1
+    rng, d, n = np.random.default_rng(0), 16, 200_000
+    x, g = rng.normal(size=(2, n, d))
+    x -= x.mean(1, keepdims=True)
+    norm2 = np.square(x).sum(1)
+    # the Jacobian takes out the mean and the direction of x, and divides by the standard deviation
+    left = np.square(g).sum(1) - d * g.mean(1) ** 2 - (g * x).sum(1) ** 2 / norm2
+    returned = left / norm2  # mean square of the gradient: |left|^2 / d over |x|^2 / d
+    error = returned.std() / np.sqrt(n)
+    assert abs(returned.mean() - 14 / 13) < 4.5 * error
+    assert returned.mean() - 1 > 4.5 * error
+
+
+def test_embedding_sum_simulated() -> None:
+    """Dropout leaves the covariance and divides the variance: the papers leave the correlation as it was."""
+    rng, p, d, n = np.random.default_rng(1), 0.1, 64, 4000
+    a = Architecture(n_layers=1, d_model=d, n_heads=1, seq_len=2, n_segments=2, embedding_dropout=p)
+    made = embed(
+        a,
+        Embedding(token=1.0, position=1.0, segment=1.0),
+        InputStatistics(token_correlation=0.04, segment_correlation=2 / 3),
+    )
+    same_token, same_segment = rng.random(n) < 0.04, rng.random(n) < 2 / 3
+    token, position, segment = rng.normal(size=(3, n, 2, d))
+    token[same_token, 1] = token[same_token, 0]
+    segment[same_segment, 1] = segment[same_segment, 0]
+    x = (token + position + segment) * (rng.random((n, 2, d)) >= p) / (1 - p)
+    products, squares = (x[:, 0] * x[:, 1]).mean(1), np.square(x).mean((1, 2))
+    assert abs(products.mean() - made.covariance) < 4.5 * products.std() / np.sqrt(n)
+    assert abs(squares.mean() - made.variance) < 4.5 * squares.std() / np.sqrt(n)
+    assert made.token_correlation == pytest.approx((0.04 + 2 / 3) / 3 * (1 - p))
