@@ -182,15 +182,14 @@ def result_of(out: Path) -> dict[str, Any]:
     return data
 
 
-def trainer_of(recipe: dict[str, Any], out: Path) -> Any:
-    """The Trainer of a recipe, in this process."""
+def loop_of(recipe: dict[str, Any], out: Path) -> Any:
+    """The training loop of a recipe, in this process."""
+    from signalprop_lab.training.loop import Loop
     from signalprop_lab.training.networks import network_of
     from signalprop_lab.training.recipe import parse
     from signalprop_lab.training.tasks import prepare
-    from signalprop_lab.training.trainer import RecipeTrainer, training_arguments
 
     parsed = parse(recipe)
     prepared = prepare(parsed)
-    network = network_of(parsed, prepared)
-    arguments = training_arguments(parsed, out / "checkpoints", 1, network)
-    return RecipeTrainer(network, parsed, prepared, args=arguments)
+    (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    return Loop(network_of(parsed, prepared), parsed, prepared, out / "checkpoints")

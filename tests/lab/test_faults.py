@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,30 +148,6 @@ class TestDisks:
         else:
             assert done.returncode == 1
             assert done.stderr.count("\n") == 1 and os.strerror(errno.ENOSPC) in done.stderr
-
-    def test_a_thread_without_room_says_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
-        """The writer of TensorBoard's files hands its error to the next call; its thread's traceback adds nothing."""
-        from signalprop_lab.training.run import _writers_leave_errors
-
-        def fail(number: int) -> None:
-            raise OSError(number, os.strerror(number))
-
-        before = threading.excepthook
-        seen: list[int | None] = []
-        threading.excepthook = lambda thrown: seen.append(getattr(thrown.exc_value, "errno", None))
-        try:
-            with _writers_leave_errors():
-                for number in (errno.ENOSPC, errno.EFBIG, errno.EBADF):
-                    thread = threading.Thread(target=fail, args=(number,))
-                    thread.start()
-                    thread.join()
-            thread = threading.Thread(target=fail, args=(errno.ENOSPC,))
-            thread.start()
-            thread.join()
-        finally:
-            threading.excepthook = before
-        assert seen == [errno.EBADF, errno.ENOSPC]
-        assert capsys.readouterr().err == ""
 
     @pytest.mark.parametrize("name", ["fold", "apply", "report"])
     def test_a_read_only_directory(self, name: str, given: Path, mounted: Path) -> None:

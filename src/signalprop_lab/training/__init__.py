@@ -1,1 +1,1 @@
-"""Training: recipes, their data, runs, sweeps. Runs are those of the Hugging Face Trainer."""
+"""Training: recipes, their data, runs, sweeps. Runs are a loop of our own on accelerate."""

@@ -16,14 +16,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.files.storage import finite, is_below, opened, read_json, sync, sync_names, written_whole
+from signalprop.files.storage import finite, is_below, opened, read_json, sync, written_whole
 from signalprop.hooks import whole
 from signalprop.repair.initialisation import fill
 from signalprop.streams.wrappers import unwrapped
@@ -39,11 +39,9 @@ from signalprop_lab.training.weight_files import (
     save_tensors,
 )
 
-if TYPE_CHECKING:
-    from signalprop_lab.training.trainer import RecipeTrainer
-
 SCHEMA, MARKER = "signalprop/checkpoint/1", "complete.json"
 STREAM = "stream.json"  # where a stream was
+Optimized = tuple[torch.optim.Optimizer, nn.Module]  # and the model whose parameters it has
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
@@ -108,39 +106,46 @@ def clear_leftovers(folder: Path) -> None:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def write(trainer: RecipeTrainer, weights: dict[str, Tensor], keep: int) -> None:
+def write(
+    target: Path,
+    weights: dict[str, Tensor],
+    optimized: Optimized,
+    state: dict[str, Any],
+    process: dict[str, Any],
+    position: Position | None,
+    keep: int,
+) -> None:
     """Write a checkpoint of the step that was just done; every process calls it, the first one writes.
 
     Args:
-        weights: as `weights_of` gives them. keep: how many checkpoints stay, this one with them.
+        target: its directory, checkpoint-STEP. weights: as `weights_of` gives them. process: `process_state`.
+        state, position: of the training and of its stream, JSON. keep: how many checkpoints stay, this one with them.
     """
-    moments, groups = _optimizer_of(trainer)
-    processes = gathered(_process_state(trainer))
+    moments, groups = _optimizer_of(*optimized)
+    processes = gathered(process)
 
     def fill_in(folder: Path) -> None:
-        for i, state in enumerate(processes):
-            _dump(folder / PROCESS.format(i), state)
+        for i, one in enumerate(processes):
+            _dump(folder / PROCESS.format(i), one)
         save_tensors(weights, folder / WEIGHTS)
         save_tensors(moments, folder / OPTIMIZER)
-        _dump(folder / STATE, _training_state(trainer, groups))
-        if (position := trainer.position) is not None:
+        _dump(folder / STATE, {"optimizer": groups, **state})
+        if position is not None:
             _dump(folder / STREAM, position.to_json())
-        trainer.state.save_to_json(str(folder / "trainer_state.json"))
 
-    by_first(lambda: _write(trainer.folder, trainer.state.global_step, fill_in))
+    by_first(lambda: _write(target, fill_in))
     if first():
-        thin_out(trainer.folder, keep, trainer.state.global_step)
+        thin_out(target.parent, keep, step_of(target))
 
 
-def _write(folder: Path, step: int, fill_in: Callable[[Path], None]) -> None:
-    target = folder / f"checkpoint-{step}"
+def _write(target: Path, fill_in: Callable[[Path], None]) -> None:
+    folder = target.parent
     try:
         with written_whole(target) as beside:
             for lines in folder.parent.glob("*.jsonl"):  # what was logged up to here belongs to the checkpoint
                 sync(lines)
-            sync_names(folder.parent)  # the Trainer has made the directory of checkpoints
             fill_in(beside)
-            mark(beside, step)
+            mark(beside, step_of(target))
             shutil.rmtree(target, ignore_errors=True)  # one that was found damaged
     except InputError as error:
         steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
@@ -183,9 +188,9 @@ def load_weights(model: nn.Module, checkpoint: str | Path) -> None:
 # --- optimizer, schedule, random states -------------------------------------------------------------------------------
 
 
-def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+def _optimizer_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """The state's tensors as "parameter/field" (for the first process), and the groups with names of parameters."""
-    optimizer, names = _optimized(trainer)
+    names = _names(optimizer, model)
     state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     for i, fields in state["state"].items():
@@ -197,10 +202,10 @@ def _optimizer_of(trainer: RecipeTrainer) -> tuple[dict[str, Tensor], list[dict[
     return tensors, [group | {"params": [names[i] for i in group["params"]]} for group in state["param_groups"]]
 
 
-def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
-    """Go on with the optimizer's and the schedule's state; every process calls it."""
-    kept = read_json(checkpoint / STATE)
-    optimizer, names = _optimized(trainer)
+def load_optimizer(checkpoint: Path, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Go on with the optimizer's state; every process calls it. The state of the training, as `write` had it."""
+    kept: dict[str, Any] = read_json(checkpoint / STATE)
+    names = _names(optimizer, model)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     number = {name: i for i, name in enumerate(names)}
     groups = [{key: tuple(x) if isinstance(x, list) else x for key, x in group.items()} for group in kept["optimizer"]]
@@ -213,9 +218,7 @@ def load_optimizer(trainer: RecipeTrainer, checkpoint: Path) -> None:
         states[number[name]][field] = _like(parameters[number[name]], tensor)
     numbered = [group | {"params": [number[name] for name in group["params"]]} for group in groups]
     optimizer.load_state_dict({"state": dict(states), "param_groups": numbered})
-    trainer.schedule.load_state_dict(kept["schedule"])
-    if kept["scaler"] is not None and trainer.accelerator.scaler is not None:
-        trainer.accelerator.scaler.load_state_dict(kept["scaler"])
+    return kept
 
 
 def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
@@ -227,25 +230,13 @@ def _like(parameter: Tensor, tensor: Tensor) -> Tensor:
     return out
 
 
-def _optimized(trainer: RecipeTrainer) -> tuple[torch.optim.Optimizer, list[str]]:
-    """The optimizer inside accelerate's, and its parameters' names in its order."""
-    optimizer: Any = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    names = {id(p): name for name, p in unwrapped(trainer.live).named_parameters()}
-    return optimizer, [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """Names of the optimizer's parameters, in its order."""
+    names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+    return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 
-def _training_state(trainer: RecipeTrainer, groups: list[dict[str, Any]]) -> dict[str, Any]:
-    scaler = trainer.accelerator.scaler
-    return {
-        "optimizer": groups,
-        "schedule": trainer.schedule.state_dict(),
-        "scaler": None if scaler is None else scaler.state_dict(),
-        "last_logged": trainer._globalstep_last_logged,
-        "seconds": trainer.seconds(),
-    }
-
-
-def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
+def process_state(loss: float) -> dict[str, Any]:
     """What every process has of its own: random states, and the loss that waits to be logged."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
     version, numbers, gauss_next = random.getstate()
@@ -254,7 +245,7 @@ def _process_state(trainer: RecipeTrainer) -> dict[str, Any]:
         "cuda": _hex(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gauss, gauss],
         "python": [version, list(numbers), gauss_next],
-        "loss": trainer._tr_loss.item(),
+        "loss": loss,
     }
 
 
@@ -273,31 +264,23 @@ def restore_random(checkpoint: Path, process: int) -> None:
     random.setstate((version, tuple(numbers), gauss_next))
 
 
-def pending_loss(checkpoint: Path, process: int, processes: int) -> tuple[float, int]:
-    """(sum of losses that were not logged yet, the step that was logged last).
-
-    The sum is that of this process; the mean over all of them, where there were others.
-    """
+def waiting_loss(checkpoint: Path, process: int, processes: int) -> float:
+    """The sum of losses that were not logged yet: of this process; the mean over all of them, where there were
+    others."""
     files = sorted(checkpoint.glob(PROCESS.format("*")))
     losses = {file.name: read_json(file)["loss"] for file in files}
     same = len(losses) == processes
-    loss = losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1)
-    return float(loss), read_json(checkpoint / STATE)["last_logged"]
+    return float(losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1))
 
 
 def position_of(checkpoint: Path) -> Position | None:
-    """Where a run's stream was; None: the checkpoint does not say."""
+    """Where a run's stream was; None: it reads none."""
     if not (checkpoint / STREAM).is_file():
         return None
     try:
         return Position(**read_json(checkpoint / STREAM))
     except TypeError:
         raise InputError(f"{checkpoint} is of a version that drew from streams otherwise; start the run anew") from None
-
-
-def seconds_of(checkpoint: Path) -> float:
-    """How long the training up to a checkpoint took."""
-    return float(read_json(checkpoint / STATE)["seconds"])
 
 
 def _hex(state: Tensor) -> str:

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from signalprop.data.batches import Batch
+from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.position import TOGETHER, Position
 
@@ -92,11 +93,20 @@ class Ordered(Dataset[Example]):
 
     def __init__(self, examples: Examples, n: int, seed: int, *, shuffle: bool = True) -> None:
         self._examples, self._n, self._seed, self._shuffle = examples, n, seed, shuffle
+        self._given = 0
+
+    def begin(self, given: int, position: Position | None = None) -> None:
+        """Leave out those that a run was given before."""
+        self._given = given
+
+    def position(self, given: int) -> None:
+        """Nothing but how many were given tells where it is."""
 
     def __len__(self) -> int:
-        return self._n
+        return self._n - self._given
 
     def __getitem__(self, i: int) -> Example:
+        i += self._given
         turn, place = divmod(i, len(self._examples))
         if self._shuffle:
             place = int(_order(len(self._examples), self._seed, turn)[place])
@@ -109,17 +119,26 @@ def _order(n: int, seed: int, turn: int) -> NDArray[np.int64]:
 
 
 class Streamed(IterableDataset[Example]):
-    """The first `n` examples of a stream, which a thread of its own reads, tokenizes and makes ahead of the training.
-
-    Attributes:
-        begins: where the next pass over it begins.
-    """
+    """The first `n` examples of a stream, which a thread reads, tokenizes and makes ahead of the training."""
 
     def __init__(self, stream: Shuffled[Any], n: int, seed: int, every: int = 0) -> None:
         """`every`: its position is kept after as many examples each, for a checkpoint; 0: never."""
         self._stream, self._n, self._seed, self._every = stream, n, seed, every
         self._kept: dict[int, Position | None] = {}
-        self.begins = Position()
+        self._begins = Position()
+
+    def begin(self, given: int, position: Position | None) -> None:
+        """Leave out those that a run was given before. position: what `position` was then.
+
+        Raises:
+            InputError: it is not known, or of another batch size.
+        """
+        if position is None or position.given != given:
+            raise InputError(
+                "the checkpoint does not say where the stream was, or is of a run with another budget.batch_size; "
+                "start the run anew"
+            )
+        self._begins = position
 
     def position(self, given: int) -> Position | None:
         """Where the stream was when so many examples had been given; None: that is not known any more, or never was."""
@@ -137,7 +156,7 @@ class Streamed(IterableDataset[Example]):
 
     def _read(self) -> Iterator[tuple[Example, int, Position | None]]:
         """The examples, how many there were with each, and where the stream is then, where that is kept."""
-        position, self.begins = self.begins, Position()
+        position, self._begins = self._begins, Position()
         while True:
             given = position.given
             for item, there in self._stream.items(self._seed, position):

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
-
-from transformers import TrainerCallback
-
-from signalprop_lab.training.lines import read_lines
-from signalprop_lab.training.processes import by_first
 
 BELOW = 0.1  # nats below chance that count as having learnt something of the input
 SMOOTHED = 50  # steps over which the training loss is averaged
@@ -32,14 +26,3 @@ def left_at(lines: Iterable[Mapping[str, Any]], chance: float) -> int | None:
         if line["step"] >= SMOOTHED and mean < chance - BELOW:
             return int(line["step"])
     return None
-
-
-class EndsWhenLearning(TrainerCallback):
-    """Ends a run that has left the plateau. It reads what `Metrics`, which is called before it, has written."""
-
-    def __init__(self, metrics: Path, chance: float) -> None:
-        self._metrics, self._chance = metrics, chance
-
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if by_first(lambda: left_at(read_lines(self._metrics), self._chance)) is not None:
-            control.should_training_stop = True

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def meet() -> None:
-    """Join the other processes, where there are some; the Trainer finds the group made."""
+    """Join the other processes, where there are some."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from accelerate import PartialState
 
@@ -24,7 +24,7 @@ def meet() -> None:
 
 
 def see_only(device: str) -> None:
-    """Have transformers' Trainer, which takes the first GPU there is, train on this device; before PyTorch uses one."""
+    """Have accelerate, which takes the first GPU there is, train on this device; before PyTorch uses one."""
     kind, _, index = device.partition(":")
     if index not in ("", "0"):
         raise InputError(f"--device {device}: training takes the first GPU it sees; set CUDA_VISIBLE_DEVICES={index}")

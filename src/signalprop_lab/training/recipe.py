@@ -248,8 +248,9 @@ class Parallel(Value):
     """How several processes (torchrun) share the work; one process needs nothing of it.
 
     Attributes:
-        fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's plugin. replicas: groups of
-            processes, each of which shards among itself (HSDP): as many as there are machines.
+        fsdp: shard parameters, gradients and optimizer. fsdp_config: fields of accelerate's
+            FullyShardedDataParallelPlugin. replicas: groups of processes, each of which shards among itself (HSDP): as
+            many as there are machines.
     """
 
     fsdp: bool = False
@@ -273,7 +274,7 @@ class Recipe(Value):
         seed: of weights, order of the data, masks and dropout.
         precision: of the arithmetic; weights and optimizer stay float32.
         compile: torch.compile. gradient_checkpointing: layers are computed again in the backward pass, for less memory.
-        report_to: loggers of transformers beside our own files, such as wandb or mlflow; each has to be installed.
+        report_to: trackers of accelerate beside our own files, such as wandb or mlflow; each has to be installed.
         schema_: version of the format.
     """
 

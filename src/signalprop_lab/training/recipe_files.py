@@ -138,7 +138,7 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The first three fields in which two mappings differ, in words."""
-    a, b = _flat(before), _flat(now)
+    a, b = flat(before), flat(now)
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)][:3]
 
     def shown(value: Any) -> str:
@@ -147,7 +147,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return "; ".join(f"{name} was {shown(a.get(name))}, is {shown(b.get(name))}" for name in names)
 
 
-def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+def flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Values by their keys, with dots between them."""
     if not isinstance(data, Mapping):
         return {prefix: data}
-    return {k: v for name, item in data.items() for k, v in _flat(item, f"{prefix}.{name}".lstrip(".")).items()}
+    return {k: v for name, item in data.items() for k, v in flat(item, f"{prefix}.{name}".lstrip(".")).items()}

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import copy
-import errno
 import math
-import os
 import shutil
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.storage import make_folder, write_json, write_text, written_whole
 from signalprop.files.validation import typed
@@ -27,26 +25,35 @@ from signalprop.repair.record import is_pretrained, record_of
 from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.results.verdicts import findings_of
-from signalprop_lab.training.callbacks import KeepGoing, Metrics, Progress, Signal, Veto, validated
-from signalprop_lab.training.checkpoints import clear_leftovers, last_good, step_of
+from signalprop_lab.training.checkpoints import clear_leftovers, last_good
+from signalprop_lab.training.divergence import Diverged
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
-from signalprop_lab.training.guard import Diverged, Guard, Interrupts
+from signalprop_lab.training.interrupts import Interrupts
 from signalprop_lab.training.lines import Lines, read_lines
+from signalprop_lab.training.loop import Loop, recompute_layers
 from signalprop_lab.training.networks import Network, network_of
-from signalprop_lab.training.plateau import EndsWhenLearning, left_at
+from signalprop_lab.training.plateau import left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told
 from signalprop_lab.training.recipe import Recipe, load_recipe
 from signalprop_lab.training.result import Result
 from signalprop_lab.training.run_folder import alone, begun_earlier
+from signalprop_lab.training.run_logs import (
+    EndsWhenLearning,
+    KeepGoing,
+    Metrics,
+    Progress,
+    Signal,
+    TensorBoard,
+    Veto,
+    Watcher,
+)
 from signalprop_lab.training.tasks import prepare
-from signalprop_lab.training.trainer import RecipeTrainer, recompute_layers, training_arguments
 from signalprop_lab.training.weight_files import fill_weights, weights_of
 
 __all__ = ["Result", "train"]
 
 _SIGNAL_EXAMPLES = 4  # sequences on which the signal is measured through training
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @typed
@@ -100,115 +107,96 @@ class _Run:
         self.recipe, self.folder, self.final = recipe, folder, final
         self.prepared = prepared = prepare(recipe)
         self.network = network = network_of(recipe, prepared)
-        unit, size = prepared.unit
-        self.unit, per_step = unit, size * recipe.budget.batch_size
-        arguments = training_arguments(recipe, folder / "checkpoints", int(os.environ.get("WORLD_SIZE", "1")), network)
         self.counts = [(p.numel(), p.requires_grad) for p in network.module.parameters()]  # before they are sharded
         self.main = first()
-        by_first(self._describe)  # before the Trainer makes its directory: only a recipe tells that it is a run's
         if recipe.gradient_checkpointing:
             recompute_layers(network)
-        self.trainer = RecipeTrainer(network, recipe, prepared, args=arguments)
-        for kind in (PrinterCallback, ProgressCallback):  # the bar and the files say it
-            self.trainer.remove_callback(kind)
-        self.metrics = folder / "metrics.jsonl"
         self.interrupts = Interrupts()
-        self.guard = Guard(self.trainer, self.interrupts)
-        callbacks: list[Any] = [self.guard, Metrics(Lines(self.metrics), per_step, unit)]
-        signal = None
-        whole = not recipe.parallel.fsdp
-        if (recipe.cadence.signal or recipe.cadence.monitor) and not whole and self.main:
-            print("signalprop: the signal is not measured while the model is sharded (parallel)", file=sys.stderr)
-        if recipe.cadence.signal and whole:
-            validation = Ordered(prepared.validation, _SIGNAL_EXAMPLES, 0, shuffle=False)
-            examples = [validation[i] for i in range(min(_SIGNAL_EXAMPLES, len(prepared.validation)))]
-            batch = as_batch(collate(examples, prepared.pads), prepared.source)
-            signal = Signal(network, batch, Lines(folder / "signal.jsonl"), recipe.cadence.signal, self.guard)
-            callbacks.append(signal)
-        if recipe.budget.until_learning:
-            callbacks.append(EndsWhenLearning(self.metrics, self.trainer.chance))
+        self.loop = Loop(network, recipe, prepared, folder / "checkpoints", interrupts=self.interrupts)
+        by_first(self._describe)
+        self.metrics = folder / "metrics.jsonl"
         self.veto = Veto(keep_going) if keep_going is not None else None
-        callbacks += [self.veto] if self.veto else []
-        self.progress = Progress(recipe.name, per_step, unit, signal) if progress and self.main else None
-        callbacks += [self.progress] if self.progress else []
-        for callback in callbacks:
-            self.trainer.add_callback(callback)
-        if recipe.cadence.monitor and whole:
-            from signalprop.monitoring.trainer import SignalCallback
+        self.progress: Progress | None = None
+        self._watch(progress)
 
-            self.trainer.add_callback(SignalCallback(self.trainer, every=recipe.cadence.monitor))
+    def _watch(self, progress: bool) -> None:
+        """Say what watches the run."""
+        recipe, loop, c = self.recipe, self.loop, self.recipe.cadence
+        unit, size = self.prepared.unit
+        per_step, whole = size * recipe.budget.batch_size, not recipe.parallel.fsdp
+        watchers: list[Watcher] = []
+        if self.main:
+            watchers.append(Metrics(Lines(self.metrics), per_step, unit))
+            if (c.signal or c.monitor) and not whole:
+                print("signalprop: the signal is not measured while the model is sharded (parallel)", file=sys.stderr)
+            signal = None
+            if c.signal and whole:
+                signal = Signal(self.network, self._signal_batch(), Lines(self.folder / "signal.jsonl"), c.signal)
+                watchers.append(signal)
+            if find_spec("tensorboard") is not None:
+                watchers.append(TensorBoard(self.folder / "tensorboard"))
+            if progress:
+                self.progress = Progress(recipe.name, recipe.budget.steps, per_step, unit, signal)
+                watchers.append(self.progress)
+        if recipe.budget.until_learning:
+            watchers.append(EndsWhenLearning(self.metrics, loop.chance))
+        watchers += [self.veto] if self.veto else []
+        loop.watchers = watchers
+        if c.monitor and whole:
+            from signalprop.monitoring.monitor import SignalMonitor
+
+            loop.monitor = SignalMonitor(self.network.module, every=c.monitor, compiled=recipe.compile or None)
+
+    def _signal_batch(self) -> Batch:
+        validation = Ordered(self.prepared.validation, _SIGNAL_EXAMPLES, 0, shuffle=False)
+        examples = [validation[i] for i in range(min(_SIGNAL_EXAMPLES, len(self.prepared.validation)))]
+        return as_batch(collate(examples, self.prepared.pads), self.prepared.source)
 
     def go(self) -> Result:
         """Train, evaluate, save, and say how it went."""
+        loop, diverged = self.loop, None
         try:
-            return self._go()
-        except OSError as error:  # of TensorBoard, whose writer takes its time
-            if error.errno not in _NO_ROOM:
-                raise
-            raise InputError(
-                f"cannot write in {self.folder}: {error.strerror}; fix that, and go on with --resume"
-            ) from None
+            with self.interrupts:
+                checkpoint = by_first(self._start)
+                try:
+                    loop.train(checkpoint)
+                except Diverged as error:
+                    diverged = str(error)
+                status, reason, losses = told(self._verdict(diverged))
+                folded = self._save() if self.final and status == "finished" else "not saved"
+                result = by_first(lambda: self._write_result(status, reason, losses, folded))
         finally:
             if self.progress:
                 self.progress.close()
-
-    def _go(self) -> Result:
-        trainer = self.trainer
-        with self.interrupts, _writers_leave_errors():
-            trainer.goes_on_from = by_first(self._start)
-            for callback in self._tensorboard():
-                trainer.add_callback(callback)
-            diverged = self._train()
-            state = trainer.state
-            stopped = self.guard.stopping and state.global_step < state.max_steps
-            evaluated = {} if stopped or diverged else trainer.evaluate()
-            status, reason, losses = told(self._verdict(evaluated, diverged, stopped))
-            folded = self._save() if self.final and status == "finished" else "not saved"
-            result = by_first(lambda: self._write_result(status, reason, losses, evaluated, folded))
-        if not stopped:
+        if not loop.stopped:
             self.interrupts.pass_on()
         return result
 
     def _start(self) -> Path | None:
         """The checkpoint to go on from; what a killed process left half-written goes."""
         folder = self.folder / "checkpoints"
+        make_folder(folder)
         clear_leftovers(self.folder)
         clear_leftovers(folder)
         return last_good(folder)
 
-    def _train(self) -> str | None:
-        """Why the run diverged, or None."""
-        trainer = self.trainer
-        checkpoint = trainer.goes_on_from
-        if checkpoint is not None:
-            trainer.go_on_from(checkpoint)
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        except Diverged as error:
-            trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-            return str(error)
-        return None
-
-    def _verdict(
-        self, evaluated: dict[str, float], diverged: str | None, stopped: bool
-    ) -> tuple[str, str | None, list[float]]:
+    def _verdict(self, diverged: str | None) -> tuple[str, str | None, list[float]]:
         """Status, reason, and the losses of the last tenth of what was logged."""
-        step = self.trainer.state.global_step
+        step = self.loop.step
         losses = [line["loss"] for line in read_lines(self.metrics) if "loss" in line] if self.main else []
         tail = [x for x in losses[-max(1, len(losses) // 10) :] if x is not None]
         if diverged is not None:
             return "diverged", diverged, tail
-        if stopped:
+        if self.loop.stopped:
             return "stopped", f"{self.interrupts.received or 'a signal'} after step {step}; it can be resumed", tail
-        if evaluated and not math.isfinite(evaluated["eval_loss"]):
+        if not math.isfinite(self.loop.scores["eval_loss"]):
             return "diverged", f"the validation loss is not finite after step {step}", tail
         if self.veto is not None and self.veto.said is not None:
             return "pruned", f"pruned after step {self.veto.said}", tail
         return "finished", None, tail
 
-    def _write_result(
-        self, status: str, reason: str | None, losses: list[float], found: dict[str, float], folded: str
-    ) -> Result:
+    def _write_result(self, status: str, reason: str | None, losses: list[float], folded: str) -> Result:
+        found = self.loop.scores
         lines = read_lines(self.metrics)
         rates = [line[key] for line in lines for key in line if key.endswith("_per_second") and line["step"] > 1]
         eval_loss = float(found.get("eval_loss", math.nan))
@@ -216,18 +204,18 @@ class _Run:
             name=self.recipe.name,
             status=status,
             reason=reason,
-            steps=self.trainer.state.global_step,
+            steps=self.loop.step,
             train_loss=float(np.mean(losses)) if losses and status != "diverged" else None,
             eval_loss=eval_loss if math.isfinite(eval_loss) else None,
-            chance=self.trainer.chance,
+            chance=self.loop.chance,
             parameters=sum(n for n, _ in self.counts),
             trained_parameters=sum(n for n, trained in self.counts if trained),
-            seconds=round(self.trainer.seconds(), 1),
+            seconds=round(self.loop.seconds(), 1),
             throughput=float(np.median(rates)) if rates else None,
-            unit=self.unit,
-            scores={k.removeprefix("eval_"): float(v) for k, v in validated(found).items() if k != "eval_loss"}
+            unit=self.prepared.unit[0],
+            scores={k.removeprefix("eval_"): v for k, v in found.items() if k != "eval_loss"}
             | self._of_text(eval_loss)
-            | {"plateau_steps": left_at(lines, self.trainer.chance)},
+            | {"plateau_steps": left_at(lines, self.loop.chance)},
             folded=folded,
             findings=_findings(self.folder / "signal.jsonl"),
         )
@@ -241,7 +229,7 @@ class _Run:
             return {}
         scores: dict[str, float | None] = {"perplexity": math.exp(min(loss, 700.0))}
         if self.recipe.task == "causal-lm":
-            asked = self.trainer.asked
+            asked = self.loop.labels
             n_bytes = len(self.prepared.tokenizer.decode(asked.tolist()).encode())
             scores["bits_per_byte"] = loss * len(asked) / math.log(2) / max(n_bytes, 1)
         return scores
@@ -252,52 +240,11 @@ class _Run:
         write_json(self.folder / "environment.json", environment())
         write_json(self.folder / "parametrization.json", self.network.parametrization.to_json())
 
-    def _tensorboard(self) -> list[Any]:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-            from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
-        except ImportError:
-            return []
-        if not self.main:
-            return []
-        start = self.trainer.goes_on_from
-        purge = None if start is None else step_of(start) + 1
-        directory = str(self.folder / "tensorboard")
-        said = False
-
-        class Guarded(TensorBoardCallback):
-            """Does not end the run where its files cannot be written; begins new ones as soon as that is possible."""
-
-            def _tried(self, event: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-                nonlocal said
-                try:
-                    event(*args, **kwargs)
-                except Exception as error:  # of TensorBoard's thread too, which hands on what it met
-                    self.tb_writer = None
-                    if not said:
-                        said = True
-                        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-                        print(f"signalprop: cannot write {directory} ({reason}); the run goes on", file=sys.stderr)
-
-            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-                self._tried(super().on_train_begin, *args, **kwargs)
-
-            def on_log(self, *args: Any, **kwargs: Any) -> None:
-                self._tried(super().on_log, *args, **kwargs)
-
-            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-                self._tried(super().on_train_end, *args, **kwargs)
-
-        callback = Guarded()  # type: ignore[no-untyped-call]
-        callback.logging_dir = directory  # it makes a new writer for what is logged after the training
-        callback._tried(lambda: setattr(callback, "tb_writer", SummaryWriter(directory, purge_step=purge)))
-        return [callback]
-
     def _save(self) -> str:
         """Write the trained model, and the folded one; why there is no folded one, or "". Every process calls it."""
         network = self.network
-        if sharded(self.trainer.live):
-            weights = weights_of(self.trainer.live)
+        if sharded(self.loop.live):
+            weights = weights_of(self.loop.live)
             if self.main:
                 network = network_of(self.recipe, self.prepared)
                 fill_weights(network.module, weights, self.folder)
@@ -333,23 +280,6 @@ class _Run:
                 save(model, beside)
             if hasattr(self.prepared.tokenizer, "save_pretrained"):
                 self.prepared.tokenizer.save_pretrained(beside)
-
-
-@contextmanager
-def _writers_leave_errors() -> Iterator[None]:
-    """No traceback of a thread that cannot write: TensorBoard's raises its error again when it is next called."""
-    before = threading.excepthook
-
-    def hook(thrown: threading.ExceptHookArgs) -> None:
-        full = isinstance(thrown.exc_value, OSError) and thrown.exc_value.errno in _NO_ROOM
-        if not full and not type(thrown.thread).__module__.startswith("tensorboard"):
-            before(thrown)
-
-    threading.excepthook = hook
-    try:
-        yield
-    finally:
-        threading.excepthook = before
 
 
 def _findings(path: Path) -> Findings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import TrainerState
 
 import trained
 from applied import vanilla
@@ -25,8 +23,6 @@ from signalprop_lab.training import checkpoints, weight_files
 from signalprop_lab.training.checkpoints import MARKER, SCHEMA, last_good, mark, problem_of, thin_out
 from signalprop_lab.training.weight_files import OPTIMIZER, STATE, WEIGHTS
 
-TRAINER = "trainer_state.json"
-
 
 def written(folder: Path, step: int) -> Path:
     """A small whole checkpoint."""
@@ -34,8 +30,6 @@ def written(folder: Path, step: int) -> Path:
     target.mkdir(parents=True)
     weight_files.save_tensors({"a": torch.arange(8.0) + step}, target / WEIGHTS)
     (target / STATE).write_text('{"seconds": 1.0}')
-    logged = [{"step": k, "loss": math.nan if k == 1 else 1.0} for k in range(1, step + 1)]
-    TrainerState(global_step=step, max_steps=200, log_history=logged).save_to_json(str(target / TRAINER))
     mark(target, step)
     return target
 
@@ -150,7 +144,7 @@ class TestOfATraining:
         """Checkpoints of three steps."""
         folder = tmp_path_factory.mktemp("run")
         recipe = trained.recipe_of(folder, budget={"steps": 3}, cadence={"save": 1, "evaluate": 0, "log": 2})
-        trained.trainer_of(recipe, folder).train()
+        trained.loop_of(recipe, folder).train()
         return folder
 
     def test_optimizer_by_names(self, folder: Path) -> None:

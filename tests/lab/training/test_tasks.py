@@ -301,7 +301,8 @@ def test_a_stream_goes_on_where_it_was(
         there = kept[at]
         again = Streamed(prepared.train, n, 0)  # type: ignore[arg-type]
         write_json(tmp_path / "stream.json", there.to_json())
-        again.begins = Position(**read_json(tmp_path / "stream.json"))
+        position = Position(**read_json(tmp_path / "stream.json"))
+        again.begin(position.given, position)
         tokenized.clear()
         began = again._read()
         assert content(next(began)[0]) == expected[at]

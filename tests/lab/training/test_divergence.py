@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import trained
 from signalprop.models.transformer import Transformer
-from signalprop_lab.training.guard import Diverged, Guard, Interrupts, Pass, random_states
+from signalprop_lab.training.divergence import Diverged, Pass, random_states
+from signalprop_lab.training.interrupts import Interrupts
 
 
 class Overflowing(torch.autograd.Function):
@@ -31,50 +32,48 @@ class Overflowing(torch.autograd.Function):
 
 
 def guarded(folder: Path, **changes: Any) -> Any:
-    """A Trainer of 3 steps with a guard, a checkpoint after each."""
+    """A loop of 3 steps, a checkpoint after each."""
     quiet = {"save": 1, "evaluate": 0, "signal": 0}
     short = {"budget": {"steps": 3}} | changes
-    trainer = trained.trainer_of(trained.recipe_of(folder, cadence=quiet, **short), folder)
-    trainer.add_callback(Guard(trainer, Interrupts()))
-    return trainer
+    return trained.loop_of(trained.recipe_of(folder, cadence=quiet, **short), folder)
 
 
-def sublayers(trainer: Any) -> list[nn.Module]:
-    base = trainer.network.base
+def sublayers(loop: Any) -> list[nn.Module]:
+    base = loop.network.base
     assert isinstance(base, Transformer)
     return list(base.sublayers())
 
 
 class TestDiverged:
     def test_an_overflow_is_named(self, tmp_path: Path) -> None:
-        trainer = guarded(tmp_path)
-        function: Any = sublayers(trainer)[3].branch.function
+        loop = guarded(tmp_path)
+        function: Any = sublayers(loop)[3].branch.function
         with torch.no_grad():
             for p in function.parameters():
                 p.mul_(1e30)
         with pytest.raises(Diverged) as caught:
-            trainer.train()
+            loop.train()
         assert str(caught.value).startswith(
             "the loss is not finite in step 1: layer 1 feed-forward, branch: the signal holds"
         )
         assert "the parameters are finite, so the computation overflowed there" in str(caught.value)
-        assert trained.checkpoint_steps(tmp_path) == [] and trainer.state.global_step == 0
+        assert trained.checkpoint_steps(tmp_path) == [] and loop.step == 0
 
     def test_a_weight_is_named(self, tmp_path: Path) -> None:
-        trainer = guarded(tmp_path)
-        names = {id(p): name for name, p in trainer.network.base.named_parameters()}
-        weight = next(sublayers(trainer)[2].branch.function.parameters())
+        loop = guarded(tmp_path)
+        names = {id(p): name for name, p in loop.network.base.named_parameters()}
+        weight = next(sublayers(loop)[2].branch.function.parameters())
         with torch.no_grad():
             weight[0] = float("nan")
         with pytest.raises(Diverged, match=r"layer 1 attention, branch: .*parameter .* is not finite") as caught:
-            trainer.train()
+            loop.train()
         assert names[id(weight)] in str(caught.value)
 
     def test_a_gradient_is_named(self, tmp_path: Path) -> None:
-        trainer = guarded(tmp_path)
-        sublayers(trainer)[1].branch.register_forward_hook(lambda *given: Overflowing.apply(given[-1]))
+        loop = guarded(tmp_path)
+        sublayers(loop)[1].branch.register_forward_hook(lambda *given: Overflowing.apply(given[-1]))
         with pytest.raises(Diverged) as caught:
-            trainer.train()
+            loop.train()
         # behind the branch it is as it was, before the branch it is bad
         assert str(caught.value) == (
             "the gradient is not finite in step 1: layer 0 feed-forward, stream_in: "
@@ -82,40 +81,43 @@ class TestDiverged:
         )
 
     def test_weights_that_the_step_itself_spoilt_are_not_kept(self, tmp_path: Path) -> None:
-        trainer = guarded(tmp_path, optimizer={"learning_rate": 1e39})
+        loop = guarded(tmp_path, optimizer={"learning_rate": 1e39})
         with pytest.raises(Diverged, match=r"parameter .* is not finite after step 1"):
-            trainer.train()
+            loop.train()
         assert trained.checkpoint_steps(tmp_path) == []
 
 
 class TestLossScaling:
-    """With float16 the Trainer leaves out steps whose gradient overflows, while it looks for the loss scale."""
+    """With float16 accelerate leaves out steps whose gradient overflows, while it looks for the loss scale."""
 
     @pytest.fixture(scope="class")
     @staticmethod
-    def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def loop(tmp_path_factory: pytest.TempPathFactory) -> Any:
+        """After a step."""
         folder = tmp_path_factory.mktemp("scaling")
-        return trained.trainer_of(trained.recipe_of(folder), folder)
+        quiet = {"save": 0, "evaluate": 0, "signal": 0}
+        loop = trained.loop_of(trained.recipe_of(folder, cadence=quiet, budget={"steps": 1}), folder)
+        loop.train()
+        return loop
 
-    def step(self, trainer: Any, scale: float | None, loss: float, norm: float) -> None:
-        trainer.accelerator.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    def step(self, loop: Any, scale: float | None, loss: float, norm: float) -> None:
+        loop.accelerator.scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
         ids = torch.zeros(1, 4, dtype=torch.long)
-        trainer.passes[:] = [Pass({"inputs": ids, "labels": ids}, 4.0, torch.tensor(loss), random_states())]
-        trainer.last_norm = torch.tensor(norm)
-        guard = Guard(trainer, Interrupts())
-        guard.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+        loop.passes[:] = [Pass({"inputs": ids, "labels": ids}, 4.0, torch.tensor(loss), random_states())]
+        loop._norm = torch.tensor(norm)
+        loop._refuse_not_finite()
 
-    def test_an_overflown_gradient_is_normal(self, trainer: Any) -> None:
-        self.step(trainer, 65536.0, 2.0, float("inf"))
-        self.step(trainer, 1.0, 2.0, float("nan"))
+    def test_an_overflown_gradient_is_normal(self, loop: Any) -> None:
+        self.step(loop, 65536.0, 2.0, float("inf"))
+        self.step(loop, 1.0, 2.0, float("nan"))
 
     @pytest.mark.parametrize(
         ("scale", "loss", "norm"),
         [(65536.0, float("nan"), 1.0), (0.5, 2.0, float("inf")), (None, 2.0, float("nan")), (None, float("inf"), 1.0)],
     )
-    def test_these_are_not(self, trainer: Any, scale: float | None, loss: float, norm: float) -> None:
+    def test_these_are_not(self, loop: Any, scale: float | None, loss: float, norm: float) -> None:
         with pytest.raises(Diverged, match="it was finite when the step was repeated"):
-            self.step(trainer, scale, loss, norm)
+            self.step(loop, scale, loss, norm)
 
 
 class TestInterrupts:
