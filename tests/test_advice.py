@@ -116,6 +116,7 @@ def test_advise_reads_checkpoints(command: Command, tmp_path: Path) -> None:
     said = result_of(command, "advise", str(tmp_path / "model"))
     assert "trained weights" in said["seen"] and "exploding gradient" in [item["name"] for item in said["findings"]]
     assert said["profile"]["scheme"] == "huggingface"  # changes are predicted for its start
+    assert sp.advise(tmp_path / "model").to_json() == said
 
 
 @pytest.mark.slow
@@ -142,6 +143,7 @@ def test_findings_of_a_monitor_are_values_and_advise_reads_its_log(command: Comm
     (found,) = (item for item in monitor.findings if item.name == "vanishing gradient")
     assert found.step == 1 and found.value is not None and found.bound is not None and found.value < found.bound
     said = result_of(command, "advise", str(log))
+    assert monitor.findings.to_json() == said["findings"]
     assert found.value in [item.get("value") for item in said["findings"]]
     assert said["options"] and "up to step 1" in said["seen"]
     assert command("advise", str(log), "--fail-on", "warning").status == 3

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from signalprop.checkpoint_start import at_start, is_checkpoint, of_checkpoint
 from signalprop.data.batches import default_statistics, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCHEMA = "signalprop/advice/1"
-LONGEST = 128  # tokens that changes are compared at
 UNKNOWN = (
     "not known from here: the learning rate, the data, the optimiser; a healthy start is necessary for depth, not "
     "sufficient"
@@ -254,7 +255,7 @@ PAIRS = (("pre-norm", "xavier"), ("pre-norm", "gpt2"), ("pre-norm", "deepscalelm
 
 @typed
 def advise(
-    subject: str | Architecture | Config | Parametrization | nn.Module,
+    subject: str | Path | Architecture | Config | Parametrization | nn.Module,
     *,
     scheme: str | None = None,
     most: int = 8,
@@ -268,7 +269,8 @@ def advise(
     gradient. Gradients are within 1 % of `predict` where nothing is wrong.
 
     Args:
-        subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have.
+        subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have. Or
+            a checkpoint's directory or .gguf file: fresh weights are taken by their sizes, trained ones are measured.
         most: how many changes are kept.
         found: what is wrong, where that is known better than from a prediction: `findings` of a measurement, of a
             monitor or of a run. seen: where it was found, in words.
@@ -276,10 +278,16 @@ def advise(
     Raises:
         InputError: as `predict`.
     """
+    if isinstance(subject, Path) or (isinstance(subject, str) and is_checkpoint(subject)):
+        path = Path(subject)
+        if is_checkpoint(path) and scheme is None and found is None:
+            subject, found, seen = of_checkpoint(path)
+        else:
+            subject, scheme = at_start(path, scheme=scheme), None
     if not isinstance(subject, (str, Architecture, Config, Parametrization)):
         subject = parametrization_of_model(subject)
     if not isinstance(subject, Parametrization):
-        subject = shortened(architecture_of(subject), LONGEST)
+        subject = shortened(architecture_of(subject))
     p = parametrized(subject, scheme)
     profile = predict(p, default_statistics(p.architecture))
     wrong = profile.findings if found is None else found

@@ -21,7 +21,7 @@ import signalprop as sp
 import tiny
 from damage import Bomb, check_command, commanded, damaged_bytes, examine, files_of
 from gguf_file import write_gguf
-from signalprop.cli.loading import model_batch
+from signalprop.data.model_batches import model_batch
 from signalprop.diagnosis.loading import load, read_model, read_tokenizer
 from signalprop.errors import InputError
 from signalprop.files.tensor_files import stored_tensors

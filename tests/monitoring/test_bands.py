@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signalprop.monitoring.bands import TOLERANCES, Band, Watch, bands
+from signalprop.monitoring.bands import TOLERANCES, Band, Departure, Watch, bands
+from signalprop.monitoring.logs import Logs
+from signalprop.monitoring.places import Place
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import from_tokens
 from signalprop.prediction import predict
+from signalprop.report.monitored import events_of, line_of_log
 from signalprop.schemes import scheme
 
 SMALL = Architecture.preset("tgs", n_layers=6).replace(d_model=64, n_heads=4, seq_len=32, vocab_size=500)
@@ -103,3 +108,16 @@ def test_correlations_are_bounded_above() -> None:
     (found,) = watch.check(1, {"token_correlation": [-0.5, 0.9995, 0.9999]}, {})
     assert found.layers == (1, 2) and found.layer == 2
     assert "token correlation after layers 1-2" in found.text and "at most 0.999" in found.text
+
+
+def test_a_log_keeps_the_cause_and_remedy_of_every_warning(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    logs = Logs(None, path, None)
+    logs.tell([Departure(3, "expert_load", (Place(1),), Place(1), 0.0, "layer 1: an expert gets nothing")])
+    logs.write({"loss": 2.0}, 3)
+    logs.close()
+    (found,) = events_of(line_of_log(path.read_text(), "log"))
+    assert (found.name, found.layers, found.step) == ("idle expert", (1,), 3)
+    assert "a router that sends nothing" in found.cause and "load-balancing" in found.remedy
+    (older,) = events_of({"step": 4, "warnings": ["too large"]})
+    assert older.text == "too large" and not older.cause

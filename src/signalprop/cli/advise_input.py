@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from signalprop.advice import LONGEST
+from signalprop.checkpoint_start import Subject, is_checkpoint, of_checkpoint
 from signalprop.cli import sources
 from signalprop.cli.options import pairs
-from signalprop.data.batches import shortened
+from signalprop.data.batches import LONGEST, shortened
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_text
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Parametrization
-from signalprop.results.findings import Finding, Findings
+from signalprop.results.findings import Findings
 from signalprop.schemes.base import parametrized
 
 _RECIPES = (".toml", ".yaml", ".yml")
-
-
-class Subject(NamedTuple):
-    """A network at its start, and what is wrong where that is known otherwise: `found`, `seen` as of `advise`."""
-
-    table: Parametrization
-    found: Findings | None = None
-    seen: str = ""
 
 
 def subject_of(what: str, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
@@ -35,39 +26,9 @@ def subject_of(what: str, changed: dict[str, Any], scheme: str | None, option: l
         return _of_log(path, changed, scheme, option)
     if path.suffix in _RECIPES:
         return _of_recipe(path, changed, scheme, option)
-    if sources.is_gguf(what):
-        return _of_checkpoint(path, None)
-    table = sources.parametrization(what, changed, scheme, option, longest=LONGEST)
-    as_it_is = not (changed or scheme or option) and path.is_dir() and any(path.glob("*.safetensors"))
-    return _of_checkpoint(path, table) if as_it_is else Subject(table)
-
-
-def _of_checkpoint(path: Path, table: Parametrization | None) -> Subject:
-    """Fresh weights are predicted by their sizes; trained ones are measured, on 4 sequences of the default text."""
-    require("torch", "models")
-    from signalprop.cli.loading import architecture_of, load_model, model_batch
-    from signalprop.measurement import measure
-    from signalprop.prediction import has_trained_norms, parametrization_of_model
-    from signalprop.results.verdicts import FIRST_STEPS, findings_of
-    from signalprop.studies import with_gradient
-
-    model = load_model(path)
-    if not has_trained_norms(model):
-        start = parametrization_of_model(model)
-        return Subject(_short(start), None, f"weights of {path}, by their sizes; signalprop diagnose tests them")
-    architecture = architecture_of(model, {})
-    batch, read = model_batch(architecture, path if path.is_dir() else None, None, 4, 0)
-    profile = measure(model, batch, backward=with_gradient(architecture, True)[0])
-    seen = f"trained weights of {path}, measured on {read}; signalprop diagnose tests them; changes need a new start"
-    start = table or parametrized(shortened(architecture, LONGEST))
-    return Subject(start, findings_of(profile, FIRST_STEPS), seen)
-
-
-def _short(p: Parametrization) -> Parametrization:
-    """The same numbers on shorter sequences."""
-    from dataclasses import replace
-
-    return replace(p, architecture=shortened(p.architecture, LONGEST))
+    if is_checkpoint(path) and not (changed or scheme or option):
+        return of_checkpoint(path)
+    return Subject(sources.parametrization(what, changed, scheme, option, longest=LONGEST))
 
 
 def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
@@ -96,7 +57,7 @@ def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: 
         architecture = Architecture.from_hf(model["huggingface"], **facts | changed)
     options = pairs(option, "--option") or dict(model.get("options") or {})
     name = scheme or model.get("scheme")
-    table = parametrized(shortened(architecture, LONGEST), name, **options)
+    table = parametrized(shortened(architecture), name, **options)
     return Subject(table, None, f"the network of {path}")
 
 
@@ -129,14 +90,13 @@ def _lengths(data: Any) -> dict[str, Any]:
 
 def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
     """What a SignalMonitor found: the rules at its last sampled step, and its warnings."""
-    from signalprop.report.monitored import line_of_log
+    from signalprop.report.monitored import events_of, line_of_log
 
-    network, last, told = None, None, list[Finding]()
+    network, last, told = None, None, Findings()
     for number, line in enumerate(read_text(path).split("\n")[:-1], 1):
         row = line_of_log(line, f"{path}, line {number}")
         network = row.get("network", network)
-        step = row["step"]
-        told += [Finding(name="out of band", text=str(text), step=step) for text in row.get("warnings", ())]
+        told += events_of(row)
         last = row if "findings" in row else last
     if last is None or not isinstance(network, dict):
         raise InputError(
@@ -145,7 +105,7 @@ def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: lis
     shape = network.get("architecture")
     if not isinstance(shape, dict):
         raise InputError(f"{path}: the network has no architecture")
-    architecture = shortened(Architecture(**shape), LONGEST).replace(**changed)
+    architecture = shortened(Architecture(**shape)).replace(**changed)
     given = scheme or network.get("scheme") or None
     table = parametrized(architecture, given, **pairs(option, "--option"))
     found = Findings.from_json(last["findings"]) + told

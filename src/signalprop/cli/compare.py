@@ -66,10 +66,10 @@ def compare(
         architecture_of,
         called_with,
         load_model,
-        model_batch,
     )
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.batches import default_statistics
+    from signalprop.data.model_batches import model_batch
     from signalprop.errors import InputError
     from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost
     from signalprop.report import tables

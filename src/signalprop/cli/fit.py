@@ -58,7 +58,8 @@ def fit(
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import announce_model, architecture_of, load_model, model_batch
+    from signalprop.cli.loading import announce_model, architecture_of, load_model
+    from signalprop.data.model_batches import model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
     from signalprop.repair.fitting import FORMATS, exact_logits

@@ -63,9 +63,9 @@ def measure(
         architecture_of,
         called_with,
         load_model,
-        model_batch,
     )
     from signalprop.cli.loading import inside as model_inside
+    from signalprop.data.model_batches import model_batch
     from signalprop.prediction import cost_of_runs
     from signalprop.results.profile import average
     from signalprop.studies import with_gradient

@@ -84,12 +84,12 @@ def schemes(
 
 def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architecture) -> dict[str, dict[str, Any]]:
     """The schemes with the prediction for an architecture, the best first, or the reason why one refuses."""
-    from signalprop.advice import LONGEST, rank_of
+    from signalprop.advice import rank_of
     from signalprop.data.batches import default_statistics, shortened
     from signalprop.prediction import expected_cost_of_ranking
     from signalprop.schemes import scheme
 
-    a = shortened(architecture, LONGEST)
+    a = shortened(architecture)
     inputs, ranks = default_statistics(a), dict.fromkeys(everything, math.inf)
     tables: dict[str, Parametrization] = {}
     for name, item in everything.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from signalprop.checkpoint_start import carried_by
 from signalprop.cli.options import pairs
 from signalprop.data.batches import shortened
 from signalprop.errors import InputError, first_line
@@ -76,7 +77,7 @@ def parametrization(
         if changed or scheme_name or options:
             raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
         return _scaled(Parametrization.from_json(data), qk_scale)
-    carried = None if scheme_name or options else _carried(source)
+    carried = None if scheme_name or options else carried_by(Path(source))
     if carried is not None and not changed and longest is None:
         return _scaled(carried, qk_scale)
     if carried is not None:
@@ -92,17 +93,6 @@ def _one(name: str) -> str:
     if "," in name:
         raise InputError(f"--scheme is {name!r:.80}; expected one scheme here (predict takes several)")
     return name
-
-
-def _carried(source: str) -> Parametrization | None:
-    """The table of the scheme that the checkpoint in a directory carries: configurations alone say nothing of it."""
-    record = Path(source) / "signalprop.json"
-    if not record.is_file():
-        return None
-    data = read_json(record)
-    if not isinstance(data, dict) or "parametrization" not in data:
-        raise InputError(f"{record} is not the record of an applied model; save the model again")
-    return Parametrization.from_json(data["parametrization"])
 
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:

@@ -42,7 +42,7 @@ def finding_of(item: Departure) -> Finding:
     return Finding(
         name=name, severity="fault" if item.quantity == "finite" else "warning", text=item.text, layers=item.layers,
         quantity=item.quantity, value=item.value if math.isfinite(item.value) else None,
-        cause=f"possible, not tested: {cause}", remedy=remedy, page="docs/monitoring.md",
+        cause=f"possible, not tested: {cause}", remedy=remedy, page="docs/monitoring.md", step=item.step,
     )  # fmt: skip
 
 

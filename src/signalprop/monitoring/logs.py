@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from signalprop.errors import InputError
 from signalprop.monitoring.bands import Departure
-from signalprop.monitoring.events import line_of
+from signalprop.monitoring.events import finding_of, line_of
 from signalprop.monitoring.jumps import Jump
 from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile
@@ -58,8 +58,8 @@ class Logs:
             except Exception as error:  # of whatever it is
                 self.say_once(f"step {step}: the writer failed ({type(error).__name__}: {error})", key="writer")
         if self._path is not None:
-            told = [item.text for item in self.warnings if item.step == step]
-            line = {"step": step, **numbers, "warnings": told, "findings": self.found.to_json()}
+            line = {"step": step, **numbers, **_told([item for item in self.warnings if item.step == step])}
+            line["findings"] = self.found.to_json()
             self.write_line(line | ({"network": self._network} if self._network else {}), step)
             self._network = self._network and {}  # the first line alone has it
         if self._log is not None:
@@ -98,15 +98,21 @@ class Logs:
         """Warn of what jumped, and write the steps before it."""
         for jump in jumps:
             places = () if jump.place is None else (jump.place,)
-            self.tell([Departure(jump.step, jump.what, places, jump.place, jump.value, jump.text)])
+            told = Departure(jump.step, jump.what, places, jump.place, jump.value, jump.text)
+            self.tell([told])
             if self._path is not None:
-                self.write_line({"step": jump.step, "jump": jump.to_json(), "warnings": [jump.text]}, jump.step)
+                self.write_line({"step": jump.step, "jump": jump.to_json(), **_told([told])}, jump.step)
 
     def say_once(self, text: str, key: str = "") -> None:
         """Warn, unless something of this key (default: the text) has been said."""
         if (key or text) not in self._said:
             self._said.add(key or text)
             LOGGER.warning(text)
+
+
+def _told(items: Sequence[Departure]) -> dict[str, Any]:
+    """Warnings of one step as a line has them: in words, and as findings with cause and next action."""
+    return {"warnings": [item.text for item in items], "events": Findings(map(finding_of, items)).to_json()}
 
 
 def opened(path: str | Path) -> TextIO:

@@ -17,6 +17,7 @@ from signalprop.files.storage import read_text
 from signalprop.network.moments import FloatArray
 from signalprop.report.parts import Items, Part
 from signalprop.report.sections import Card, Chart, Curve, HeatMap, Section, Table, all_positive, numbers
+from signalprop.results.findings import Finding, Findings
 from signalprop.results.text import number, spread
 
 _LAYER = re.compile(r"[^/].*?/layer_([0-9]{1,5})/(.+)")
@@ -97,6 +98,13 @@ def line_of_log(line: str, where: str) -> dict[str, Any]:
     if not isinstance(row, dict) or type(row.get("step")) is not int or not isinstance(row.get("warnings", []), list):
         raise _refused(where)
     return row
+
+
+def events_of(row: Mapping[str, Any]) -> Findings:
+    """What a line warns of; of older files, which have the texts alone, without cause and remedy."""
+    if "events" in row:
+        return Findings.from_json(row["events"])
+    return Findings(Finding(name="out of band", text=str(text), step=row["step"]) for text in row.get("warnings", ()))
 
 
 def _refused(where: str) -> InputError:
