@@ -104,7 +104,7 @@ def _predicted(
         note = _averages_asked_for(parametrization, statistics)
     if chosen == "moments":
         from signalprop.theory.network import predict_moments
-        from signalprop.theory.scatter.response import with_scatter
+        from signalprop.theory.scatter.bands import with_scatter
 
         profile = predict_moments(parametrization, statistics, backward=backward)
         if parametrization.skip.ndim == 1 and not roughly:

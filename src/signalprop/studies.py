@@ -21,6 +21,7 @@ from signalprop.results.comparison import Comparison
 from signalprop.results.comparison import compare as agreement
 from signalprop.results.cost import count_parameters
 from signalprop.results.profile import Profile, average
+from signalprop.results.series import SEQUENCES
 from signalprop.schemes.base import parametrized
 
 if TYPE_CHECKING:
@@ -185,7 +186,8 @@ def _live(
         )  # fmt: skip
 
     measured = _measured(draw, len(given), progress)
-    measured = replace(measured, statistics={**measured.statistics, "networks": 1})
+    read = {SEQUENCES: len(given) * measured.statistics[SEQUENCES], "networks": 1}
+    measured = replace(measured, statistics={**measured.statistics, **read})
     notes = (AS_RANDOM, *notes, equal_layers(attached))
     return parametrization_of(attached, a), pooled(given).statistics(a), measured, tuple(filter(None, notes))
 

@@ -41,7 +41,8 @@ from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
 from signalprop.theory.network import sensitivity_gain, token_share
-from signalprop.theory.scatter.response import Overlaps, with_scatter
+from signalprop.theory.scatter.bands import with_scatter
+from signalprop.theory.scatter.response import Overlaps
 
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
 # and what leaves the stack.

@@ -27,6 +27,7 @@ from signalprop.measurement.losses import ASSUMED, Loss, lent_gradients, loss_of
 from signalprop.measurement.result import NotReached, not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
+from signalprop.results.series import SEQUENCES
 from signalprop.streams.calls import call, is_function, remember
 from signalprop.streams.placement import without_numbers
 from signalprop.streams.wrappers import unwrapped
@@ -143,7 +144,7 @@ def measure(
     lines = (note, ran, far, _zero_rows(attached, arguments), ASSUMED * any(assumed))
     notes = tuple(line for line in lines if line)
     read = batch.source if isinstance(batch, Batch) else ""
-    statistics = {**found.statistics, **experts.variation()}
+    statistics = {**found.statistics, **experts.variation(), SEQUENCES: 1 if first is None else first.shape[turned]}
     return replace(found, reads=read, notes=(*found.notes, *notes), statistics=statistics)
 
 

@@ -34,7 +34,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import STACKS, Parametrization
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile, average
-from signalprop.results.series import Series
+from signalprop.results.series import SEQUENCES, Series
 from signalprop.theory.network import sensitivity_gain
 from signalprop.watching.between_streams import covariance, products
 from signalprop.watching.reduction import Padding, collect
@@ -259,7 +259,7 @@ def _one_profile(network: Network, data: _Data, backward: bool, step: Callable[[
         forward=forward.series(),
         n_seeds=1,
         notes=data.notes,
-        statistics=sensitivity_gain(p) | forward.statistics(),
+        statistics=sensitivity_gain(p) | forward.statistics() | {SEQUENCES: shapes[max(shapes)][0]},
     )
     if not backward:
         return profile

@@ -85,7 +85,9 @@ def one_network(profile: Profile) -> list[str]:
     ]
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
     parts += [] if first is None else [f"gradient ratio x/÷ {factor(first[0])}"]
-    return [f"one network         {', '.join(parts)} (standard deviation)"]
+    many = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd_many
+    of_many = "" if many is None else f"; over many sequences x/÷ {factor(many[0])}"
+    return [f"one network         {', '.join(parts)}{of_many} (standard deviation)"]
 
 
 def factor(sd: float) -> str:

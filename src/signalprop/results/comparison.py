@@ -13,7 +13,7 @@ from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile, data_frame
-from signalprop.results.series import Series
+from signalprop.results.series import SEQUENCES, Series
 from signalprop.results.text import network_in_words, percent
 from signalprop.results.views import Shown
 
@@ -121,15 +121,34 @@ def relative_standard_errors(reference: Series) -> tuple[FloatArray | None, Floa
     return reference.variance_se, r_se
 
 
-def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
+def spread_over(series: Series, sequences: int) -> tuple[FloatArray, FloatArray] | None:
+    """Predicted standard deviations of ln variance and token correlation of networks that read so many sequences.
+
+    The square over S sequences is that over many, which sequences have in common, and 1/S of what is each one's. None:
+    not derived.
+    """
+    if series.variance_sd is None or series.token_correlation_sd is None:
+        return None
+
+    def over(one: FloatArray, many: FloatArray | None) -> FloatArray:
+        return one if many is None else np.sqrt(many**2 + (one**2 - many**2) / sequences)
+
+    return (
+        over(series.variance_sd, series.variance_sd_many),
+        over(series.token_correlation_sd, series.token_correlation_sd_many),
+    )
+
+
+def scores(
+    predicted: Series, reference: Series, networks: int, sequences: int = 1
+) -> tuple[FloatArray | None, FloatArray | None]:
     """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
 
-    The scatter is the predicted one, of networks that read one sequence: of 4 sequences networks of width 128 and 8
-    layers scatter .5 (correlation of gradients) to 1 times as far (five networks, 48 draws each), so z is as much too
-    small. What the mean of networks of this width has above the prediction is taken into account. None: not derived.
-    NaN: nothing scatters.
+    The scatter is the predicted one, of networks that read so many `sequences`. What the mean of networks of this
+    width has above the prediction is taken into account. None: not derived. NaN: nothing scatters.
     """
-    if predicted.variance_sd is None or predicted.token_correlation_sd is None:
+    spread = spread_over(predicted, sequences)
+    if spread is None:
         return None, None
     excess = 0.0 if predicted.variance_excess is None else predicted.variance_excess
     r_excess = 0.0 if predicted.token_correlation_excess is None else predicted.token_correlation_excess
@@ -142,7 +161,7 @@ def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatAr
     with np.errstate(invalid="ignore"):
         above = predicted.log_variance + excess - reference.log_variance
     r = predicted.token_correlation + r_excess - reference.token_correlation
-    return score(above, predicted.variance_sd), score(r, predicted.token_correlation_sd)
+    return score(above, spread[0]), score(r, spread[1])
 
 
 def rms(values: FloatArray | None) -> float | None:
@@ -177,17 +196,19 @@ def compare(predicted: Profile, measured: Profile) -> Comparison:
     if shapes[0] != shapes[1] or len(shapes[0]) != 1:
         raise InputError(f"cannot compare sweeps (shapes {shapes[0]} and {shapes[1]}); select one member of each")
     agreements = []
-    networks = int(measured.statistics.get("networks", measured.n_seeds or 1))
+    drawn = (
+        int(measured.statistics.get("networks", measured.n_seeds or 1)), int(measured.statistics.get(SEQUENCES, 1))
+    )  # fmt: skip
     for name, point in (("forward", "stream_out"), ("branch", "branch")):
-        agreements += _agreements(name, predicted.forward[point], measured.forward[point], networks)
+        agreements += _agreements(name, predicted.forward[point], measured.forward[point], *drawn)
     if predicted.gradient is not None and measured.gradient is not None:
-        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"], networks)
+        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"], *drawn)
     return Comparison(predicted, measured, tuple(agreements))
 
 
-def _agreements(name: str, predicted: Series, reference: Series, networks: int) -> list[Agreement]:
+def _agreements(name: str, predicted: Series, reference: Series, networks: int, sequences: int) -> list[Agreement]:
     variance, correlation = relative_errors(predicted, reference)
-    z = scores(predicted, reference, networks)
+    z = scores(predicted, reference, networks, sequences)
 
     def row(
         quantity: str, errors: FloatArray, r2: float | None, se: FloatArray | None, z: FloatArray | None

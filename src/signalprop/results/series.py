@@ -15,7 +15,11 @@ from signalprop.network.moments import FloatArray
 
 _TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
 _NEEDED = ("mean", "variance", "token_correlation")
-_BANDS = ("variance_sd", "token_correlation_sd", "variance_excess", "token_correlation_excess")
+SEQUENCES = "sequences"  # in the statistics of a measured Profile: how many each network read
+_BANDS = (
+    "variance_sd", "token_correlation_sd", "variance_sd_many", "token_correlation_sd_many", "variance_excess",
+    "token_correlation_excess",
+)  # fmt: skip
 _OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation", *_BANDS)
 
 
@@ -29,10 +33,11 @@ class Series:
         log_variance: natural logarithm of the variance; right where the variance itself over- or underflows.
         variance_se: standard error of the variance, relative to it; token_correlation_se: absolute. None: exact.
         feature_correlation: correlation of two features of one token, where it was asked for.
-        variance_sd, token_correlation_sd: of a prediction, how single networks of this width scatter: standard
-            deviation of ln of the variance, and of the correlation. variance_excess: ln of the mean over such networks
-            over the variance, which is that of wide ones; token_correlation_excess: their mean correlation less that of
-            wide ones. None: not derived, or a measurement.
+        variance_sd, token_correlation_sd: of a prediction, how single networks of this width that read one sequence
+            scatter: standard deviation of ln of the variance, and of the correlation. variance_sd_many,
+            token_correlation_sd_many: where they read many sequences. variance_excess: ln of the mean over such
+            networks over the variance, which is that of wide ones; token_correlation_excess: their mean correlation
+            less that of wide ones. None: not derived, or a measurement.
     """
 
     mean: FloatArray
@@ -44,6 +49,8 @@ class Series:
     feature_correlation: FloatArray | None = None
     variance_sd: FloatArray | None = None
     token_correlation_sd: FloatArray | None = None
+    variance_sd_many: FloatArray | None = None
+    token_correlation_sd_many: FloatArray | None = None
     variance_excess: FloatArray | None = None
     token_correlation_excess: FloatArray | None = None
 
@@ -60,6 +67,8 @@ class Series:
         feature_correlation: ArrayLike | None = None,
         variance_sd: ArrayLike | None = None,
         token_correlation_sd: ArrayLike | None = None,
+        variance_sd_many: ArrayLike | None = None,
+        token_correlation_sd_many: ArrayLike | None = None,
         variance_excess: ArrayLike | None = None,
         token_correlation_excess: ArrayLike | None = None,
     ) -> Series:
@@ -71,8 +80,8 @@ class Series:
             variance, log_variance: one of the two, shape (..., sublayers), as all others here.
             token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
             variance_se, token_correlation_se: standard errors over networks, where there are several.
-            variance_sd, token_correlation_sd, variance_excess, token_correlation_excess: of single networks around a
-                prediction.
+            variance_sd, token_correlation_sd, variance_sd_many, token_correlation_sd_many, variance_excess,
+                token_correlation_excess: of single networks around a prediction.
 
         Raises:
             InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
@@ -104,7 +113,8 @@ class Series:
         more = {
             "variance_se": variance_se, "token_correlation_se": token_correlation_se,
             "feature_correlation": feature_correlation, "variance_sd": variance_sd,
-            "token_correlation_sd": token_correlation_sd, "variance_excess": variance_excess,
+            "token_correlation_sd": token_correlation_sd, "variance_sd_many": variance_sd_many,
+            "token_correlation_sd_many": token_correlation_sd_many, "variance_excess": variance_excess,
             "token_correlation_excess": token_correlation_excess,
         }  # fmt: skip
         r = full(token_correlation, "token_correlation")

@@ -86,3 +86,15 @@ def banded(
     return replace(
         series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess, token_correlation_excess=above
     )
+
+
+def banded_of_many(series: Series, covariance: FloatArray) -> Series:
+    """The series with the standard deviations of one network over many sequences, at most those over one."""
+    if series.variance_sd is None or series.token_correlation_sd is None or not np.isfinite(covariance).all():
+        return series
+    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
+    return replace(
+        series,
+        variance_sd_many=np.minimum(sd[0], series.variance_sd),
+        token_correlation_sd_many=np.minimum(sd[1], series.token_correlation_sd),
+    )

@@ -10,22 +10,21 @@ import numpy as np
 from signalprop.network.activations import activation
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.results.profile import Profile
 from signalprop.theory.branches import Met
 
 _TERMS = 24  # of Hermite's series of squared activations
 
 
-def hidden_units(p: Parametrization, met: Met, profile: Profile) -> FloatArray:
+def hidden_units(p: Parametrization, met: Met, r: FloatArray, r_g: FloatArray, *, own: bool = True) -> FloatArray:
     """Relative variance of what a feed-forward gives, and of what it sends back, (sublayers, 2).
 
     Args:
-        met: what branches read. profile: tells how alike gradients of two tokens are.
+        met: what branches read. r, r_g: correlation of two tokens there, and of their gradients. own: tokens are also
+            paired with themselves; not between two sequences.
     """
     a = p.architecture
     first = "gate" if a.gated else "up"
-    size, r = a.d_model * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(met.r_read, -1.0, 1.0)
-    r_g = profile.gradient["stream_out"].token_correlation if profile.gradient is not None else 0 * r
+    size, r = a.d_model * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(r, -1.0, 1.0)
     f = activation(a.activation)
     z = _nodes()[0]
     x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
@@ -37,8 +36,8 @@ def hidden_units(p: Parametrization, met: Met, profile: Profile) -> FloatArray:
         if a.gated:  # times a second map, forward; back through both, in halves
             forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
         sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
-    own = 1 / a.seq_len
-    mixed = [own * alone + (1 - own) * two for alone, two in zip(*sizes, strict=True)]
+    share = own / a.seq_len
+    mixed = [share * alone + (1 - share) * two for alone, two in zip(*sizes, strict=True)]
     return np.stack(mixed, -1) / a.d_ff
 
 

@@ -32,12 +32,12 @@ from signalprop.theory.scatter.error_chains import (
     to_state,
 )
 from signalprop.theory.scatter.hidden_units import hidden_units
-from signalprop.theory.scatter.not_derived import NOT_DERIVED, not_derived
 from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
+from signalprop.theory.scatter.way_back import WayBack, recalibrate
 from signalprop.theory.signals import BranchBackward
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
-_HELD = 50.0  # ln of a ratio that is still a double when it is squared
+_UP = slice(None, None, -1)  # sublayers from the last to the first
 
 
 class Overlaps(NamedTuple):
@@ -48,23 +48,6 @@ class Overlaps(NamedTuple):
 
     forward: FloatArray
     backward: FloatArray | None
-
-
-def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None = None) -> Profile:
-    """The profile with the standard deviations of one network of this width, reading one sequence, in its series.
-
-    `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute; `variance_excess` is ln of the mean
-    over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
-    says so and the series stay as they are; the gradient at branches' outputs has none.
-
-    Args:
-        overlaps: of the kernels that the profile was predicted by; None: of its position averages.
-    """
-    reason = not_derived(p)
-    if reason:
-        return replace(profile, notes=(*profile.notes, NOT_DERIVED.format(reason)))
-    with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
-        return _Response(p, profile, overlaps).told()
 
 
 class _Ahead(NamedTuple):
@@ -92,7 +75,9 @@ class _Point(NamedTuple):
         return np.log(v), (self.skip2 * r + self.maps.cv + self.maps.cc * r) / v
 
 
-class _Response:
+class Response:
+    """Of one network and its profile, to the draws of its weights."""
+
     def __init__(self, p: Parametrization, profile: Profile, overlaps: Overlaps | None) -> None:
         self.p, self.profile = p, profile
         a = p.architecture
@@ -106,14 +91,17 @@ class _Response:
         self.attends = rows_where(p, lambda kind: kind.attends)
         # random maps in a branch, in units of one to d_model features: values and output; down
         self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
-        self.hidden = np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(p, self.here.met, profile)
+        self.hidden = np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(
+            p, self.here.met, self.here.met.r_read, self._gradient_r()
+        )
         kept, added = (
             self._modes(1 - self.here.share, stream), self._modes(self.here.share, self.here.branch[1])
         )  # fmt: skip
         known = None if overlaps is None else overlaps.forward
-        self.raw_noise = self._noise(kept, added, self.hidden[:, 0], known)
+        self.beyond = self._beyond_averages(kept, added, known)
+        self.raw_noise = self.noise(kept, added, self.hidden[:, 0]) + self.beyond
         self.to_state = to_state(self.here.total[1], ~self.after)
-        self.passed = self._derivative(lambda point: point.total)
+        self.passed = self.derivative(lambda point: point.total)
         self.passed[self.after, 0] = 0.0
         self.overlaps = overlaps
 
@@ -129,6 +117,10 @@ class _Response:
         share = np.exp(added - total)
         return _Ahead(made, (total, share * made[1] + (1 - share) * moved), share, met)
 
+    def _gradient_r(self) -> FloatArray:
+        gradient = self.profile.gradient
+        return np.zeros(self.n) if gradient is None else gradient["stream_out"].token_correlation
+
     def at(self, log_v: float, r: FloatArray | float) -> _Point:
         """The same, with the way back."""
         p, ahead = self.p, self.ahead(log_v, r)
@@ -137,12 +129,16 @@ class _Response:
         out = np.exp(np.where(self.after, np.log(p.norm_output**2) - norm, 0.0))
         return _Point(*ahead, out * p.skip**2, BranchBackward(*(out * column for column in maps)))
 
-    def _derivative(self, of: Callable[[_Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
+    def derivative(self, of: Callable[[_Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
         """Of (ln variance, correlation) of something by those of the stream that is read, (sublayers, 2, 2)."""
         at = [of(point) for point in (self.here, self.by_v, self.by_r)]
         columns = [[(moved - base) / step for base, moved in zip(at[0], there, strict=True)]
                    for there, step in ((at[1], _STEP), (at[2], self.turn))]  # fmt: skip
         return np.moveaxis(np.array(columns), (0, 1), (2, 1))
+
+    def hidden_between(self, r: FloatArray, r_g: FloatArray) -> FloatArray:
+        """`hidden` of two sequences whose tokens have these correlations, and their gradients."""
+        return np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(self.p, self.here.met, r, r_g, own=False)
 
     # --- noise ---
 
@@ -160,28 +156,29 @@ class _Response:
         t = self.tokens
         return np.stack([(shared + (t - 1) * own) / t, (shared - own) / t], -1)
 
-    def _noise(
-        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray,
-        known: FloatArray | None,
-    ) -> FloatArray:  # fmt: skip
-        """Covariance of the noise in (variance, covariance) of a sum of variance 1, (sublayers, 2, 2).
-
-        What kernels know beyond position averages is noise in the size of the sum alone.
-        """
+    def noise(
+        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray
+    ) -> FloatArray:
+        """Covariance of the noise in (variance, covariance) of a sum of variance 1, (sublayers, 2, 2)."""
         t = self.tokens
         vectors = (1.0, np.array([1.0, 1.0]) / t), (max(t - 1, 1.0), np.array([t - 1, -1.0]) / t)
         out = np.zeros((self.n, 2, 2))
         for skip, branch, (members, by) in zip(kept, added, vectors, strict=True):
             variance = self._of_sum(skip * branch, branch**2) / members
             out += variance[:, None, None] * np.outer(by, by)
-        from_branch, total = self._pair(added), self._pair(kept) + self._pair(added)
-        out += hidden[:, None, None] * outer(from_branch)
-        if known is not None:
-            v, w = self._pair(kept)[:, 0], from_branch[:, 0]
-            cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
-            own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
-            out += self._of_sum(cross, own)[:, None, None] * outer(total)
+        out += hidden[:, None, None] * outer(self._pair(added))
         return out
+
+    def _beyond_averages(
+        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], known: FloatArray | None
+    ) -> FloatArray:
+        """The same of what kernels know beyond position averages: noise in the size of the sum alone."""
+        if known is None:
+            return np.zeros((self.n, 2, 2))
+        v, w = self._pair(kept)[:, 0], self._pair(added)[:, 0]
+        cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
+        own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
+        return self._of_sum(cross, own)[:, None, None] * outer(self._pair(kept) + self._pair(added))
 
     def _of_sum(self, cross: FloatArray, own: FloatArray) -> FloatArray:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
@@ -194,23 +191,17 @@ class _Response:
         profile = self.profile
         r = float(profile.forward["stream_in"].token_correlation[0])
         start = self._start(r, 0.0 if self.p.architecture.embedding_norm else 1.0)
-        noise = congruent(self.to_state, self.raw_noise)
-        out = chained(self.passed, noise, start)
-        entering = np.concatenate([start[None], out[:-1]])
-        branch = self._derivative(lambda point: point.branch)
-        own = self._noise(
-            (0 * self.hidden[:, 0], 0 * self.hidden[:, 0]),
-            self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0], None,
-        )  # fmt: skip
-        at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), own)
-        covariances = {"stream_in": entering, "branch": at_branch, "stream_out": out}
-        means = self._means(entering, branch, own)
+        branch = self.derivative(lambda point: point.branch)
+        none = 0 * self.here.share
+        own = self.noise((none, none), self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0])
+        covariances = self.spread_ahead(branch, start, self.raw_noise, own)
+        means = self._means(covariances["stream_in"], branch, own)
         for name, covariance in covariances.items():
             means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
         forward = {name: banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
         if profile.gradient is None:
             return replace(profile, forward=forward)
-        found, excess = self._back(entering, means["stream_in"])
+        found, excess = self._back(self.way_back(), covariances["stream_in"], means["stream_in"])
         g = profile.gradient
         top = self._start(float(g["stream_out"].token_correlation[-1]), 0.0)
         above = np.concatenate([found[1:], top[None]]), np.append(excess[1:], 0.0)
@@ -221,10 +212,24 @@ class _Response:
         }
         return replace(profile, forward=forward, gradient=gradient)
 
+    def spread_ahead(
+        self, branch: FloatArray, start: FloatArray, sums: FloatArray, own: FloatArray
+    ) -> dict[str, FloatArray]:
+        """Covariances of (ln variance, correlation) by point, of noise in sums and in what branches give."""
+        out = chained(self.passed, congruent(self.to_state, sums), start)
+        entering = np.concatenate([start[None], out[:-1]])
+        at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), own)
+        return {"stream_in": entering, "branch": at_branch, "stream_out": out}
+
     def _start(self, r: float, size: float) -> FloatArray:
         """Covariance of (ln variance, correlation) of Gaussian tokens; size 0: relative to their own variance."""
         turn = np.array([[size, 0.0], [-r, 1.0]])
         return congruent(turn, self._gaussian(r))
+
+    def start_between(self, r: float, size: float) -> FloatArray:
+        """As `_start`, between two sequences; r: correlation of their tokens, which is that of one's."""
+        turn = np.array([[size, 0.0], [-r, 1.0]])
+        return congruent(turn, np.full((2, 2), 2 / self.d * r**2))
 
     def _gaussian(self, r: float) -> FloatArray:
         """Covariance of (variance, covariance) of Gaussian tokens of variance 1."""
@@ -295,12 +300,7 @@ class _Response:
             found[0] += (1 - f[0]) ** 2 * at_start[0]
         return found
 
-    def _back(self, entering: FloatArray, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction.
-
-        Args:
-            entering, mean: of the stream that is read; (ln of the mean variance, mean correlation) over the prediction.
-        """
+    def way_back(self) -> WayBack:
         gradient = self.profile.gradient
         assert gradient is not None
         r = gradient["stream_out"].token_correlation
@@ -311,30 +311,48 @@ class _Response:
         for k in (0, 1):
             through[:, k, 1] = (moved[k] - base[k]) / turn
         if self.p.architecture.causal:
-            self._recalibrate(through, r)
-        by_signal = self._derivative(lambda point: point.back(r))
+            recalibrate(through, r, gradient, self.here.maps, self.here.skip2)
+        by_signal = self.derivative(lambda point: point.back(r))
         v, maps = np.exp(base[0]), self.here.maps
         sent, shared = (maps.vv + maps.vc * r) / v, (maps.cv + maps.cc * r) / v
         kept, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
         known = None if self.overlaps is None else self.overlaps.backward
-        noise = congruent(to_state(base[1]), self._noise(kept, added, self.hidden[:, 1], known))
-
-        flipped = slice(None, None, -1)
+        beyond = self._beyond_averages(kept, added, known)
+        noise = self.noise(kept, added, self.hidden[:, 1]) + beyond
         turned = np.einsum("nij,nlk->nikjl", through, self.passed).reshape(self.n, 4, 4)  # Z -> M Z T
-        z = affine(turned[flipped], by_signal.reshape(self.n, 4)[flipped], np.zeros(4))[flipped].reshape(-1, 2, 2)
+        z = affine(turned[_UP], by_signal.reshape(self.n, 4)[_UP], np.zeros(4))[_UP].reshape(-1, 2, 2)
         above = np.concatenate([z[1:], np.zeros((1, 2, 2))])
         at_norm = np.zeros((self.n, 2, 2))
         at_norm[self.after, 0, 0] = -1.0  # the norm after a sum divides gradients by its size
-        met = congruent(through @ above @ self.to_state + at_norm, self.raw_noise)
-        top = self._start(float(r[-1]), 0.0)
-        by_signals = chained(through[flipped], met[flipped], np.zeros((2, 2)))[flipped] + congruent(z, entering)
-        by_maps = chained(through[flipped], noise[flipped], top)[flipped]
-        summed = congruent(self._derivative(lambda point: point.total), entering) + self.raw_noise
+        by_sums = through @ above @ self.to_state + at_norm
+        return WayBack(r, v, sent, through, by_signal, z, by_sums, to_state(base[1]), noise, beyond)
+
+    def sources(
+        self, way: WayBack, entering: FloatArray, sums: FloatArray, noise: FloatArray, top: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Covariances of the gradient at every sublayer's input, by the signals that it meets and by the maps.
+
+        Args:
+            entering: of the stream that is read. sums, noise: of sums and of gradients there. top: of the last.
+        """
+        through, nothing = way.through[_UP], np.zeros((2, 2))
+        by_signals = chained(through, congruent(way.by_sums, sums)[_UP], nothing)[_UP] + congruent(way.z, entering)
+        return by_signals, chained(through, congruent(way.to_state, noise)[_UP], top)[_UP]
+
+    def _back(self, way: WayBack, entering: FloatArray, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction.
+
+        Args:
+            entering, mean: of the stream that is read; (ln of the mean variance, mean correlation) over the prediction.
+        """
+        top, sent = self._start(float(way.r[-1]), 0.0), way.sent
+        by_signals, by_maps = self.sources(way, entering, self.raw_noise, way.noise, top)
+        summed = congruent(self.derivative(lambda point: point.total), entering) + self.raw_noise
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
         bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2 + self._by_own_norms(sent, before)
         bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
-        lifted = affine(through[flipped], np.einsum("nij,nj->ni", by_signal, mean)[flipped], np.zeros(2))[flipped, 0]
-        excess = np.cumsum(bend[flipped])[flipped] + by_signals[:, 0, 0] / 2 + lifted
+        lifted = affine(way.through[_UP], np.einsum("nij,nj->ni", way.by_signal, mean)[_UP], np.zeros(2))[_UP, 0]
+        excess = np.cumsum(bend[_UP])[_UP] + by_signals[:, 0, 0] / 2 + lifted
         return by_signals + by_maps, excess
 
     def _by_own_norms(self, sent: FloatArray, before: NDArray[np.bool_]) -> FloatArray:
@@ -359,21 +377,3 @@ class _Response:
             sizes[0] += 2 * (1 - share[0]) ** 2 / self.d  # rows of the embedding are Gaussian
         unseen = sent * self._of_sum(1 - share, share) / 2  # the norm's gradient is orthogonal to the sum
         return np.asarray(sizes - unseen)
-
-    def _recalibrate(self, through: FloatArray, r: FloatArray) -> None:
-        """What averages over positions get wrong in a causal stack, from what its kernels say of the same step.
-
-        There the gradient's variance and correlation become known numbers; the parts that come from the correlation
-        are given the size that makes it so.
-        """
-        gradient = self.profile.gradient
-        assert gradient is not None
-        inner, outer, maps, skip = gradient["stream_in"], gradient["stream_out"], self.here.maps, self.here.skip2
-        v = np.exp(np.clip(inner.log_variance - outer.log_variance, -_HELD, _HELD))
-        r_in = inner.token_correlation
-        by_v, by_c = maps.vc * r, maps.cc * r
-        v_scale = np.where(by_v > 1e-9, np.clip((v - skip - maps.vv) / by_v, 0.0, 3.0), 1.0)
-        c_scale = np.where(by_c > 1e-9, np.clip((r_in * v - skip * r - maps.cv) / by_c, 0.0, 3.0), 1.0)
-        to_v, to_c = maps.vc * v_scale, skip + maps.cc * c_scale
-        through[:, 0, 1] = to_v / v
-        through[:, 1, 1] = (to_c - r_in * to_v) / v

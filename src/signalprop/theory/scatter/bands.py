@@ -1,0 +1,32 @@
+"""The bands of a prediction: how far single networks of a given width lie from the mean that is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from signalprop.network.parametrization import Parametrization
+from signalprop.results.profile import Profile
+from signalprop.theory.scatter.not_derived import NOT_DERIVED, not_derived
+from signalprop.theory.scatter.response import Overlaps, Response
+from signalprop.theory.scatter.sequences import with_several
+
+
+def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None = None) -> Profile:
+    """The profile with the standard deviations of one network of this width in its series.
+
+    `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute, of a network that reads one sequence;
+    `variance_sd_many`, `token_correlation_sd_many` are of one that reads many; `variance_excess` is ln of the mean
+    over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
+    says so and the series stay as they are; the gradient at branches' outputs has none.
+
+    Args:
+        overlaps: of the kernels that the profile was predicted by; None: of its position averages.
+    """
+    reason = not_derived(p)
+    if reason:
+        return replace(profile, notes=(*profile.notes, NOT_DERIVED.format(reason)))
+    with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
+        response = Response(p, profile, overlaps)
+        return with_several(response, response.told())
