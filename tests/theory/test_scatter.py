@@ -10,9 +10,10 @@ import pytest
 from signalprop.data.batches import default_batch
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
-from signalprop.results.comparison import compare
+from signalprop.results.comparison import compare, spread_over
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter.error_chains import bend_of_ratio, of_own_sizes
@@ -47,6 +48,33 @@ def test_against_networks(preset: str, placement: str, causal: bool) -> None:
     off = predict(scheme("xavier")(p.architecture).with_columns(weight__down=0.5), batch.statistics(p.architecture))
     wrong = {a.quantity: a.z for a in compare(off, average(drawn)).agreements}["branch variance"]
     assert wrong is not None and wrong > 5
+
+
+@pytest.mark.parametrize("alike", [0.0, 1.0])
+def test_sequences_share_what_their_tokens_share(alike: float) -> None:
+    """Nothing, where no word comes twice: the scatter falls as 1/S; all, where there is one word: it stays."""
+    a = Architecture(kind="encoder", positions="none", tied_embeddings=False, activation="tanh", **SMALL)
+    p = scheme("xavier")(a)
+    inputs = InputStatistics(token_correlation=alike, target_correlation=alike)
+    predicted = predict(p, inputs, fidelity="moments")
+    for series in (predicted.forward["stream_out"], predicted.gradient["stream_in"]):
+        one, several = spread_over(series, 1)[0], spread_over(series, 16)[0]
+        np.testing.assert_allclose(one, series.variance_sd)
+        np.testing.assert_allclose(several, one if alike else one / 4, rtol=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "placement"), [("gpt2", "pre"), ("tgs", "pre"), ("tgs", "post")])
+def test_scatter_over_sixteen_sequences(preset: str, placement: str) -> None:
+    p = scheme("xavier")(Architecture.preset(preset, **SMALL, norm_placement=placement))
+    batch = default_batch(p.architecture, batch_size=16)
+    drawn = [simulate(p, n_seeds=1, seed=seed, batch=batch) for seed in range(40)]
+    predicted = predict(p, batch.statistics(p.architecture))
+    series, measured = predicted.gradient["stream_in"], [d.gradient["stream_in"] for d in drawn]
+    found = np.log(spread_over(series, 16)[0] / np.stack([m.log_variance for m in measured]).std(0, ddof=1))
+    before = np.log(series.variance_sd / np.stack([m.log_variance for m in measured]).std(0, ddof=1))
+    assert abs(found.mean()) < 0.25 and np.abs(found).mean() < np.abs(before).mean()
+    assert compare(predicted, average(drawn)).agreements[-2].z < 3
 
 
 def test_tokens_that_enter_are_gaussian() -> None:
