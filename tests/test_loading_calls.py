@@ -47,7 +47,7 @@ FILES = {
     ("src/signalprop_lab/reproductions/registry.py", "read_text"): 1,  # of the package
     ("src/signalprop_lab/mutants.py", "open"): 1,  # written to
     ("src/signalprop_lab/mutants.py", "read_text"): 2,  # of the package
-    ("src/signalprop_lab/training/lines.py", "open"): 1,  # written to
+    ("src/signalprop_lab/training/json_lines.py", "open"): 1,  # written to
     ("src/signalprop_lab/training/run_logs.py", "open"): 1,  # written to
     ("src/signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
     ("src/signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package

@@ -22,10 +22,10 @@ from signalprop.files.storage import finite
 from signalprop.kernels.trace import trace
 from signalprop.report.html import document, read, render
 from signalprop.report.kernel_tables import to_json
-from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
 from signalprop_lab.training.recipe import load_recipe
 from signalprop_lab.training.recipe_files import read_recipe, read_yaml
+from signalprop_lab.training.run_locks import Runs
 from signalprop_lab.training.tables import SCHEMA as RESULTS
 
 ARCHITECTURE = {

@@ -12,7 +12,7 @@ from typing import Any
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, read_text
 from signalprop.results.profile import Profile
-from signalprop_lab.training.lines import read_lines
+from signalprop_lab.training.json_lines import read_lines
 from signalprop_lab.training.result import RUN_SCHEMA
 
 METRICS, SIGNAL, RECIPE, ENVIRONMENT, RESULT = (

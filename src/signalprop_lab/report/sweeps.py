@@ -21,7 +21,7 @@ from signalprop.results.text import number
 from signalprop_lab.report.runs import Run, as_double, read_run
 from signalprop_lab.report.training import over_steps
 from signalprop_lab.training import tables, verdicts
-from signalprop_lab.training.cells import Summary, state_of, summaries
+from signalprop_lab.training.sweep_cells import Summary, state_of, summaries
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 RESULTS = "results.json"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from signalprop_lab.training.cells import Summary
 from signalprop_lab.training.grid import Grid, Point, grid_of
+from signalprop_lab.training.sweep_cells import Summary
 from signalprop_lab.training.sweep_definition import Sweep
 
 NEAR = 5.0  # up to this factor apart two budgets count as one

@@ -27,8 +27,8 @@ from signalprop.files.storage import finite, is_below, opened, read_json, sync, 
 from signalprop.hooks import whole
 from signalprop.repair.initialisation import fill
 from signalprop.streams.wrappers import unwrapped
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import by_first, first, gathered
+from signalprop_lab.training.stream_offset import StreamOffset
 from signalprop_lab.training.weight_files import (
     OPTIMIZER,
     PROCESS,
@@ -112,14 +112,14 @@ def write(
     optimized: Optimized,
     state: dict[str, Any],
     process: dict[str, Any],
-    position: Position | None,
+    offset: StreamOffset | None,
     keep: int,
 ) -> None:
     """Write a checkpoint of the step that was just done; every process calls it, the first one writes.
 
     Args:
         target: its directory, checkpoint-STEP. weights: as `weights_of` gives them. process: `process_state`.
-        state, position: of the training and of its stream, JSON. keep: how many checkpoints stay, this one with them.
+        state, offset: of the training and of its stream, JSON. keep: how many checkpoints stay, this one with them.
     """
     moments, groups = _optimizer_of(*optimized)
     processes = gathered(process)
@@ -130,8 +130,8 @@ def write(
         save_tensors(weights, folder / WEIGHTS)
         save_tensors(moments, folder / OPTIMIZER)
         _dump(folder / STATE, {"optimizer": groups, **state})
-        if position is not None:
-            _dump(folder / STREAM, position.to_json())
+        if offset is not None:
+            _dump(folder / STREAM, offset.to_json())
 
     by_first(lambda: _write(target, fill_in))
     if first():
@@ -273,12 +273,12 @@ def waiting_loss(checkpoint: Path, process: int, processes: int) -> float:
     return float(losses[PROCESS.format(process)] if same else sum(losses.values()) / max(len(losses), 1))
 
 
-def position_of(checkpoint: Path) -> Position | None:
+def offset_of(checkpoint: Path) -> StreamOffset | None:
     """Where a run's stream was; None: it reads none."""
     if not (checkpoint / STREAM).is_file():
         return None
     try:
-        return Position(**read_json(checkpoint / STREAM))
+        return StreamOffset(**read_json(checkpoint / STREAM))
     except TypeError:
         raise InputError(f"{checkpoint} is of a version that drew from streams otherwise; start the run anew") from None
 

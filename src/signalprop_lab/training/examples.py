@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.position import TOGETHER, Position
+from signalprop_lab.training.stream_offset import TOGETHER, StreamOffset
 
 Example = dict[str, NDArray[Any]]
 Metrics = dict[str, float]
@@ -95,11 +95,11 @@ class Ordered(Dataset[Example]):
         self._examples, self._n, self._seed, self._shuffle = examples, n, seed, shuffle
         self._given = 0
 
-    def begin(self, given: int, position: Position | None = None) -> None:
+    def begin(self, given: int, offset: StreamOffset | None = None) -> None:
         """Leave out those that a run was given before."""
         self._given = given
 
-    def position(self, given: int) -> None:
+    def offset(self, given: int) -> None:
         """Nothing but how many were given tells where it is."""
 
     def __len__(self) -> int:
@@ -122,25 +122,25 @@ class Streamed(IterableDataset[Example]):
     """The first `n` examples of a stream, which a thread reads, tokenizes and makes ahead of the training."""
 
     def __init__(self, stream: Shuffled[Any], n: int, seed: int, every: int = 0) -> None:
-        """`every`: its position is kept after as many examples each, for a checkpoint; 0: never."""
+        """`every`: its offset is kept after as many examples each, for a checkpoint; 0: never."""
         self._stream, self._n, self._seed, self._every = stream, n, seed, every
-        self._kept: dict[int, Position | None] = {}
-        self._begins = Position()
+        self._kept: dict[int, StreamOffset | None] = {}
+        self._begins = StreamOffset()
 
-    def begin(self, given: int, position: Position | None) -> None:
-        """Leave out those that a run was given before. position: what `position` was then.
+    def begin(self, given: int, offset: StreamOffset | None) -> None:
+        """Leave out those that a run was given before. offset: what `offset` was then.
 
         Raises:
             InputError: it is not known, or of another batch size.
         """
-        if position is None or position.given != given:
+        if offset is None or offset.given != given:
             raise InputError(
                 "the checkpoint does not say where the stream was, or is of a run with another budget.batch_size; "
                 "start the run anew"
             )
-        self._begins = position
+        self._begins = offset
 
-    def position(self, given: int) -> Position | None:
+    def offset(self, given: int) -> StreamOffset | None:
         """Where the stream was when so many examples had been given; None: that is not known any more, or never was."""
         return self._kept.get(given)
 
@@ -148,26 +148,26 @@ class Streamed(IterableDataset[Example]):
         return self._n
 
     def __iter__(self) -> Iterator[Example]:
-        for example, given, position in ahead(self._read(), _AHEAD * max(self._every, 1)):
-            if position is not None:
-                self._kept[given] = position
+        for example, given, offset in ahead(self._read(), _AHEAD * max(self._every, 1)):
+            if offset is not None:
+                self._kept[given] = offset
                 self._kept.pop(given - _AHEAD * self._every, None)
             yield example
 
-    def _read(self) -> Iterator[tuple[Example, int, Position | None]]:
+    def _read(self) -> Iterator[tuple[Example, int, StreamOffset | None]]:
         """The examples, how many there were with each, and where the stream is then, where that is kept."""
-        position, self._begins = self._begins, Position()
+        offset, self._begins = self._begins, StreamOffset()
         while True:
-            given = position.given
-            for item, there in self._stream.items(self._seed, position):
+            given = offset.given
+            for item, there in self._stream.items(self._seed, offset):
                 given = there.given
                 example = self._stream.make(item, np.random.default_rng([self._seed, 1, given - 1]))
                 yield example, given, there if self._every and given % self._every == 0 else None
                 if given == self._n:
                     return
-            if given == position.begun:  # there is nothing
+            if given == offset.begun:  # there is nothing
                 return
-            position = Position(given=given, begun=given)
+            offset = StreamOffset(given=given, begun=given)
 
 
 def ahead(found: Iterator[T], n: int) -> Iterator[T]:
@@ -234,23 +234,23 @@ class Shuffled(Generic[T]):
     """A stream of examples, which are shuffled block by block.
 
     Attributes:
-        read: gives the items from a position on, chunk by chunk, and moves the position behind each.
+        read: gives the items from an offset on, chunk by chunk, and moves the offset behind each.
         sample: those at its beginning.
     """
 
-    read: Callable[[Position], Iterator[list[T]]]
+    read: Callable[[StreamOffset], Iterator[list[T]]]
     make: Make[T]
     sample: Listed[T]
 
-    def items(self, seed: int, position: Position) -> Iterator[tuple[T, Position]]:
-        """Every item of a pass once, from a position on, and where the stream is after each."""
-        for block, start in self._blocks(replace(position, given=position.given - position.drawn, drawn=0)):
+    def items(self, seed: int, offset: StreamOffset) -> Iterator[tuple[T, StreamOffset]]:
+        """Every item of a pass once, from an offset on, and where the stream is after each."""
+        for block, start in self._blocks(replace(offset, given=offset.given - offset.drawn, drawn=0)):
             order = np.random.default_rng([seed, 0, start.begun, start.given]).permutation(len(block))
-            for drawn, place in enumerate(order[position.drawn :], position.drawn + 1):
+            for drawn, place in enumerate(order[offset.drawn :], offset.drawn + 1):
                 yield block[place], replace(start, given=start.given + drawn, drawn=drawn)
-            position = Position()
+            offset = StreamOffset()
 
-    def _blocks(self, start: Position) -> Iterator[tuple[list[T], Position]]:
+    def _blocks(self, start: StreamOffset) -> Iterator[tuple[list[T], StreamOffset]]:
         """Blocks, and where the stream was when they were begun; the next one is read while one is given out."""
         here, block = replace(start), list[T]()
         chunks = ((chunk, replace(here)) for chunk in self.read(here))

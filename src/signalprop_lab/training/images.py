@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from signalprop.errors import refusing, require
 from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
-from signalprop_lab.training.position import Position, together
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import IMAGE, LABEL, Place, Row, open_table
+from signalprop_lab.training.stream_offset import StreamOffset, together
 
 Pixels = NDArray[np.uint8]  # (channels, size, size)
 
@@ -30,12 +30,12 @@ class Labelled:
 
 
 def labelled_images(
-    data: Data, place: Place, position: Position | None = None
+    data: Data, place: Place, offset: StreamOffset | None = None
 ) -> tuple[Iterator[Labelled], tuple[str, ...] | None]:
     """The images of a source, in data.channels and data.image_size, and the names of their classes, if it has any.
 
     A source is `digits` (scikit-learn), a directory class/image.png (or split/class/image.png), a table with a column
-    of images, or a set of `datasets`. position: as `Table.read`.
+    of images, or a set of `datasets`. offset: as `Table.read`.
     """
     if place.source == "digits":
         return _digits(data), None
@@ -51,7 +51,7 @@ def labelled_images(
 
     def read() -> Iterator[Labelled]:
         with ThreadPoolExecutor() as pool:  # decoders let go of the interpreter
-            for rows in together(table.read(image, label, position=position)):
+            for rows in together(table.read(image, label, offset=offset)):
                 yield from pool.map(made, rows)
 
     return read(), names

@@ -333,7 +333,7 @@ class Loop:
         self._waiting += checkpoints.waiting_loss(
             checkpoint, self.accelerator.process_index, self.accelerator.num_processes
         )
-        self._data.begin(self.step * self.recipe.budget.batch_size, checkpoints.position_of(checkpoint))
+        self._data.begin(self.step * self.recipe.budget.batch_size, checkpoints.offset_of(checkpoint))
 
     @property
     def _optimized(self) -> torch.optim.Optimizer:
@@ -512,7 +512,7 @@ class Loop:
             (self._optimized, self.live),
             state,
             checkpoints.process_state(self._waiting.item()),
-            self._data.position(given) if first() else None,
+            self._data.offset(given) if first() else None,
             keep=self.recipe.cadence.keep,
         )
 

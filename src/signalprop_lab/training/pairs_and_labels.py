@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import (
     AUDIO,
@@ -23,6 +22,7 @@ from signalprop_lab.training.sources import (
     open_table,
     text_in,
 )
+from signalprop_lab.training.stream_offset import StreamOffset
 
 PASSAGE = 100  # words of the embedded text that are classified
 
@@ -35,18 +35,18 @@ class Pair:
     target: str
 
 
-def pairs(data: Data, place: Place, position: Position | None = None) -> Iterator[Pair]:
+def pairs(data: Data, place: Place, offset: StreamOffset | None = None) -> Iterator[Pair]:
     """Texts with their translations: two columns of a table, or two languages of a column `translation`.
 
     Args:
-        position: as `Table.read`.
+        offset: as `Table.read`.
 
     Raises:
         InputError: as `open_table`; columns that are not there.
     """
     table = open_table(data, place)
     if "translation" in table.columns and data.text not in table.columns:
-        for where, row in table.read("translation", position=position):
+        for where, row in table.read("translation", offset=offset):
             both = row["translation"]
             names = [name for name in (data.text, data.target) if name]
             names = names or list(both if isinstance(both, dict) else ())[:2]
@@ -59,7 +59,7 @@ def pairs(data: Data, place: Place, position: Position | None = None) -> Iterato
             yield Pair(*(text_in(both, name, where) for name in names))
         return
     text, target = _two(table, (data.text, "data.text", (*SOURCE, *TEXT)), (data.target, "data.target", TARGET))
-    for where, row in table.read(text, target, position=position):
+    for where, row in table.read(text, target, offset=offset):
         yield Pair(text_in(row, text, where), text_in(row, target, where))
 
 
@@ -87,9 +87,9 @@ class Classified:
 
 
 def classified(
-    data: Data, place: Place, position: Position | None = None
+    data: Data, place: Place, offset: StreamOffset | None = None
 ) -> tuple[Iterator[Classified], tuple[str, ...] | None]:
-    """Texts with their classes, and the names of these, if they are known; position: as `Table.read`.
+    """Texts with their classes, and the names of these, if they are known; offset: as `Table.read`.
 
     Of the embedded text it is passages, and their classes are the half-centuries that they were spoken in.
 
@@ -100,7 +100,7 @@ def classified(
         return _passages(place.split), None
     table = open_table(data, place)
     text, label = _two(table, (data.text, "data.text", TEXT), (data.label, "data.label", LABEL))
-    rows = table.read(text, label, position=position)
+    rows = table.read(text, label, offset=offset)
     found = ((text_in(row, text, where), row[label]) for where, row in rows)
     return (Classified(said, kind, said) for said, kind in found), table.classes(label)
 

@@ -30,7 +30,7 @@ from signalprop_lab.training.divergence import Diverged
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
 from signalprop_lab.training.interrupts import Interrupts
-from signalprop_lab.training.lines import Lines, read_lines
+from signalprop_lab.training.json_lines import JsonLines, read_lines
 from signalprop_lab.training.loop import Loop, recompute_layers
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.plateau import left_at
@@ -126,12 +126,12 @@ class _Run:
         per_step, whole = size * recipe.budget.batch_size, not recipe.parallel.fsdp
         watchers: list[Watcher] = []
         if self.main:
-            watchers.append(Metrics(Lines(self.metrics), per_step, unit))
+            watchers.append(Metrics(JsonLines(self.metrics), per_step, unit))
             if (c.signal or c.monitor) and not whole:
                 print("signalprop: the signal is not measured while the model is sharded (parallel)", file=sys.stderr)
             signal = None
             if c.signal and whole:
-                signal = Signal(self.network, self._signal_batch(), Lines(self.folder / "signal.jsonl"), c.signal)
+                signal = Signal(self.network, self._signal_batch(), JsonLines(self.folder / "signal.jsonl"), c.signal)
                 watchers.append(signal)
             if find_spec("tensorboard") is not None:
                 watchers.append(TensorBoard(self.folder / "tensorboard"))

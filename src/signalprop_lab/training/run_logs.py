@@ -20,7 +20,7 @@ from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.layout import KINDS, layout
 from signalprop.results.profile import Profile
-from signalprop_lab.training.lines import Lines, read_lines
+from signalprop_lab.training.json_lines import JsonLines, read_lines
 from signalprop_lab.training.networks import Network
 from signalprop_lab.training.plateau import left_at
 from signalprop_lab.training.processes import by_first
@@ -55,7 +55,7 @@ def by_group(numbers: Numbers) -> dict[str, float]:
 class Metrics(Watcher):
     """Loss, rate, gradient norm, throughput and validation losses, as JSON lines."""
 
-    def __init__(self, lines: Lines, per_step: int, unit: str) -> None:
+    def __init__(self, lines: JsonLines, per_step: int, unit: str) -> None:
         self._lines, self._per_step, self._unit = lines, per_step, unit
 
     def begins(self, step: int) -> None:
@@ -79,7 +79,7 @@ class Metrics(Watcher):
 class Signal(Watcher):
     """The Profile of the model on one fixed batch, before training, every so many steps, and at the end."""
 
-    def __init__(self, network: Network, batch: Batch, lines: Lines, every: int) -> None:
+    def __init__(self, network: Network, batch: Batch, lines: JsonLines, every: int) -> None:
         self._network, self._batch, self._lines, self._every = network, batch, lines, every
         self._done: int | None = None
         self.latest: Profile | None = None

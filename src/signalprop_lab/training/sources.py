@@ -16,8 +16,8 @@ from signalprop.data.texts import characters, lines_of
 from signalprop.errors import InputError, first_line, require
 from signalprop.files.checkpoint_loading import data_set, saved_data_set
 from signalprop.files.storage import check_regular
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
+from signalprop_lab.training.stream_offset import StreamOffset
 
 TEXT = ("text", "sentence", "content", "document")
 LABEL = ("label", "labels", "class", "category", "target")
@@ -131,19 +131,19 @@ class Table:
         known = ", ".join(self.columns[:12])
         raise InputError(f"{self.name} has no column {shown}; its columns: {known}; name one with {setting}")
 
-    def read(self, *columns: str, position: Position | None = None) -> Iterator[Row]:
-        """The rows, with these columns; from a position on, if the set can, else from the first one.
+    def read(self, *columns: str, offset: StreamOffset | None = None) -> Iterator[Row]:
+        """The rows, with these columns; from an offset on, if the set can, else from the first one.
 
         Raises:
             InputError: they cannot be read.
         """
         with _reading(self.name):
             rows, before = self.rows.select_columns(list(columns)), 0
-            if position is not None and hasattr(rows, "load_state_dict"):
-                if position.rows is not None:
-                    rows.load_state_dict(copy.deepcopy(position.rows))
-                    before = position.documents
-                position.table = rows
+            if offset is not None and hasattr(rows, "load_state_dict"):
+                if offset.rows is not None:
+                    rows.load_state_dict(copy.deepcopy(offset.rows))
+                    before = offset.documents
+                offset.table = rows
             for number, row in enumerate(rows, before + 1):
                 yield f"{self.name}: row {number}", row
 
@@ -313,12 +313,12 @@ def _names_of(split: str, setting: str = "data.split") -> list[str]:
     return names
 
 
-def documents(data: Data, place: Place, position: Position | None = None) -> Iterator[str]:
+def documents(data: Data, place: Place, offset: StreamOffset | None = None) -> Iterator[str]:
     """The documents of a source: a text file is one document, a row of a table one, a directory has those of all its
     files, by their names.
 
     Args:
-        position: as `Table.read`.
+        offset: as `Table.read`.
 
     Raises:
         InputError: nothing there, not UTF-8, damaged, or no column of text.
@@ -336,5 +336,5 @@ def documents(data: Data, place: Place, position: Position | None = None) -> Ite
     else:
         table = open_table(data, place)
         column = table.column(data.text, "data.text", TEXT)
-        for where, row in table.read(column, position=position):
+        for where, row in table.read(column, offset=offset):
             yield text_in(row, column, where)

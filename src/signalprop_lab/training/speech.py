@@ -20,10 +20,10 @@ from signalprop.errors import InputError, require
 from signalprop.files.storage import opened
 from signalprop.network.moments import FloatArray
 from signalprop_lab.training.pairs_and_labels import speech_columns
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
-from signalprop_lab.training.sides import key_of
 from signalprop_lab.training.sources import Place, open_table, text_in
+from signalprop_lab.training.stream_offset import StreamOffset
+from signalprop_lab.training.validation_split import key_of
 
 Frames = NDArray[np.float32]  # (frames, features)
 _SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".opus", ".aiff")
@@ -54,15 +54,15 @@ class Synthetic:
         return synthetic_frames(self.text, self.dim, key_of(self.text) % 2**32)
 
 
-def utterances(data: Data, place: Place, position: Position | None = None) -> Iterator[Utterance]:
+def utterances(data: Data, place: Place, offset: StreamOffset | None = None) -> Iterator[Utterance]:
     """The utterances of a source: a table of sounds and transcripts, a directory with such a table, or a set of
-    `datasets`. A path of a sound is from the table's directory; its suffix may be left out. position: as `Table.read`.
+    `datasets`. A path of a sound is from the table's directory; its suffix may be left out. offset: as `Table.read`.
     """
     table = open_table(data, place)
     audio, text = speech_columns(data, table)
     path = Path(place.source)
     base = path if path.is_dir() else path.parent
-    for where, row in table.read(audio, text, position=position):
+    for where, row in table.read(audio, text, offset=offset):
         samples, rate = _samples_in(row[audio], base, where)
         yield Utterance(log_mel(resampled(samples, rate, data.sample_rate), data), text_in(row, text, where))
 

@@ -24,12 +24,12 @@ from typing import Any
 from signalprop.errors import InputError, printable
 from signalprop.files.storage import finite, make_folder, read_json, write_json
 from signalprop.files.validation import typed
-from signalprop_lab.training.cells import number
-from signalprop_lab.training.claims import Claim, Entry, Runs, refuse_other_settings
 from signalprop_lab.training.grid import Grid, Point, load_sweep
+from signalprop_lab.training.json_lines import read_lines
 from signalprop_lab.training.ladder import alternatives, best_rung, rungs, wanted_of_cells
-from signalprop_lab.training.lines import read_lines
 from signalprop_lab.training.recipe import Recipe
+from signalprop_lab.training.run_locks import Entry, RunLock, Runs, refuse_other_settings
+from signalprop_lab.training.sweep_cells import number
 from signalprop_lab.training.tables import duration
 from signalprop_lab.training.verdicts import course_of
 
@@ -98,7 +98,7 @@ def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -
             return
 
 
-def _one(runs: Runs, train: Train, claim: Claim, log: Log, jobs: int) -> None:
+def _one(runs: Runs, train: Train, claim: RunLock, log: Log, jobs: int) -> None:
     grid, point = runs.grid, claim.entry.point
     recipe, folder = grid.recipe(point), runs.out / grid.directory(point)
     models = grid.sweep.keep == "models"

@@ -19,7 +19,9 @@ from typing import Any
 from signalprop.errors import InputError, require
 from signalprop.files.storage import finite, read_json, write_json, write_text
 from signalprop_lab.training.budgets import budgets
-from signalprop_lab.training.cells import (
+from signalprop_lab.training.grid import Grid, Point, grid_of
+from signalprop_lab.training.run_locks import Entry, Runs, refuse_other_settings
+from signalprop_lab.training.sweep_cells import (
     STALLED,
     Row,
     Store,
@@ -30,8 +32,6 @@ from signalprop_lab.training.cells import (
     result_text,
     summaries,
 )
-from signalprop_lab.training.claims import Entry, Runs, refuse_other_settings
-from signalprop_lab.training.grid import Grid, Point, grid_of
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 from signalprop_lab.training.verdicts import (
     PARTS,

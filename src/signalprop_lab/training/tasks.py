@@ -30,14 +30,14 @@ from signalprop_lab.training.examples import (
 )
 from signalprop_lab.training.images import Labelled, Pixels, augmented, labelled_images
 from signalprop_lab.training.pairs_and_labels import Classified, classified
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
 from signalprop_lab.training.recipe_files import shipped
-from signalprop_lab.training.sides import document_sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import training_place
+from signalprop_lab.training.stream_offset import StreamOffset
+from signalprop_lab.training.text_generation import speech_to_text, translation
 from signalprop_lab.training.tokenized import Ids, tokenized
 from signalprop_lab.training.tokenizers import begin_of, pad_of, separator, special_ids
-from signalprop_lab.training.writing import speech_to_text, translation
+from signalprop_lab.training.validation_split import drawn_from, key_of, split_documents, split_examples
 
 _MOST_CLASSES = 100_000
 
@@ -64,7 +64,7 @@ def prepare(recipe: Recipe) -> Prepared:
 
 
 def next_tokens(window: IntArray, rng: np.random.Generator) -> Example:
-    """tokens (n,) and labels (n,) of n + 1 ids: the next token of every position."""
+    """tokens (n,) and labels (n,) of n + 1 ids: the next token of every offset."""
     return {"tokens": window[:-1], "labels": window[1:]}
 
 
@@ -73,7 +73,7 @@ class Masking:
     """Masked language modelling (Devlin et al. 2019, section 3.1).
 
     A share of the positions carries loss, never one of a special token. Of those, 80 % read the mask, 10 % a random
-    token and 10 % their own. If none was drawn, one position carries loss.
+    token and 10 % their own. If none was drawn, one offset carries loss.
 
     Attributes:
         plain: the ids that stand for text.
@@ -114,7 +114,7 @@ def _language_model(
     but the first)."""
     data, length = recipe.data, recipe.data.seq_len
     width = length + more
-    tokenizer, found = tokenized(data, document_sides(data), str)
+    tokenizer, found = tokenized(data, split_documents(data), str)
     make, plain = task(tokenizer)
     end, stream = separator(tokenizer), found.stream
     train, validation = (_joined(side, end) for side in (found.train, found.validation))
@@ -125,11 +125,11 @@ def _language_model(
                 f"text, a {share} share data.validation or a smaller data.seq_len"
             )
 
-    def windows(position: Position) -> Iterator[list[IntArray]]:
+    def windows(offset: StreamOffset) -> Iterator[list[IntArray]]:
         assert stream is not None
-        for chunk in filter(None, stream(position)):
-            found = Windows(np.concatenate([np.array(position.rest, np.int64), _joined(chunk, end)]), width, length)
-            position.rest = found.ids[len(found) * length :]
+        for chunk in filter(None, stream(offset)):
+            found = Windows(np.concatenate([np.array(offset.rest, np.int64), _joined(chunk, end)]), width, length)
+            offset.rest = found.ids[len(found) * length :]
             yield [found[i] for i in range(len(found))]
 
     listed: Any = Listed(Windows(train, width, length), make)
@@ -223,7 +223,9 @@ class Patching:
 def _image_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = labelled_images(data, training_place(data))[1]
-    found = sides(data, lambda *where: labelled_images(data, *where)[0], lambda image: key_of(image.pixels.tobytes()))
+    found = split_examples(
+        data, lambda *where: labelled_images(data, *where)[0], lambda image: key_of(image.pixels.tobytes())
+    )
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     mean, deviation = _statistics([x.pixels for x in found.train])
     make = partial(Patching, data, classes, mean, deviation)
@@ -282,7 +284,7 @@ class Classifying:
 def _sequence_classification(recipe: Recipe) -> Prepared:
     data = recipe.data
     known = classified(data, training_place(data))[1]
-    found = sides(data, lambda *where: classified(data, *where)[0], lambda item: key_of(item.origin))
+    found = split_examples(data, lambda *where: classified(data, *where)[0], lambda item: key_of(item.origin))
     classes = classes_of([x.label for x in (*found.train, *found.validation)], known)
     tokenizer, items = tokenized(data, found, lambda item: item.text)
     make = Classifying(_frame_of_texts(tokenizer), data.seq_len, classes)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from signalprop.errors import InputError, require
 from signalprop.files.storage import check_regular, opened, write_bytes
 from signalprop.network.inputs import IntArray
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
-from signalprop_lab.training.sides import Sides
+from signalprop_lab.training.stream_offset import StreamOffset
 from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized
 from signalprop_lab.training.tokenizers import train as trained
+from signalprop_lab.training.validation_split import Split
 
 _FORMAT = "5"  # of the cache, and of whatever makes ids of text: another one is another key
 _SMALL = (".json", ".txt", ".model")  # files of a checkpoint's directory that may belong to its tokenizer
@@ -47,7 +47,7 @@ class Texts(Sequence[IntArray]):
         return self.ids[self.starts[i] : self.starts[i + 1]].astype(np.int64)
 
 
-def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[Any, Sides[tuple[T, Ids]]]:
+def tokenized(data: Data, found: Split[T], *texts: Callable[[T], str]) -> tuple[Any, Split[tuple[T, Ids]]]:
     """The tokenizer, and the examples with the ids of their texts.
 
     Args:
@@ -57,9 +57,9 @@ def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[
     tokenizer, ids = encoded(data, columns[: len(texts)], columns[len(texts) :])
     stream = found.stream
 
-    def read(position: Position) -> Iterator[list[tuple[T, Ids]]]:
+    def read(offset: StreamOffset) -> Iterator[list[tuple[T, Ids]]]:
         assert stream is not None
-        for chunk in stream(position):
+        for chunk in stream(offset):
             of_texts = [ids_of(tokenizer, [text(x) for x in chunk]) for text in texts]
             yield list(zip(chunk, zip(*of_texts, strict=True), strict=True))
 
@@ -68,7 +68,7 @@ def tokenized(data: Data, found: Sides[T], *texts: Callable[[T], str]) -> tuple[
         list(zip(side, zip(*part, strict=True), strict=True))
         for side, part in zip((found.train, found.validation), parts, strict=True)
     )
-    return tokenizer, Sides(train, validation, None if stream is None else read)
+    return tokenizer, Split(train, validation, None if stream is None else read)
 
 
 def encoded(data: Data, train: Sequence[Sequence[str]], validation: Sequence[Sequence[str]]) -> tuple[Any, list[Texts]]:

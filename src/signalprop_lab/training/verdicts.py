@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from signalprop_lab.training.budgets import budgets, in_words, near, ratio, share_of
-from signalprop_lab.training.cells import (
+from signalprop_lab.training.sweep_cells import (
     PLATEAU,
     Store,
     Summary,

@@ -17,7 +17,7 @@ from signalprop.report.html import document, read
 from signalprop.report.sections import Chart, Document, Link
 from signalprop_lab.report.sweeps import of_results
 from signalprop_lab.training import tables
-from signalprop_lab.training.cells import summaries
+from signalprop_lab.training.sweep_cells import summaries
 
 pytest.importorskip("plotly")
 RATES, SEEDS, DEPTHS = (0.001, 0.01), (0, 1), ("4", "16")

@@ -19,9 +19,9 @@ from signalprop_lab.training.examples import (
     Prepared,
 )
 from signalprop_lab.training.recipe import Data, Tokenizer
-from signalprop_lab.training.sides import document_sides
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of, serialized, train
+from signalprop_lab.training.validation_split import split_documents
 
 BYTES = {"kind": "bytes"}
 BPE = {"kind": "bpe", "vocab_size": 300}
@@ -33,7 +33,7 @@ BPE = {"kind": "bpe", "vocab_size": 300}
 def test_causal_lm_asks_once_for_every_next_token(corpus: Path, cache: Path) -> None:
     r = recipe("causal-lm", cache, source=corpus, tokenizer=BYTES, seq_len=20)
     prepared = prepare(r)
-    texts = document_sides(r.data).train
+    texts = split_documents(r.data).train
     expected = np.concatenate([[*(4 + byte for byte in text.encode()), 2] for text in texts])
     n = len(prepared.train)  # type: ignore[arg-type]
     assert n == (expected.size - 1) // 20
@@ -59,7 +59,7 @@ def test_language_models(task: str, kind: str, corpus: Path, cache: Path) -> Non
 def test_tokenizers_see_the_training_documents_only(tmp_path: Path, cache: Path) -> None:
     texts = [text + f" special{i:03d}special" * 20 for i, text in enumerate(documents_of(20))]
     r = recipe("causal-lm", cache, source=lines(tmp_path / "a.jsonl", [{"text": t} for t in texts]), tokenizer=BPE)
-    kept = document_sides(r.data).train
+    kept = split_documents(r.data).train
     assert set(kept) < set(texts)
     expected = train(Tokenizer(kind="bpe", vocab_size=300), lambda: kept)
     assert serialized(prepare(r).tokenizer) == serialized(expected)
@@ -71,7 +71,7 @@ def test_masks(corpus: Path, cache: Path) -> None:
     r = recipe("masked-lm", cache, source=corpus, tokenizer=BYTES, seq_len=64)
     prepared = prepare(r)
     n = len(prepared.train)  # type: ignore[arg-type]
-    ids = np.concatenate([[*(4 + byte for byte in text.encode()), 2] for text in document_sides(r.data).train])
+    ids = np.concatenate([[*(4 + byte for byte in text.encode()), 2] for text in split_documents(r.data).train])
     counts: Counter[str] = Counter()
     for i in range(n):
         own = ids[64 * i : 64 * (i + 1)]
@@ -109,7 +109,7 @@ def test_pretrained_tokenizers(corpus: Path, cache: Path, tmp_path: Path) -> Non
     own.save_pretrained(tmp_path / "one")
     settings = {"kind": "pretrained", "path": str(tmp_path / "one")}
     prepared = prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16))
-    text = document_sides(Data(source=str(corpus))).train[0]
+    text = split_documents(Data(source=str(corpus))).train[0]
     assert example(prepared, 0)["tokens"].tolist() == next(ids_of(own, [text]))[:16].tolist()
     train(Tokenizer(kind="bpe", vocab_size=290), lambda: documents_of(5)).save_pretrained(tmp_path / "one")
     assert prepare(recipe("causal-lm", cache, source=corpus, tokenizer=settings, seq_len=16)).facts["vocab_size"] == 290

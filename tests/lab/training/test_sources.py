@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from preparing import documents_of, lines
 from signalprop.errors import InputError
-from signalprop_lab.training import sides as sides_module
 from signalprop_lab.training import sources
+from signalprop_lab.training import validation_split as split_module
 from signalprop_lab.training.pairs_and_labels import Pair, classified, pairs
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
-from signalprop_lab.training.sides import document_sides, held_out, key_of, sides, stretches
 from signalprop_lab.training.sources import training_place
+from signalprop_lab.training.stream_offset import StreamOffset
+from signalprop_lab.training.validation_split import held_out, key_of, split_documents, split_examples, stretches
 
 DOCUMENTS = [text.replace("\n", " ") for text in documents_of(40)]
 ROWS = [{"id": i, "text": text} for i, text in enumerate(DOCUMENTS)]
@@ -82,7 +82,7 @@ SHAPES = [as_jsonl, as_packed, as_tsv, as_csv, as_parquet, as_saved, as_texts]
 def test_documents_are_the_same_from_every_kind_of_source(write: Callable[[Path], Path], tmp_path: Path) -> None:
     data = Data(source=str(write(tmp_path)))
     assert documents(data) == DOCUMENTS
-    found = document_sides(data.model_copy(update={"limit": 7, "validation": 0.2}))
+    found = split_documents(data.model_copy(update={"limit": 7, "validation": 0.2}))
     assert sorted(found.train + found.validation) == DOCUMENTS[:7]
 
 
@@ -97,7 +97,7 @@ def test_names_of_sets(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     data = Data(source="owner/some-set", subset="en", validation="test", streaming=streaming)
-    found = document_sides(data)
+    found = split_documents(data)
     assert (found.train, found.validation) == (DOCUMENTS, DOCUMENTS[:3])
     assert asked == [("owner/some-set", "en", "train", streaming), ("owner/some-set", "en", "test", streaming)]
 
@@ -105,7 +105,7 @@ def test_names_of_sets(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None
 class TestBadInput:
     def refused(self, data: Data, match: str) -> None:
         with pytest.raises(InputError, match=match) as caught:
-            document_sides(data)
+            split_documents(data)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize("write", [as_jsonl, as_tsv, as_csv, as_parquet, as_saved])
@@ -157,7 +157,7 @@ def test_stretches_join_to_the_text(parts: int, text: str) -> None:
 
 
 def both(data: Data) -> tuple[list[str], list[str]]:
-    found = document_sides(data)
+    found = split_documents(data)
     return found.train, found.validation
 
 
@@ -175,26 +175,26 @@ def test_streams_hold_out_the_same_documents_wherever_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Data(source=str(as_jsonl(tmp_path)), validation=0.2, streaming=True)
-    monkeypatch.setattr(sides_module, "SAMPLE", 20)
-    found = document_sides(data)
+    monkeypatch.setattr(split_module, "SAMPLE", 20)
+    found = split_documents(data)
     assert sorted(found.train + found.validation) == DOCUMENTS[:20]
     assert found.stream is not None
-    kept = list(chain.from_iterable(found.stream(Position())))
+    kept = list(chain.from_iterable(found.stream(StreamOffset())))
     assert set(found.train) == set(kept) & set(DOCUMENTS[:20])
     assert 20 < len(kept) < 40 and not set(found.validation) & set(kept)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_sides_of_examples(streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides_module, "SAMPLE", 25)
+    monkeypatch.setattr(split_module, "SAMPLE", 25)
     data = Data(source="here", validation=0.3, streaming=streaming)
-    found = sides(data, lambda *_: iter([*range(50), *range(50)]), lambda i: key_of(str(i)))
+    found = split_examples(data, lambda *_: iter([*range(50), *range(50)]), lambda i: key_of(str(i)))
     assert not set(found.train) & set(found.validation)
     assert len(found.train) + len(found.validation) == (25 if streaming else 100)
     if streaming:
         assert found.stream is not None
-        assert not set(chain.from_iterable(found.stream(Position()))) & set(found.validation)
-        assert set(found.train) < set(chain.from_iterable(found.stream(Position())))
+        assert not set(chain.from_iterable(found.stream(StreamOffset()))) & set(found.validation)
+        assert set(found.train) < set(chain.from_iterable(found.stream(StreamOffset())))
     else:
         assert len(set(found.validation)) == 15
 
@@ -250,7 +250,7 @@ def test_years_of_the_embedded_text() -> None:
 
 def test_other_years_of_the_embedded_text_are_held_out() -> None:
     data = Data(source="sotu", split="1790-1949", validation="1950-2026")
-    sides = document_sides(data)
+    sides = split_documents(data)
     assert sides.train == documents(Data(source="sotu", split="1790-1949"))
     assert sides.validation == documents(Data(source="sotu", split="1950-2026"))
     shared = len(documents(Data(source="sotu", split="1940-1949")))
@@ -260,4 +260,4 @@ def test_other_years_of_the_embedded_text_are_held_out() -> None:
         ("1790-1949", "2100-2200", r"data\.validation is '2100-2200', and the embedded text has no such addresses"),
     ):
         with pytest.raises(InputError, match=match):
-            document_sides(data.model_copy(update={"split": split, "validation": validation}))
+            split_documents(data.model_copy(update={"split": split, "validation": validation}))

@@ -19,8 +19,8 @@ import yaml
 
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
-from signalprop_lab.training.claims import Runs
 from signalprop_lab.training.grid import Point, load_sweep
+from signalprop_lab.training.run_locks import Runs
 from signalprop_lab.training.sweep import (
     open_points,
     own_device,

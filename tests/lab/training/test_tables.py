@@ -16,10 +16,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from signalprop.errors import InputError
-from signalprop_lab.training.cells import pooled_variance, summaries
-from signalprop_lab.training.claims import Entry
 from signalprop_lab.training.grid import Point, grid_of
 from signalprop_lab.training.recipe import parse
+from signalprop_lab.training.run_locks import Entry
+from signalprop_lab.training.sweep_cells import pooled_variance, summaries
 from signalprop_lab.training.sweep_definition import Check, Sweep
 from signalprop_lab.training.tables import (
     as_csv,

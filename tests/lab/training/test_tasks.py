@@ -19,7 +19,7 @@ from signalprop.data.batches import patches_of
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json
 from signalprop_lab.training import examples
-from signalprop_lab.training import position as position_module
+from signalprop_lab.training import stream_offset as offset_module
 from signalprop_lab.training import tokenized as tokenized_module
 from signalprop_lab.training.examples import (
     IGNORED,
@@ -33,9 +33,9 @@ from signalprop_lab.training.examples import (
     token_accuracy,
 )
 from signalprop_lab.training.networks import network_of
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.speech import log_mel
+from signalprop_lab.training.stream_offset import StreamOffset
 from signalprop_lab.training.tasks import prepare
 from signalprop_lab.training.tokenizers import ids_of
 
@@ -242,7 +242,7 @@ def test_streams_of_examples(task: str, tmp_path: Path, translations: Path, cach
     def content(examples: Any) -> list[bytes]:
         return [e[name].tobytes() for e in examples]
 
-    once = sum(1 for _ in prepared.train.items(0, Position()))  # type: ignore[union-attr]
+    once = sum(1 for _ in prepared.train.items(0, StreamOffset()))  # type: ignore[union-attr]
     first, second = (content(Streamed(prepared.train, once, seed)) for seed in (0, 1))  # type: ignore[arg-type]
     assert first != second and sorted(first) == sorted(second)
     held = content(validation(prepared))
@@ -275,7 +275,7 @@ def test_a_stream_goes_on_where_it_was(
     source: str, task: str, cache: Path, tmp_path: Path, translations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examples, "BLOCK", 6)
-    monkeypatch.setattr(position_module, "TOGETHER", 3)
+    monkeypatch.setattr(offset_module, "TOGETHER", 3)
     texts = documents_of(40)
     lines(tmp_path / "a.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(texts)])
     write_saved(tmp_path, pictures(40), np.arange(40) % 3)
@@ -287,22 +287,22 @@ def test_a_stream_goes_on_where_it_was(
     settings = {"source": tmp_path / source, "tokenizer": BYTES, "seq_len": 70, "validation": 0.2, "limit": 35}
     shape = ENCODER_DECODER if task == "translation" else None
     prepared = prepare(recipe(task, cache, shape, streaming=True, image_size=8, **settings))
-    once = sum(1 for _ in prepared.train.items(0, Position()))  # type: ignore[union-attr]
+    once = sum(1 for _ in prepared.train.items(0, StreamOffset()))  # type: ignore[union-attr]
     n = 2 * once
     whole = Streamed(prepared.train, n, 0, every=1)  # type: ignore[arg-type]
     expected, kept = [], {}
     for i, one in enumerate(whole, 1):
         expected.append(content(one))
-        kept[i] = whole.position(i)
-    assert whole.position(1) is None  # long ago
+        kept[i] = whole.offset(i)
+    assert whole.offset(1) is None  # long ago
     tokenized: list[int] = []
     monkeypatch.setattr(tokenized_module, "ids_of", lambda *given: tokenized.append(1) or ids_of(*given))
     for at in (3, once - 3, once, once + 3):  # in the middle, twice at a pass's end, in the next pass
         there = kept[at]
         again = Streamed(prepared.train, n, 0)  # type: ignore[arg-type]
         write_json(tmp_path / "stream.json", there.to_json())
-        position = Position(**read_json(tmp_path / "stream.json"))
-        again.begin(position.given, position)
+        offset = StreamOffset(**read_json(tmp_path / "stream.json"))
+        again.begin(offset.given, offset)
         tokenized.clear()
         began = again._read()
         assert content(next(began)[0]) == expected[at]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Position:
+class StreamOffset:
     """Where a stream was when the block was read that examples are being given of, and how many were; JSON-ready.
 
     Who reads moves the rest of it on, and begins where it says.
@@ -47,14 +47,14 @@ def together(found: Iterator[T]) -> Iterator[list[T]]:
         yield chunk
 
 
-def in_chunks(read: Callable[[Position], Iterator[T]], position: Position, most: int | None) -> Iterator[list[T]]:
-    """What is read from a position on, `TOGETHER` at a time; the position is behind each. most: of a pass."""
-    found = read(position)
-    if position.rows is None:
-        found = islice(found, position.documents, None)
-    found = islice(found, None if most is None else max(0, most - position.documents))
+def in_chunks(read: Callable[[StreamOffset], Iterator[T]], offset: StreamOffset, most: int | None) -> Iterator[list[T]]:
+    """What is read from an offset on, `TOGETHER` at a time; the offset is behind each. most: of a pass."""
+    found = read(offset)
+    if offset.rows is None:
+        found = islice(found, offset.documents, None)
+    found = islice(found, None if most is None else max(0, most - offset.documents))
     for chunk in together(found):
-        position.documents += len(chunk)
-        if position.table is not None:
-            position.rows = copy.deepcopy(position.table.state_dict())
+        offset.documents += len(chunk)
+        if offset.table is not None:
+            offset.rows = copy.deepcopy(offset.table.state_dict())
         yield chunk

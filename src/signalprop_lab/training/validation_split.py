@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop_lab.training.examples import Listed, Make, Shuffled
-from signalprop_lab.training.position import Position, in_chunks
 from signalprop_lab.training.recipe import Data
 from signalprop_lab.training.sources import Place, documents, training_place, validation_place
+from signalprop_lab.training.stream_offset import StreamOffset, in_chunks
 
 STRETCHES = 200  # into which documents are cut that are too few to hold out whole ones
 SAMPLE = 4096  # examples of a stream that tokenizer, validation data and chance come from
@@ -42,46 +42,46 @@ def held_out(keys: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True)
-class Sides(Generic[T]):
+class Split(Generic[T]):
     """Examples on two sides; of a stream those at its beginning.
 
     Attributes:
-        stream: reads the training examples of a stream, from a position on, in chunks; None: there are no others than
+        stream: reads the training examples of a stream, from an offset on, in chunks; None: there are no others than
             `train`.
     """
 
     train: list[T]
     validation: list[T]
-    stream: Callable[[Position], Iterator[list[T]]] | None = None
+    stream: Callable[[StreamOffset], Iterator[list[T]]] | None = None
 
-    def kept(self, wanted: Callable[[T], bool]) -> Sides[T]:
+    def kept(self, wanted: Callable[[T], bool]) -> Split[T]:
         """Those that are wanted."""
         stream = self.stream
-        return Sides(
+        return Split(
             [x for x in self.train if wanted(x)],
             [x for x in self.validation if wanted(x)],
-            None if stream is None else lambda position: (list(filter(wanted, chunk)) for chunk in stream(position)),
+            None if stream is None else lambda offset: (list(filter(wanted, chunk)) for chunk in stream(offset)),
         )
 
 
-def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Callable[[T], int]) -> Sides[T]:
+def split_examples(data: Data, read: Callable[[Place, StreamOffset], Iterator[T]], key: Callable[[T], int]) -> Split[T]:
     """The recipe's examples for training and validation.
 
     Args:
-        read: gives the examples at a place, from a position on. key: of an example; equal keys are on one side.
+        read: gives the examples at a place, from an offset on. key: of an example; equal keys are on one side.
     """
     place, other = training_place(data), validation_place(data)
     most = SAMPLE if data.streaming else None
 
-    def whole(position: Position) -> Iterator[list[T]]:
-        return in_chunks(partial(read, place), position, data.limit)
+    def whole(offset: StreamOffset) -> Iterator[list[T]]:
+        return in_chunks(partial(read, place), offset, data.limit)
 
-    first = list(islice(chain.from_iterable(whole(Position())), most))
+    first = list(islice(chain.from_iterable(whole(StreamOffset())), most))
     if other is not None:
-        rest = list(islice(islice(read(other, Position()), data.limit), most))
+        rest = list(islice(islice(read(other, StreamOffset()), data.limit), most))
         if not first or not rest:
             raise InputError(f"{(other if first else place).source} holds no examples")
-        return Sides(first, rest, whole if data.streaming else None)
+        return Split(first, rest, whole if data.streaming else None)
     assert isinstance(data.validation, float)
     share = data.validation
     keys = np.array([key(item) for item in first], np.uint64)
@@ -99,31 +99,31 @@ def sides(data: Data, read: Callable[[Place, Position], Iterator[T]], key: Calla
             "data.validation, or validation data of their own"
         )
     found = _parted(first, out)
-    return Sides(
+    return Split(
         found.train,
         found.validation,
-        lambda position: ([x for x in chunk if float(key(x)) >= least] for chunk in whole(position)),
+        lambda offset: ([x for x in chunk if float(key(x)) >= least] for chunk in whole(offset)),
     )
 
 
-def _parted(items: list[T], out: NDArray[np.bool_]) -> Sides[T]:
+def _parted(items: list[T], out: NDArray[np.bool_]) -> Split[T]:
     both = list(zip(items, out.tolist(), strict=True))
-    return Sides([item for item, is_out in both if not is_out], [item for item, is_out in both if is_out])
+    return Split([item for item, is_out in both if not is_out], [item for item, is_out in both if is_out])
 
 
-def document_sides(data: Data) -> Sides[str]:
+def split_documents(data: Data) -> Split[str]:
     """The recipe's text in training and validation documents.
 
     Where even one document is more than the share that is to be held out, all are cut into some 200 stretches.
     """
     read = partial(documents, data)
     if data.streaming or not isinstance(data.validation, float):
-        return sides(data, read, key_of)
-    whole = list(islice(read(training_place(data), Position()), data.limit))
+        return split_examples(data, read, key_of)
+    whole = list(islice(read(training_place(data), StreamOffset()), data.limit))
     if len(set(whole)) * data.validation < 1:
         parts = -(-STRETCHES // max(1, len(whole)))
         whole = [part for text in whole for part in stretches(text, parts)]
-    return sides(data.model_copy(update={"limit": None}), lambda place, _: iter(whole), key_of)
+    return split_examples(data.model_copy(update={"limit": None}), lambda place, _: iter(whole), key_of)
 
 
 def stretches(text: str, parts: int) -> Iterator[str]:
@@ -139,7 +139,7 @@ def stretches(text: str, parts: int) -> Iterator[str]:
     yield text[start:]
 
 
-def drawn_from(found: Sides[T], make: Make[T]) -> Any:
+def drawn_from(found: Split[T], make: Make[T]) -> Any:
     """The training examples: listed, or drawn from their stream."""
     listed = Listed(found.train, make)
     return listed if found.stream is None else Shuffled(found.stream, make, listed)

@@ -36,7 +36,7 @@ class Entry:
     attempts: int = 0
 
 
-class Claim:
+class RunLock:
     """A run that this process has. Nobody else writes its file until it is given back."""
 
     def __init__(self, path: Path, lock: Any, entry: Entry) -> None:
@@ -68,7 +68,7 @@ class Runs:
         """Every run that was begun."""
         return [_read(path) for depth in ("*", "*/*") for path in sorted(self.out.glob(f"runs/{depth}/seed=*.json"))]
 
-    def take(self, point: Point) -> Claim | None:
+    def take(self, point: Point) -> RunLock | None:
         """A run for this process; None: another one has it, or it is done, or was tried often enough."""
         claim = self._claim(point)
         if claim is None:
@@ -95,7 +95,7 @@ class Runs:
         claim.release()
         return new
 
-    def _claim(self, point: Point) -> Claim | None:
+    def _claim(self, point: Point) -> RunLock | None:
         """The run's file, held; None: another process holds it."""
         filelock = require("filelock", "training")
         path = self.out / f"{self.grid.directory(point)}.json"
@@ -105,7 +105,7 @@ class Runs:
             lock.acquire()
         except filelock.Timeout:
             return None
-        return Claim(path, lock, _read(path) if path.exists() else Entry(point))
+        return RunLock(path, lock, _read(path) if path.exists() else Entry(point))
 
 
 def _read(path: Path) -> Entry:

@@ -17,10 +17,8 @@ from signalprop.errors import InputError
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.examples import IGNORED, Example, Listed, Prepared, counts_of, token_accuracy
 from signalprop_lab.training.pairs_and_labels import Pair, pairs
-from signalprop_lab.training.position import Position
 from signalprop_lab.training.processes import first
 from signalprop_lab.training.recipe import Data, Recipe, architecture_of
-from signalprop_lab.training.sides import Sides, drawn_from, key_of, sides
 from signalprop_lab.training.sources import Place, training_place
 from signalprop_lab.training.speech import (
     SYNTHETIC,
@@ -30,8 +28,10 @@ from signalprop_lab.training.speech import (
     synthetic_texts,
     utterances,
 )
+from signalprop_lab.training.stream_offset import StreamOffset
 from signalprop_lab.training.tokenized import Ids, tokenized
 from signalprop_lab.training.tokenizers import begin_of, pad_of, separator
+from signalprop_lab.training.validation_split import Split, drawn_from, key_of, split_examples
 
 _FRAMES_PER_TOKEN = 2  # of the front end of transformers' speech models (Whisper)
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Translating:
 
 def translation(recipe: Recipe) -> Prepared:
     data = recipe.data
-    found = sides(data, partial(pairs, data), lambda pair: key_of(pair.source))
+    found = split_examples(data, partial(pairs, data), lambda pair: key_of(pair.source))
     tokenizer, items = tokenized(data, found, lambda pair: pair.source, lambda pair: pair.target)
     writing = _writing(tokenizer)
     frame = frame_of(tokenizer)
@@ -109,12 +109,12 @@ def _pads_of_text(tokenizer: Any) -> dict[str, float]:
     return {"tokens": pad, "keep": 0, "decoder_tokens": pad, "labels": IGNORED}
 
 
-def _counts_of_texts(found: Sides[tuple[Any, Ids]], end: int, n: int) -> NDArray[np.int64]:
+def _counts_of_texts(found: Split[tuple[Any, Ids]], end: int, n: int) -> NDArray[np.int64]:
     texts = [ids[-1] for _, ids in found.train]
     return counts_of(np.concatenate([*texts, np.full(len(texts), end)]), n)
 
 
-def _fitting(data: Data, found: Sides[T], fits: Callable[[T], bool], room: str) -> Sides[T]:
+def _fitting(data: Data, found: Split[T], fits: Callable[[T], bool], room: str) -> Split[T]:
     """Examples that are neither empty nor too long; how many others there are is said."""
     kept = found.kept(fits)
     for name, side in (("training", kept.train), ("validation", kept.validation)):
@@ -150,13 +150,15 @@ def speech_to_text(recipe: Recipe) -> Prepared:
     if synthetic and longest_synthetic(most) < 2:
         raise InputError(f"data.seq_len is {data.seq_len}; synthetic speech needs at least {-(-12 // stride)}")
 
-    def read(place: Place, position: Position) -> Iterator[Any]:
+    def read(place: Place, offset: StreamOffset) -> Iterator[Any]:
         if synthetic and place == training_place(data):
             texts = synthetic_texts(longest_synthetic(most), data.limit or SYNTHETIC)
             return (Synthetic(text, data.frame_dim) for text in texts)
-        return utterances(data, place, position)
+        return utterances(data, place, offset)
 
-    tokenizer, items = tokenized(data, sides(data, read, lambda item: key_of(item.text)), lambda item: item.text)
+    tokenizer, items = tokenized(
+        data, split_examples(data, read, lambda item: key_of(item.text)), lambda item: item.text
+    )
     writing = _writing(tokenizer)
     listed = (*items.train, *items.validation)
     target_len = data.target_len or 1 + max(ids.size for _, (ids,) in listed)

@@ -15,7 +15,7 @@ from signalprop.files.storage import finite, write_text
 _LAST_STEP = 2**53  # up to which numbers on an axis are whole
 
 
-class Lines:
+class JsonLines:
     """A file of JSON lines, each with its `step`; one of a kind for a step, whatever is done again after a restart.
 
     A line that cannot be written does not end the run: it is said once, and tried again with every later one.
