@@ -54,7 +54,7 @@ TERMS: dict[str, list[Without]] = {
     "longer keys along the query": [(_SPHERE, "along_query", _zero)],
     "QK-norm: through the norm of keys": [(_SPHERE, "through_key_norm", _one)],
     "QK-norm: what two queries like by chance": [(_SPHERE, "by_chance", _one)],
-    "keys that are alike": [("signalprop.kernels.bidirectional_attention", "alike_keys", "nothing alike")],
+    "keys that are alike": [("signalprop.kernels.bidirectional_attention", "similar_keys", "nothing alike")],
     "tied head: along the stream": [("signalprop.kernels.predicting", "along_of", lambda *_: None)],
     "tied head: logarithm of the others' sum": [("signalprop.theory.loss_gradient", "log_sum", "at its mean")],
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
@@ -77,21 +77,21 @@ def _special(module: Any, name: str, what: str) -> Any:
         return lambda p, *_: np.zeros((p.n_sublayers, 2))
     if what == "no curvature":
         return lambda self, entering, _: (np.zeros((self.n, 2)), np.zeros((self.n, 2)))
-    return lambda kernel, score: module.Alike(
+    return lambda kernel, score: module.SimilarKeys(
         np.eye(len(kernel)), np.eye(len(kernel)), np.where(np.eye(len(kernel)) > 0, 0.0, -np.inf),
         np.ones(len(kernel)), 1.0, 0.0,
     )  # fmt: skip
 
 
 _TESTS = {  # by the beginning of a term's name
-    "one length": ("theory/test_one_length.py", "theory/test_attention.py", "kernels/test_attention.py"),
-    "tokens of one length": ("theory/test_one_length.py", "theory/test_attention.py"),
-    "longer keys": ("theory/test_one_length.py", "theory/test_attention.py", "kernels/test_attention.py"),
-    "QK-norm": ("kernels/test_query_norm.py", "theory/test_one_length.py"),
-    "keys that": ("kernels/test_unmasked.py", "theory/test_repeated_keys.py"),
-    "tied head: along": ("kernels/test_tied.py",),
-    "tied head": ("theory/test_head.py",),
-    "gates": ("theory/test_network.py", "kernels/test_tokens.py"),
+    "one length": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py", "kernels/test_causal_attention.py"),
+    "tokens of one length": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py"),
+    "longer keys": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py", "kernels/test_causal_attention.py"),
+    "QK-norm": ("kernels/test_query_norm.py", "theory/test_equal_norm_tokens.py"),
+    "keys that": ("kernels/test_bidirectional_attention.py", "theory/test_repeated_keys.py"),
+    "tied head: along": ("kernels/test_tied_head.py",),
+    "tied head": ("theory/test_loss_gradient.py",),
+    "gates": ("theory/test_network.py", "kernels/test_predicting.py"),
     "scatter": ("theory/test_scatter.py",),
 }
 

@@ -228,7 +228,7 @@ def _favoured(p: Parametrization, profile: Profile) -> tuple[float, float]:
         kept, added = np.log(p.skip**2) + enters, np.log(p.branch**2) + branch
     after = np.isin(p.placement, [PLACEMENTS.index(name) for name in NORM_AFTER])  # they shrink the row with the stream
     passed = np.exp((kept - np.logaddexp(kept, added))[after].sum() / 2)
-    read = float(top.own)
+    read = float(top.p_read)
     return read, read * math.sqrt(float(top.aligned)) * float(passed)
 
 

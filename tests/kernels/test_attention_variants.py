@@ -11,7 +11,7 @@ import torch
 import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.results.cost import count_parameters, train_flops
-from signalprop.theory.attention_variants import capped, kept
+from signalprop.theory.attention_variants import capped, share_beside_sink
 
 
 def _architecture(**settings: Any) -> sp.Architecture:
@@ -55,7 +55,9 @@ def test_what_a_cap_and_a_sink_leave() -> None:
     assert capped(3.0, None) == 3.0
     row = np.exp(0.5 * z.reshape(-1, 50))
     share = row.sum(1) / (row.sum(1) + np.exp(2.0))
-    assert kept(np.array(50.0), np.array(0.25), np.array(0.0), 2.0) ** 2 == pytest.approx((share**2).mean(), rel=0.01)
+    assert share_beside_sink(np.array(50.0), np.array(0.25), np.array(0.0), 2.0) ** 2 == pytest.approx(
+        (share**2).mean(), rel=0.01
+    )
 
 
 def test_what_does_not_go_together() -> None:

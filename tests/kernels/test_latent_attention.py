@@ -50,7 +50,7 @@ def test_scores_do_not_see_the_size_of_what_they_norm() -> None:
     small, large = (made.of_scores(0, size)[0] for size in (1.0, 9.0))
     shared = made.of_scores(0, 1.0)[1]
     assert large / small == pytest.approx(1 - shared + 9 * shared)
-    one, nine = (made.forward(0, Signal(size, 0.2 * size)).own for size in (1.0, 9.0))
+    one, nine = (made.forward(0, Signal(size, 0.2 * size)).per_token for size in (1.0, 9.0))
     assert nine == pytest.approx(one, rel=0.05)
 
 

@@ -86,7 +86,7 @@ def test_attention_of_any_kernel(tokens: int, seed: int, qk: float, dropout: flo
     turn = grid.rotated(16, 1e4, 0.5) if rotary else None
     off = s.copy()
     np.fill_diagonal(off, 0.3)
-    here = GridAttention(off, grid=grid, own=np.diagonal(s), turn=turn, **fields)
+    here = GridAttention(off, grid=grid, per_token=np.diagonal(s), turn=turn, **fields)
     for found, expected in (
         (here.forward(), whole.forward()),
         (here.backward(grid.joined(g, np.diagonal(g))), whole.backward(g)),
@@ -136,7 +136,7 @@ def test_sums_over_nodes_are_sums_over_positions() -> None:
     hats = np.stack([np.interp(np.log(n), np.log(grid.n), row) for row in np.eye(len(grid.n))], axis=1)  # (T, m)
     seen = n[None, :] <= grid.n[:, None]
     later = n[None, :] >= grid.n[:, None]
-    np.testing.assert_allclose(grid.seen, seen @ hats, atol=1e-12)
+    np.testing.assert_allclose(grid.visible, seen @ hats, atol=1e-12)
     for power, found in enumerate(grid.by_power, 1):
         np.testing.assert_allclose(found, later @ (hats / n[:, None] ** power), atol=1e-12)
     np.testing.assert_allclose(grid.by_pairs, later[:, 1:] @ (hats[1:] / (n * (n - 1.0))[1:, None]), atol=1e-12)

@@ -107,7 +107,7 @@ def test_a_post_norm_takes_two_directions_of_an_untied_head_and_rows_of_a_tied_o
     def kept(**fields: Any) -> float:
         p = with_table({"kind": "decoder", **fields}, 1.0, 1 / 16)
         inputs = text_batch(p.architecture, np.arange(900) % 37, 2, 0).statistics(p.architecture)
-        return float(gradient_at_top(p, inputs, 0.0, 0.1, -0.5).kept)
+        return float(gradient_at_top(p, inputs, 0.0, 0.1, -0.5).orthogonal)
 
     head = with_table({"kind": "decoder", "tied_embeddings": False}, 1.0, 1 / 16).head
 
@@ -144,4 +144,6 @@ def test_the_probability_of_the_token_that_is_read(classes: int, d: int, logits:
     top = top_gradient(p, 0.0, r, float(np.log(share / std**2)))
     copied = (top.covariance(0, 1, 0, 0, normed=False) - top.covariance(0, 0, 0, 0, normed=False)) / top.through
     error = np.std(found, axis=0) / draws**0.5
-    np.testing.assert_allclose([top.own, top.own_square, copied], np.mean(found, axis=0), atol=4 * error.max() + 0.01)
+    np.testing.assert_allclose(
+        [top.p_read, top.p_read_square, copied], np.mean(found, axis=0), atol=4 * error.max() + 0.01
+    )

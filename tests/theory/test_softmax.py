@@ -14,7 +14,7 @@ from signalprop.theory.log_sum import log_sum
 from signalprop.theory.softmax import (
     exact_softmax_moments,
     node_variances,
-    own_variance_response,
+    response_to_key_variance,
     softmax_moments,
 )
 from signalprop_lab.verification.softmax import softmax, softmax_backward
@@ -129,7 +129,7 @@ def test_a_logit_of_larger_variance_gets_more_of_the_squared_weights(length: int
         weights = np.exp(x - x.max(1, keepdims=True))
         firsts.append(weights[:, 0] / weights.sum(1))
         squares.append(firsts[-1] ** 2)
-    for drawn, response in zip((firsts, squares), own_variance_response(length)[node], strict=True):
+    for drawn, response in zip((firsts, squares), response_to_key_variance(length)[node], strict=True):
         low, high = (one.mean() for one in drawn)
         error = (drawn[1] - drawn[0]).std() / np.sqrt(len(z)) / (2 * step * (low + high) / 2)
         assert response == pytest.approx(np.log(high / low) / (2 * step), abs=4 * error + 0.02)

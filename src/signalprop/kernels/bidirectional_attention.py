@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.kernels.causal_attention import TokenAttention
-from signalprop.kernels.similar_keys import LARGEST, Alike, alike_keys, centred
+from signalprop.kernels.similar_keys import LARGEST, SimilarKeys, centred, similar_keys
 from signalprop.kernels.softmax_rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory import equal_norm_tokens as sphere
@@ -30,7 +30,7 @@ class Weights(NamedTuple):
     Attributes:
         rows: P and J summed over pairs of keys as far as they are the same; the overlaps of `different` keys.
         same: how far two keys count as one in a row with itself, (n, n).
-        mean: E A_k, (n,). met: sum over pairs of keys, as far as they are the same, of E A_k E A_k'.
+        mean: E A_k, (n,). overlap: sum over pairs of keys, as far as they are the same, of E A_k E A_k'.
         value, slope: of two rows of independent scores, and of a row with itself, roots of what a key has of E A_k A'_k
             and of the Jacobians, (2, n); with `same` the sum over pairs is 1. moves: the same of Var A_k.
         apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
@@ -41,7 +41,7 @@ class Weights(NamedTuple):
     rows: Rows
     same: FloatArray
     mean: FloatArray
-    met: float
+    overlap: float
     value: FloatArray
     slope: FloatArray
     moves: FloatArray
@@ -84,43 +84,49 @@ class UnmaskedAttention(TokenAttention):
         gap = float((self._moving * values).sum()) - apart
         more, near = self._pairs
         out = more * (of_one + near * (gap - of_one))
-        slope, (left, kept, met) = self._slope + self._rest, self._left_of_crowds
-        out += np.sqrt(np.outer(slope, slope)) * self._asks + low * np.outer(left, left) - np.add.outer(met, met)
-        own = low * left**2 + kept + (w.rows.second - w.met) * gap + self._own_slope * self._asks_own
+        slope, (left, retained, overlap) = self._slope + self._rest, self._left_of_crowds
+        out += (
+            np.sqrt(np.outer(slope, slope)) * self._asks + low * np.outer(left, left) - np.add.outer(overlap, overlap)
+        )
+        per_token = (
+            low * left**2 + retained + (w.rows.second - w.overlap) * gap + self._own_slope * self._asks_per_token
+        )
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
-        own = np.maximum(own, 0.0) + w.rows.second * alone * dropped
-        root = np.sqrt(own)
-        return np.minimum(out, np.outer(root, root)), own  # near one direction rounding of the expansion could pass it
+        per_token = np.maximum(per_token, 0.0) + w.rows.second * alone * dropped
+        root = np.sqrt(per_token)
+        return np.minimum(
+            out, np.outer(root, root)
+        ), per_token  # rounding of the expansion could pass it near one direction
 
     def _sent_back(
-        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
+        self, gradient: FloatArray, per_token: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
-        out = self._to_keys(gradient, own, value, scores)
+        out = self._to_keys(gradient, per_token, value, scores)
         if scores:
-            out += self._to_queries(gradient, own)
+            out += self._to_queries(gradient, per_token)
         return out, np.diagonal(out).copy()
 
-    def _to_keys(self, gradient: FloatArray, own: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
+    def _to_keys(self, gradient: FloatArray, per_token: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
         """Gradient kernel at what keys and values are made of; arguments as of `_sent_back`."""
         n, dropped = len(self.kernel), 1 / (1 - self.dropout) - 1
         if self.qk == 0:
             shared = np.full((n, n), gradient.sum() / n**2)
-            return np.asarray(value * (shared + dropped * own.sum() / n**2 * np.eye(n)))
+            return np.asarray(value * (shared + dropped * per_token.sum() / n**2 * np.eye(n)))
         w, (more, near), pairs = self._weights, self._pairs, gradient.copy()
         np.fill_diagonal(pairs, 0.0)
         out = np.zeros((n, n))
         if value:
             close = float((pairs * more * near).sum())
             one, itself = self._same_pairs
-            itself_too = float(own @ w.rows.second)
+            itself_too = float(per_token @ w.rows.second)
             out += (float((pairs * more).sum()) - close) * one + close * self._moving + itself_too * itself
-            out += w.apart * (own.sum() - out.sum()) + pairs.sum() * np.outer(w.mean, w.mean)
+            out += w.apart * (per_token.sum() - out.sum()) + pairs.sum() * np.outer(w.mean, w.mean)
             out[np.diag_indices(n)] += dropped * itself_too * w.value[1] ** 2
         if scores:
             moved = pairs * self._moves[1] / max(self._different_spread, 1e-12)
             close = float((moved * near).sum())
             itself_too = self.qk * float(
-                own * w.rows.weighted * self._longer.to_key @ (self._asks_own + self.query_bias)
+                per_token * w.rows.weighted * self._longer.to_key @ (self._asks_per_token + self.query_bias)
             )
             one, itself = self._moved_pairs
             keys = (float(moved.sum()) - close) * one + (close + itself_too) * itself
@@ -129,20 +135,22 @@ class UnmaskedAttention(TokenAttention):
             out += keys if self._turn is None else keys * self._turn
         return out
 
-    def _to_queries(self, gradient: FloatArray, own: FloatArray) -> FloatArray:
+    def _to_queries(self, gradient: FloatArray, per_token: FloatArray) -> FloatArray:
         """Gradient kernel at what queries are made of."""
         if self.qk == 0:
             return np.zeros_like(gradient)
         w, slope, dropped = self._weights, self._slope, 1 / (1 - self.dropout) - 1
         scored = self._turned - float((w.apart * self._turned).sum())
         one, itself = (max(float((moved * scored).sum()), 0.0) for moved in self._moved_pairs)
-        alike = self.qk * self._moves[0] * (one + self._pairs.near * (itself - one))
-        alike *= _symmetric(np.broadcast_to(self._longer.in_common, alike.shape))
+        similar = self.qk * self._moves[0] * (one + self._pairs.near * (itself - one))
+        similar *= _symmetric(np.broadcast_to(self._longer.in_common, similar.shape))
         if self._turn is not None:
-            alike *= self._turn
-        out = gradient * (np.sqrt(np.outer(slope, slope)) + alike)
+            similar *= self._turn
+        out = gradient * (np.sqrt(np.outer(slope, slope)) + similar)
         alone = dropped * w.spread * float(w.slope[1] ** 2 @ np.diagonal(self._values))
-        np.fill_diagonal(out, own * (slope + self.qk * w.rows.jacobian * (itself + alone) * self._longer.to_query))
+        np.fill_diagonal(
+            out, per_token * (slope + self.qk * w.rows.jacobian * (itself + alone) * self._longer.to_query)
+        )
         return out
 
     # --- keys ------------------------------------------------------------------------------------------------------
@@ -152,22 +160,22 @@ class UnmaskedAttention(TokenAttention):
         return self.kernel if self.values is None else self.values
 
     @cached_property
-    def _alike(self) -> Alike:
-        return alike_keys(self._turned, self.qk * float((self._asks_own + self.query_bias).mean()))
+    def _similar(self) -> SimilarKeys:
+        return similar_keys(self._turned, self.qk * float((self._asks_per_token + self.query_bias).mean()))
 
     @cached_property
     def _weights(self) -> Weights:
-        n, alike = len(self.kernel), self._alike
-        same = alike.same()
+        n, similar = len(self.kernel), self._similar
+        same = similar.same()
         different = n**2 / float(same.sum())
         distinct = n - different < _DISTINCT * n
         finite = max(1 - 1 / max(different, 1.0), 1e-12)
         spread, unlike = (self._mean_distance(kernel) / finite for kernel in (self._turned, self.kernel))
-        variance = self.qk * (self._asks_own + self.query_bias) * spread
+        variance = self.qk * (self._asks_per_token + self.query_bias) * spread
         typical = min(float(variance.mean()), LARGEST)
-        groups = None if distinct else softmax_of_groups(typical, self._fluctuation, alike.size, alike.degree)
+        groups = None if distinct else softmax_of_groups(typical, self._fluctuation, similar.size, similar.degree)
         if groups is not None:
-            same = alike.same(groups.counted_as_one(alike.size))
+            same = similar.same(groups.counted_as_one(similar.size))
             different = n**2 / float(same.sum())
         r = 1 - min(unlike / max(float(np.diagonal(self.kernel).mean()), 1e-150), 1.0)
         flat = self._flat(np.full(1, r), np.full(1, min(unlike / max(spread, 1e-150), 1.0)))
@@ -215,9 +223,9 @@ class UnmaskedAttention(TokenAttention):
             for name, root in zip(("second", "jacobian", "weighted"), roots, strict=True)
         ]
         rows = rows._replace(second=np.minimum(scaled[0], 1.0), jacobian=scaled[1], weighted=scaled[2])
-        own, alike = groups.mean - groups.second, self._alike  # E A_k (1 - A_k), and with the group's weight
-        with_group = own - (alike.size - 1) * groups.pair
-        before = np.sqrt(alike.degree * with_group**2 + (1 - alike.degree) * own**2)
+        per_token, similar = groups.mean - groups.second, self._similar  # E A_k (1 - A_k), and with the group's weight
+        with_group = per_token - (similar.size - 1) * groups.pair
+        before = np.sqrt(similar.degree * with_group**2 + (1 - similar.degree) * per_token**2)
         moves = np.sqrt(np.maximum(groups.second - groups.mean**2, 0.0))
         return rows, groups.mean, [before, *roots[:2], moves]
 
@@ -231,8 +239,8 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _about_mean(self) -> FloatArray:
         """How far a key lies from the mean of groups that share nothing."""
-        alike, n = self._alike, len(self._alike.size)
-        like = 1 + alike.degree * (alike.size - 1)
+        similar, n = self._similar, len(self._similar.size)
+        like = 1 + similar.degree * (similar.size - 1)
         return np.asarray(np.maximum(1 - 2 * like / n + like.sum() / n**2, 1e-9))
 
     def _mean_distance(self, kernel: FloatArray) -> float:
@@ -248,7 +256,7 @@ class UnmaskedAttention(TokenAttention):
     def _same_pairs(self) -> tuple[FloatArray, FloatArray]:
         """How overlaps of two rows of independent scores, and of a row with itself, stand on pairs of keys."""
         (one, itself), same = self._weights.value, self._weights.same
-        return self._alike.rho * np.outer(one, one), same * np.outer(itself, itself)
+        return self._similar.rho * np.outer(one, one), same * np.outer(itself, itself)
 
     @cached_property
     def _moving(self) -> FloatArray:
@@ -259,10 +267,10 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _moved_pairs(self) -> tuple[FloatArray, FloatArray]:
         """The same of what scores send back, by how values lie about their mean."""
-        own = self._about_mean * self._distance  # what a key far from the mean gets beyond is in `slope` already
-        apart = centred(self._values) / np.sqrt(np.outer(own, own))
+        per_token = self._about_mean * self._distance  # what a key far from the mean gets beyond is in `slope` already
+        apart = centred(self._values) / np.sqrt(np.outer(per_token, per_token))
         one, itself = self._weights.slope
-        return apart * np.outer(one, one), apart * self._alike.shared * np.outer(itself, itself)
+        return apart * np.outer(one, one), apart * self._similar.shared * np.outer(itself, itself)
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -299,14 +307,15 @@ class UnmaskedAttention(TokenAttention):
         w, none = self._weights, np.zeros(len(self._asks))
         if not self.one_length:
             return none + 1, none, none
-        (kept, met), (shared, squared) = self._near_by_chance, 2 * w.rows.favour[:, :-1] * self._of_values.mean_square
-        lost = shared * kept / max(float(w.mean @ self._values @ w.mean), 1e-150)
-        return 1 - np.minimum(lost, 1), 2 * w.rows.second * squared * kept, shared * met / w.different
+        retained, overlap = self._near_by_chance
+        shared, squared = 2 * w.rows.favour[:, :-1] * self._of_values.mean_square
+        lost = shared * retained / max(float(w.mean @ self._values @ w.mean), 1e-150)
+        return 1 - np.minimum(lost, 1), 2 * w.rows.second * squared * retained, shared * overlap / w.different
 
     @cached_property
     def _rest(self) -> FloatArray:
         """The same of what is left of structure, to first order in the scores: keys that avoid each other."""
-        rho, values, n = self._alike.rho, self._values, len(self.kernel)
+        rho, values, n = self._similar.rho, self._values, len(self.kernel)
         shared = float((self._weights.apart * values).sum())
         counted = self._mean_distance(self._turned) * float((rho * (values - shared)).sum())
         left = max(float((centred(self._turned) * values).sum()) - counted, 0.0) / n**2
@@ -315,33 +324,33 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _near(self) -> tuple[FloatArray, FloatArray]:
         """(x of two rows, as `theory.row_overlaps` has it; c/s), from each row (first axis)."""
-        own = np.maximum(self._weights.variance, 1e-12)[:, None]
-        c = np.clip(self._pair_scores * self._different_spread, LEAST * own, own)
-        s, beyond = map(np.asarray, within_table(own))
-        return np.asarray(position(s, c / beyond)), c / own
+        per_token = np.maximum(self._weights.variance, 1e-12)[:, None]
+        c = np.clip(self._pair_scores * self._different_spread, LEAST * per_token, per_token)
+        s, beyond = map(np.asarray, within_table(per_token))
+        return np.asarray(position(s, c / beyond)), c / per_token
 
     @cached_property
     def _pairs(self) -> Pairs:
         w, (x, near) = self._weights, self._near
         log_overlap = w.rows.with_others[0]
-        whole = np.log(np.maximum(w.rows.second, w.met) / w.met) / np.maximum(log_overlap.sum(0), 1e-300)
+        whole = np.log(np.maximum(w.rows.second, w.overlap) / w.overlap) / np.maximum(log_overlap.sum(0), 1e-300)
         more = of_rows(log_overlap, x)
         more *= whole[:, None]
         np.expm1(more, out=more)
-        more *= w.met
+        more *= w.overlap
         return Pairs(_symmetric(more), _symmetric(np.maximum(near, 0.0)))
 
     @cached_property
     def _moves(self) -> tuple[FloatArray, FloatArray]:
         """(E of two rows' Jacobians, summed over keys that are the same; E c times it)."""
         w, (x, near) = self._weights, self._near
-        own = np.maximum(w.variance, 1e-12)
+        per_token = np.maximum(w.variance, 1e-12)
         _, jacobian, weighted = w.rows.with_others
         itself = np.exp(jacobian.sum(0))
-        met = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
+        overlap = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
         passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
         liked = passing * of_rows(weighted, x) + (1 - passing) * near
-        return _symmetric(met), _symmetric(liked * met * own[:, None])
+        return _symmetric(overlap), _symmetric(liked * overlap * per_token[:, None])
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
 

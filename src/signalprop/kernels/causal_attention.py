@@ -19,7 +19,7 @@ from signalprop.kernels.causal_sums import Sums
 from signalprop.kernels.softmax_rows import Averages, Longer, Rows, favoured, held, longer, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory import equal_norm_tokens as sphere
-from signalprop.theory.attention_variants import kept
+from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 from signalprop.theory.softmax import vanishing
 
@@ -77,70 +77,75 @@ class TokenAttention(Sums):
         if self.value_skip == 0:
             return averaged
         returned = self._over_queries(gradient / self._row_length[:, None], 0)  # M^T G
-        own = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
-        return np.asarray(own + averaged)
+        per_token = self.value_skip**2 * gradient + self.value_skip * self.gain * (returned + returned.T)
+        return np.asarray(per_token + averaged)
 
-    def kept(self, sink: float) -> FloatArray:
+    def share_beside_sink(self, sink: float) -> FloatArray:
         """Root mean square of the share of its weights that every row keeps beside a sink of that logit."""
-        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
-        own = self._row_score_variance
-        return kept(self._per_row(self._row_length), own, raw - own, sink)
+        raw = self.qk * (self._asks_per_token + self.query_bias) * self._mean_square
+        per_token = self._row_score_variance
+        return share_beside_sink(self._per_row(self._row_length), per_token, raw - per_token, sink)
 
     def _averages(self) -> FloatArray:
         """Kernel of A V."""
-        out, own = self._averaged()
-        np.fill_diagonal(out, own)
+        out, per_token = self._averaged()
+        np.fill_diagonal(out, per_token)
         return out
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
-        n, spread, own_scale, dropped = self._row_length, self._of_values.spread, self._asks_own, 1 / (1 - self.dropout)
+        n, spread, own_scale, dropped = (
+            self._row_length,
+            self._of_values.spread,
+            self._asks_per_token,
+            1 / (1 - self.dropout),
+        )
         double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
-        own = np.diagonal(double_mean)
+        per_token = np.diagonal(double_mean)
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(double_mean, self._asks.shape).copy()
-            return out, np.maximum(own, 0.0) + mean_square / n * (dropped - 1)
+            return out, np.maximum(per_token, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows.second
         out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
-        left, kept, met = self._left_of_crowds
+        left, retained, overlap = self._left_of_crowds
         if self.one_length:
-            out -= met[:, None]
-            out -= met
-        out *= self._met
+            out -= overlap[:, None]
+            out -= overlap
+        out *= self._mean_overlap
         out += double_mean * np.outer(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
         out += np.outer(linear, linear) * self._asks
-        own = own * left**2 + kept + (second - 1 / n) * spread + self._own_slope * own_scale
-        return out, np.maximum(own, 0.0) + second * mean_square * (dropped - 1)
+        per_token = per_token * left**2 + retained + (second - 1 / n) * spread + self._own_slope * own_scale
+        return out, np.maximum(per_token, 0.0) + second * mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
         """Gradient kernel at the input of A V; `value`, `scores` are 0 where that path is left out."""
-        out, own = self._sent_back(gradient, np.diagonal(gradient), value, scores)
-        np.fill_diagonal(out, own)
+        out, per_token = self._sent_back(gradient, np.diagonal(gradient), value, scores)
+        np.fill_diagonal(out, per_token)
         return out
 
     def _sent_back(
-        self, gradient: FloatArray, own: FloatArray, value: int, scores: int
+        self, gradient: FloatArray, per_token: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
         """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
         second, jacobian, weighted, *_ = self._rows
         out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
-        value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.own)
-        keys = weighted * self.qk * (self._own + self.query_bias) * value_spread * self._longer.to_key
-        on = self._sent_to_keys(own * (value * second / keep + keys))
+        value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.per_token)
+        keys = weighted * self.qk * (self._per_token + self.query_bias) * value_spread * self._longer.to_key
+        on = self._sent_to_keys(per_token * (value * second / keep + keys))
         if value:
-            out += self._over_both(own * (1 - second))
-        taken = self._over_both(own * keys)
+            out += self._over_both(per_token * (1 - second))
+        taken = self._over_both(per_token * keys)
         out -= taken if self._turn is None else taken * self._turn
         # queries: the output is linear in the query
         slope = scores * (self._random_slope + self._structural_slope)
         root = np.sqrt(slope)
         out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
-        asks = self._own + self.query_bias
+        asks = self._per_token + self.query_bias
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
-        return out, diagonal + on + own * (slope + jacobian * per_query * value_spread * self._longer.to_query)
+        return out, diagonal + on + per_token * (slope + jacobian * per_query * value_spread * self._longer.to_query)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
@@ -162,12 +167,12 @@ class TokenAttention(Sums):
     @cached_property
     def _means(self) -> tuple[FloatArray, FloatArray]:
         """(M S, M S M^T)."""
-        return self._sums(self.kernel, self._own)
+        return self._sums(self.kernel, self._per_token)
 
     @cached_property
     def _mean_square(self) -> FloatArray:
         """Per row, the mean diagonal of S over its keys."""
-        return self._mean_over_keys(self._own)
+        return self._mean_over_keys(self._per_token)
 
     def _centred_sum(self, h: FloatArray, values: bool = False) -> FloatArray:
         """sum over i that see k, i' that see k' of h_ii' [S_kk' - (MS)_ik' - (MS)_i'k + (MSM^T)_ii'].
@@ -181,18 +186,18 @@ class TokenAttention(Sums):
         last = self._over_queries(self._over_queries(h * double_mean, 0), 1)
         return first - mixed - mixed.T + last
 
-    def _value_own(self, values: FloatArray) -> FloatArray:
+    def _value_per_token(self, values: FloatArray) -> FloatArray:
         return np.diagonal(values)
 
     @cached_property
     def _of_values(self) -> Averages:
         """What is averaged."""
         if self.values is None:
-            return Averages(self.kernel, *self._means, self._own, self._mean_square, self._spread)
-        own = self._value_own(self.values)
-        mean, double_mean = self._sums(self.values, own)
-        square = self._mean_over_keys(own)
-        return Averages(self.values, mean, double_mean, own, square, self._apart(square, double_mean))
+            return Averages(self.kernel, *self._means, self._per_token, self._mean_square, self._spread)
+        per_token = self._value_per_token(self.values)
+        mean, double_mean = self._sums(self.values, per_token)
+        square = self._mean_over_keys(per_token)
+        return Averages(self.values, mean, double_mean, per_token, square, self._apart(square, double_mean))
 
     # --- scores ----------------------------------------------------------------------------------------------------
 
@@ -215,9 +220,9 @@ class TokenAttention(Sums):
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
-        own = self._asks_own
+        per_token = self._asks_per_token
         turned = 0.0 if self.omega is None else np.maximum(self._mean_square - self._spread, 0.0) * (1 - self.omega)
-        return np.asarray(self.qk * (own + self.query_bias) * (self._spread + turned))
+        return np.asarray(self.qk * (per_token + self.query_bias) * (self._spread + turned))
 
     @cached_property
     def _rows(self) -> Rows:
@@ -226,11 +231,11 @@ class TokenAttention(Sums):
         length = np.broadcast_to(self._row_length, variance.shape)
         return rows_of(variance, length, self._fluctuation, **self._flat(self._key_correlation, self._turned_part))
 
-    def _flat(self, r: FloatArray, own: FloatArray) -> dict[str, Any]:
+    def _flat(self, r: FloatArray, per_token: FloatArray) -> dict[str, Any]:
         """What else `rows_of` takes of tokens of one length: their correlation, and the keys' own part of s."""
         if not self.one_length:
             return {}
-        flatness = sphere.flatness(r, own, self.d_model, self.norms)
+        flatness = sphere.flatness(r, per_token, self.d_model, self.norms)
         return {"turns": sphere.turns(self.d_model, self.norms), "flatness": flatness}
 
     @property
@@ -245,14 +250,14 @@ class TokenAttention(Sums):
     @cached_property
     def _turned_part(self) -> FloatArray:
         """Per row, what of its score variance is the keys' own, unturned."""
-        own = self.qk * (self._asks_own + self.query_bias) * self._spread
+        per_token = self.qk * (self._asks_per_token + self.query_bias) * self._spread
         whole = self._row_score_variance
-        return np.divide(own, whole, out=np.ones_like(own), where=whole > 0)
+        return np.divide(per_token, whole, out=np.ones_like(per_token), where=whole > 0)
 
     @cached_property
     def _longer(self) -> Longer:
         widths, s, how = (self.d_model, self.d_head), self._row_score_variance, (self.one_length, self.norms)
-        raw = self.qk * (self._asks_own + self.query_bias) * self._mean_square
+        raw = self.qk * (self._asks_per_token + self.query_bias) * self._mean_square
         share = s / np.maximum(raw, 1e-150)
         return longer(self._rows, s, self._key_correlation, share, widths, self.dropout, *how)
 
@@ -273,10 +278,10 @@ class TokenAttention(Sums):
     @cached_property
     def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
-        own = np.maximum(self._row_score_variance, 1e-12)
+        per_token = np.maximum(self._row_score_variance, 1e-12)
         c = self._pair_scores * self._per_row(self._spread)[:, None]
-        np.clip(c, LEAST * own[:, None], own[:, None], out=c)
-        s, beyond = map(np.asarray, within_table(own))
+        np.clip(c, LEAST * per_token[:, None], per_token[:, None], out=c)
+        s, beyond = map(np.asarray, within_table(per_token))
         x = np.asarray(position(s[:, None], c / beyond[:, None] if beyond.max() > 1 else c))
         value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
@@ -286,15 +291,15 @@ class TokenAttention(Sums):
         np.minimum(value, np.log(self._row_length)[:, None], out=value)  # an overlap is at most n
         popular = np.expm1(value, out=value)
         popular *= ratio
-        met = np.exp(jacobian, out=jacobian)
-        met *= (vanishing(s) / beyond / self._finite)[:, None]
-        met *= ratio
-        weighted *= own[:, None]
+        overlap = np.exp(jacobian, out=jacobian)
+        overlap *= (vanishing(s) / beyond / self._finite)[:, None]
+        overlap *= ratio
+        weighted *= per_token[:, None]
         passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
         if passing < 1:
             weighted += (1 - passing) * (c - weighted)
-        weighted *= met
-        return self._of_pair(popular), self._of_pair(met), self._of_pair(weighted)
+        weighted *= overlap
+        return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)
 
     @cached_property
     def _bracket_weights(self) -> tuple[FloatArray, FloatArray]:
@@ -311,7 +316,7 @@ class TokenAttention(Sums):
         """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
         spread = self._spread if self.values is None else self._of_values.spread
         apart = self._of_pair(self._spread * self._longer.in_common) * self._of_pair(spread)
-        both = self._of_pair(self._finite) * self._met * self._overlaps[1] * self.qk * apart
+        both = self._of_pair(self._finite) * self._mean_overlap * self._overlaps[1] * self.qk * apart
         return both if self._turn is None else both * self._turn
 
     @cached_property
@@ -322,7 +327,7 @@ class TokenAttention(Sums):
     @cached_property
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
         """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
-        mean, double = self._means if self._turn is None else self._sums(self._turned, self._own)
+        mean, double = self._means if self._turn is None else self._sums(self._turned, self._per_token)
         return mean, np.diagonal(double)
 
     @cached_property
@@ -349,43 +354,44 @@ class TokenAttention(Sums):
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values
-        squares = np.diagonal(self._sums(self._turned * v.kernel, self._own * v.own)[1])
+        squares = np.diagonal(self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1])
         total = np.diagonal(v.double_mean)
-        centred = squares - 2 * self._sum_of_seen(v.mean * turned_mean) / n + total * turned_total
-        own = v.own - 2 * v.mean + total[:, None]
-        turned_own = own if self._turn is None else self._from_mean
+        centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
+        per_token = v.per_token - 2 * v.mean + total[:, None]
+        turned_own = per_token if self._turn is None else self._from_mean
         # keys that are all alike have this much: each is part of the mean, which the moments of a row count
         usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
-        structural = np.maximum(centred - self._sum_of_seen(own * turned_own) / n**2 - usual, 0.0)
+        structural = np.maximum(centred - self._sum_over_visible(per_token * turned_own) / n**2 - usual, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
 
     @cached_property
     def _from_mean(self) -> FloatArray:
         """Per row, how far every key lies from the mean of all, as scores see it; (1, T) where rows see the same."""
         mean, total = self._turned_means
-        return np.maximum(self._own - 2 * mean + total[:, None], 0.0)
+        return np.maximum(self._per_token - 2 * mean + total[:, None], 0.0)
 
     def _shared_out(self, favour: FloatArray) -> FloatArray:
         """Per row, what every key gets over the mean of all: those that lie apart have larger scores."""
         apart, n = self._from_mean, self._row_length
-        share = favoured(apart, self._sum_of_seen(apart) / n, favour)
-        return share * (n / self._sum_of_seen(share))[:, None]
+        share = favoured(apart, self._sum_over_visible(apart) / n, favour)
+        return share * (n / self._sum_over_visible(share))[:, None]
 
     @cached_property
     def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Per row, what is left of its mean value: keys in a crowd get less than their share. Of crowds by chance, what
         a row by itself keeps, and what two rows lose where they meet in a key."""
         mean, n = self._of_values.mean, self._row_length
-        moved = self._sum_of_seen((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
+        moved = self._sum_over_visible((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
         size = np.diagonal(self._of_values.double_mean)
         far = size > 1e-9 * self._of_values.mean_square
         found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
         left, none = self._per_row(1 + np.clip(found, -1.0, 0.0)), np.zeros(len(self._asks))
         if not self.one_length:
             return left, none, none
-        (kept, met), (shared, squared) = self._near_by_chance, 2 * self._rows.favour * self._of_values.mean_square
-        lost = shared * kept * self._per_row(np.divide(1, size, out=np.zeros_like(size), where=far))
-        return left - np.minimum(lost, left), 2 * self._rows.second * squared * kept, shared * met
+        retained, overlap = self._near_by_chance
+        shared, squared = 2 * self._rows.favour * self._of_values.mean_square
+        lost = shared * retained * self._per_row(np.divide(1, size, out=np.zeros_like(size), where=far))
+        return left - np.minimum(lost, left), 2 * self._rows.second * squared * retained, shared * overlap
 
     @property
     def _near_by_chance(self) -> tuple[FloatArray, FloatArray]:

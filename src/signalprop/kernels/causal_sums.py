@@ -17,7 +17,7 @@ class Sums:
     kernel: FloatArray
 
     @property
-    def _own(self) -> FloatArray:
+    def _per_token(self) -> FloatArray:
         """The diagonal of S."""
         return np.diagonal(self.kernel)
 
@@ -27,23 +27,23 @@ class Sums:
         return self.kernel
 
     @property
-    def _asks_own(self) -> FloatArray:
+    def _asks_per_token(self) -> FloatArray:
         """Its diagonal."""
-        return self._own
+        return self._per_token
 
     @cached_property
     def _row_length(self) -> FloatArray:
         return np.arange(1, len(self.kernel) + 1, dtype=np.float64)
 
     @cached_property
-    def _seen(self) -> NDArray[np.bool_]:
+    def _visible(self) -> NDArray[np.bool_]:
         """Which keys (columns) a row sees under a mask."""
         index = np.arange(len(self.kernel))
         return index[:, None] >= index[None, :]
 
-    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
+    def _sum_over_visible(self, values: FloatArray) -> FloatArray:
         """Per row, the sum over the keys that it sees."""
-        return np.asarray(np.where(self._seen, values, 0.0).sum(1))
+        return np.asarray(np.where(self._visible, values, 0.0).sum(1))
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         """M values: row i is the mean over the keys that query i sees (along axis 0)."""
@@ -58,18 +58,18 @@ class Sums:
     def _over_both(self, values: FloatArray) -> FloatArray:
         """Per pair of keys, the sum of values over the queries that see both, each shared among its pairs."""
         later = self._over_queries((values * by_pairs(self._row_length))[:, None], 0)
-        return np.where(self._seen, later, later.T)
+        return np.where(self._visible, later, later.T)
 
     @property
-    def _met(self) -> FloatArray:
+    def _mean_overlap(self) -> FloatArray:
         """Sum over keys of the products of two rows' uniform weights: shared keys over the product of lengths."""
         return 1 / np.maximum.outer(self._row_length, self._row_length)
 
     def _of_pair(self, by_row: FloatArray) -> FloatArray:
         """At the shorter of two rows: of a value per row, or of what each row (first axis) has with every other."""
-        return mirrored(by_row) if by_row.ndim > 1 else np.where(self._seen, by_row, by_row[:, None])
+        return mirrored(by_row) if by_row.ndim > 1 else np.where(self._visible, by_row, by_row[:, None])
 
-    def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
         """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""
         mean = self._over_keys(shared)
         return mean, self._over_keys(mean.T).T

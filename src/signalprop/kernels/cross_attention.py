@@ -33,26 +33,27 @@ class TokenCrossAttention(UnmaskedAttention):
         return self.asks
 
     @property
-    def _asks_own(self) -> FloatArray:
+    def _asks_per_token(self) -> FloatArray:
         return np.diagonal(self.asks)
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Gradient kernels at both streams, (T, T) and (S, S), from the one at the heads' output, (T, T)."""
-        own = np.diagonal(gradient)
-        to_queries, to_keys = self._to_queries(gradient, own), self._to_keys(gradient, own)
+        per_token = np.diagonal(gradient)
+        to_queries, to_keys = self._to_queries(gradient, per_token), self._to_keys(gradient, per_token)
         return self.gain**2 * held(to_queries), self.gain**2 * held(to_keys)
 
 
 @dataclass(frozen=True)
 class GridCrossAttention(AlikeAttention):
-    """`TokenCrossAttention` of a decoder on a grid to tokens that are alike; `kernel`, `own` are those of `Alike`.
+    """`TokenCrossAttention` of a decoder on a grid to tokens that are alike; `kernel`, `per_token` are those of
+    `EqualTokens`.
 
     Attributes:
-        asks, asks_own: what two queries share, (m, m), and a query's own, (m,). queries: the grid they stand on.
+        asks, asks_per_token: what two queries share, (m, m), and a query's own, (m,). queries: the grid they stand on.
     """
 
     asks: FloatArray = field(kw_only=True)
-    asks_own: FloatArray = field(kw_only=True)
+    asks_per_token: FloatArray = field(kw_only=True)
     queries: Grid = field(kw_only=True)
 
     @property
@@ -60,34 +61,34 @@ class GridCrossAttention(AlikeAttention):
         return self.asks
 
     @property
-    def _asks_own(self) -> FloatArray:
-        return self.asks_own
+    def _asks_per_token(self) -> FloatArray:
+        return self.asks_per_token
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output, (2 m, 2 m)."""
-        off, own = self._averaged()
-        return self.gain**2 * self.queries.joined(off, np.broadcast_to(own, self.asks_own.shape))
+        off, per_token = self._averaged()
+        return self.gain**2 * self.queries.joined(off, np.broadcast_to(per_token, self.asks_per_token.shape))
 
     def backward_to_both(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
         """As of every token, (2 m, 2 m) and (2, 2)."""
-        off, own = self.queries.split(gradient)
+        off, per_token = self.queries.split(gradient)
         n, keep = float(self._row_length[0]), 1 - self.dropout
         second, jacobian, weighted, *_ = self._rows
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         # values and keys: of two queries, of one query at one key, and of one query at two keys
         mean, double_mean = self._means
-        met = self._over_pairs(off) / n**2
+        from_pairs = self._over_pairs(off) / n**2
         moved = self._over_pairs(off * sum(self._bracket_weights)) / n**2
-        keys = weighted * self.qk * (self._asks_own + self.query_bias) * value_spread * self._longer.to_key
-        alone = self.queries.weights @ (own * (second / keep + keys)) / n
-        apart = self.queries.weights @ (own * (1 - second - keys)) / max(n * (n - 1), 1.0)
-        to_two = met + moved * (self.kernel - mean - mean.T + double_mean) + apart
-        to_one = met + moved * (self._own - 2 * mean[0] + double_mean[0]) + alone
+        keys = weighted * self.qk * (self._asks_per_token + self.query_bias) * value_spread * self._longer.to_key
+        alone = self.queries.weights @ (per_token * (second / keep + keys)) / n
+        apart = self.queries.weights @ (per_token * (1 - second - keys)) / max(n * (n - 1), 1.0)
+        to_two = from_pairs + moved * (self.kernel - mean - mean.T + double_mean) + apart
+        to_one = from_pairs + moved * (self._per_token - 2 * mean[0] + double_mean[0]) + alone
         # queries: the output is linear in the query; and each key moves with every query
         slope = self._random_slope
         root = np.sqrt(slope)
         to_queries = off * (np.outer(root, root) + self._keys_in_common)
-        to_query = own * (slope + jacobian * self.qk * self._spread * value_spread * self._longer.to_query)
+        to_query = per_token * (slope + jacobian * self.qk * self._spread * value_spread * self._longer.to_query)
         both = self.queries.joined(to_queries, to_query), self.grid.joined(to_two, to_one)
         return self.gain**2 * held(both[0]), self.gain**2 * held(both[1])
 

@@ -80,9 +80,9 @@ def _chosen(inputs: InputStatistics) -> tuple[list[int], str]:
     most = _SEQUENCES if x.shape[1] <= _LONG else _LONG_SEQUENCES
     if len(rows) <= most:
         return rows.tolist(), ""
-    alike = [collision_probability(x[row]) for row in rows]
+    collisions = [collision_probability(x[row]) for row in rows]
     note = f"token kernels of {most} of the {len(rows)} sequences, evenly spaced by their token correlation"
-    return rows[evenly_spaced(alike, most)].tolist(), note
+    return rows[evenly_spaced(collisions, most)].tolist(), note
 
 
 def _one(inputs: InputStatistics, row: int) -> Sequence:
@@ -124,10 +124,10 @@ def input_kernel(
         return _patch_kernel(parametrization, inputs, kernel)
     if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
         equal = _coincidences(inputs.tokens, inputs.tokens)
-        e, own_segment = p.embedding, 0.0 if decoder else p.embedding.segment**2
-        segment: Array = inputs.segment_correlation * own_segment if a.n_segments > 1 else own_segment
+        e, segment2 = p.embedding, 0.0 if decoder else p.embedding.segment**2
+        segment: Array = inputs.segment_correlation * segment2 if a.n_segments > 1 else segment2
         if a.n_segments > 1 and inputs.segments is not None and inputs.segments.shape == inputs.tokens.shape:
-            segment = own_segment * _coincidences(inputs.segments, inputs.segments)
+            segment = segment2 * _coincidences(inputs.segments, inputs.segments)
         position = e.position_of(decoder=decoder)
         positions = np.eye(t)
         if a.positions_of(decoder=decoder) == "sinusoidal":
@@ -137,12 +137,12 @@ def input_kernel(
             table -= table.mean(1, keepdims=True)
             positions = table @ table.T / table.shape[1]
         shared = (e.token**2 * equal + segment + position**2 * positions) * e.scale**2
-        np.fill_diagonal(shared, (e.token**2 + own_segment + position**2 * np.diagonal(positions)) * e.scale**2)
+        np.fill_diagonal(shared, (e.token**2 + segment2 + position**2 * np.diagonal(positions)) * e.scale**2)
         if a.embedding_norm:
             root = inverse_roots(np.diagonal(shared) + a.norm_eps) * e.norm_gain
             shared = shared * np.outer(root, root)
-        kept = 1 - (a.embedding_dropout or 0.0)
-        np.fill_diagonal(shared, np.diagonal(shared) / kept)
+        remaining = 1 - (a.embedding_dropout or 0.0)
+        np.fill_diagonal(shared, np.diagonal(shared) / remaining)
         seen = (inputs.tokens >= 0).any(0)
         kernel = np.where(np.outer(seen, seen), shared, kernel)
     return kernel
@@ -157,10 +157,10 @@ def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArr
         return average
     kernel = np.zeros((t, t))
     kernel[first:, first:] = (a.patch_dim * e.token**2 * moments + e.patch_bias**2) * e.scale**2
-    own: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
+    per_token: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
     if a.class_token:  # independent of the patches, each made of two rows of the position table's size
-        own[:first] = 2 * (e.position * e.scale) ** 2
-    np.fill_diagonal(kernel, own / (1 - (a.embedding_dropout or 0.0)))
+        per_token[:first] = 2 * (e.position * e.scale) ** 2
+    np.fill_diagonal(kernel, per_token / (1 - (a.embedding_dropout or 0.0)))
     return kernel
 
 
@@ -178,8 +178,8 @@ def top_kernel(
     real ids enter position by position. Of a class head, the position alone that it reads.
     """
     p, a, t = parametrization, parametrization.architecture, len(last.kernel)
-    own = np.diagonal(last.kernel)
-    scale = np.sqrt(np.maximum(np.outer(own, own), 1e-300))
+    per_token = np.diagonal(last.kernel)
+    scale = np.sqrt(np.maximum(np.outer(per_token, per_token), 1e-300))
     r = np.clip(last.kernel / scale, 0.0, 1.0)
 
     def across(kernel: FloatArray, along: Array = 0.0) -> FloatArray:

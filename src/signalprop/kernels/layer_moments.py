@@ -65,10 +65,10 @@ class Columns:
         overlap = (tokens[..., None] * np.stack([part.overlap for part in parts])).sum(0)
         return Columns(log_variance, correlation, overlap, between)
 
-    def meet(self, i: int, kept: State, added: State) -> None:
+    def add_overlap(self, i: int, skipped: State, added: State) -> None:
         """Keep how alike two addends of a sum are."""
         if self.bands:
-            self.overlap[i] = kept.overlap(added, self.keep), added.overlap(added, self.keep)
+            self.overlap[i] = skipped.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:
         self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)

@@ -20,13 +20,13 @@ class Nodes:
 
     Attributes:
         shapes: what the attention of every sublayer is shaped to. grid: None: all positions are followed.
-        memory: the grid of an encoder's output that is read. keeps: whether attentions are kept for the way back.
+        memory: the grid of an encoder's output that is read. caches: whether attentions are kept for the way back.
     """
 
     shapes: Sequence[Shapes]
     grid: Grid | None = None
     memory: Grid | None = None
-    keeps: bool = False
+    caches: bool = False
 
     def signal(self, kernel: FloatArray) -> Signal:
         """Of a token kernel."""
@@ -38,9 +38,9 @@ class Nodes:
 
     def moved(self, x: Signal, by: int) -> Signal:
         """What stood so many positions before every node, or after it (below 0); 0 where nothing did."""
-        n = len(np.asarray(x.own))
+        n = len(np.asarray(x.per_token))
         move = np.eye(n, k=-by) if self.grid is None else self.grid.moved(-by)
-        return Signal(move @ np.asarray(x.own), product(product(move, np.asarray(x.shared)), move.T))
+        return Signal(move @ np.asarray(x.per_token), product(product(move, np.asarray(x.shared)), move.T))
 
     def memory_signal(self, kernel: FloatArray) -> Signal:
         """As `signal`, of an encoder's output."""
@@ -54,16 +54,16 @@ class Nodes:
 def _signal(kernel: FloatArray, grid: Grid | None) -> Signal:
     if grid is None:
         return Signal(np.diagonal(kernel).copy(), kernel)
-    off, own = grid.split(kernel)
-    return Signal(own, off)
+    off, per_token = grid.split(kernel)
+    return Signal(per_token, off)
 
 
 def _matrix(x: Signal, grid: Grid | None) -> FloatArray:
-    own, shared = np.asarray(x.own), np.asarray(x.shared)
+    per_token, shared = np.asarray(x.per_token), np.asarray(x.shared)
     if grid is not None:
-        return grid.joined(shared, own)
-    if np.array_equal(np.diagonal(shared), own):
+        return grid.joined(shared, per_token)
+    if np.array_equal(np.diagonal(shared), per_token):
         return shared
     whole = shared.copy()
-    np.fill_diagonal(whole, own)
+    np.fill_diagonal(whole, per_token)
     return whole

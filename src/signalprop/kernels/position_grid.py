@@ -35,7 +35,7 @@ class Grid:
 
     Attributes:
         tokens: T. positions: of the m nodes, from 0 to T - 1. n: keys that they see.
-        seen: W, the sum of phi_b over positions up to node a; its last row weighs an average over all positions.
+        visible: W, the sum of phi_b over positions up to node a; its last row weighs an average over all positions.
     """
 
     def __init__(self, tokens: int, positions: NDArray[np.int64]) -> None:
@@ -47,14 +47,14 @@ class Grid:
         if len(positions) > 1:
             low, high = self.n[self._upper - 1], self.n[self._upper]
             self._share = np.log(i / low) / np.log(high / low)  # phi of the upper node
-        self.seen: FloatArray = np.cumsum(self._steps(np.ones(tokens)), axis=0)
+        self.visible: FloatArray = np.cumsum(self._steps(np.ones(tokens)), axis=0)
         self.by_power = [self._later(i**-power) for power in (1.0, 2.0, 3.0)]
         self.by_pairs = self._later(np.divide(1.0, i * (i - 1), out=np.zeros(tokens), where=i > 1))
 
     @property
     def weights(self) -> FloatArray:
         """How many positions every node stands for."""
-        return np.asarray(self.seen[-1])
+        return np.asarray(self.visible[-1])
 
     def _halves(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sums of values times phi over the positions after one node, up to the next: of the lower, the upper phi."""
@@ -94,13 +94,13 @@ class Grid:
         """Mean cosine of rotary angles between two different positions, over those that two nodes stand for, (m, m)."""
         rotated = 2 * round(fraction * d_head / 2)
         theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
-        total, lag = np.zeros_like(self.seen), np.arange(self.tokens)
+        total, lag = np.zeros_like(self.visible), np.arange(self.tokens)
         for wave in (self._weighted(turn(lag * f)) for f in theta for turn in (np.cos, np.sin)):
             total += np.multiply.outer(wave, wave) / len(theta)
         share = rotated / d_head
-        own = self._equal
-        pairs = np.multiply.outer(self.weights, self.weights) - own
-        mean = np.divide(total - own, pairs, out=np.ones_like(total), where=pairs > 1e-6)
+        per_token = self._equal
+        pairs = np.multiply.outer(self.weights, self.weights) - per_token
+        mean = np.divide(total - per_token, pairs, out=np.ones_like(total), where=pairs > 1e-6)
         return np.asarray(1 - share + share * mean)
 
     @lru_cache(maxsize=64)  # noqa: B019
@@ -136,27 +136,27 @@ class Grid:
         m = len(self.n)
         return kernel[:m, m:], kernel.diagonal()[:m]
 
-    def joined(self, off: FloatArray, own: FloatArray) -> FloatArray:
+    def joined(self, off: FloatArray, per_token: FloatArray) -> FloatArray:
         """The kernel of both, (2 m, 2 m)."""
-        m = len(own)
+        m = len(per_token)
         out = np.empty((2 * m, 2 * m))
         out.reshape(2, m, 2, m)[:] = off[:, None]
-        out.reshape(-1)[:: 2 * m + 1].reshape(2, m)[:] = own
+        out.reshape(-1)[:: 2 * m + 1].reshape(2, m)[:] = per_token
         return out
 
     def sums(self, kernel: FloatArray) -> tuple[float, float]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
-        off, own = self.split(kernel)
-        diagonal = float(self.weights @ own)
-        return diagonal, self.total(off, own) - diagonal
+        off, per_token = self.split(kernel)
+        diagonal = float(self.weights @ per_token)
+        return diagonal, self.total(off, per_token) - diagonal
 
-    def total(self, off: FloatArray, own: FloatArray) -> float:
+    def total(self, off: FloatArray, per_token: FloatArray) -> float:
         """Sum over all pairs of positions, each with itself included, of a kernel as `split` gives it."""
         w = self.weights
-        return float(w @ off @ w - w @ np.diagonal(off) + w @ own)
+        return float(w @ off @ w - w @ np.diagonal(off) + w @ per_token)
 
 
-class Alike(Grid):
+class EqualTokens(Grid):
     """So many tokens of which none is set apart, as an encoder reads averages: one node stands for all of them.
 
     Every token sees every other. What a causal stack sums by the matrices of a grid, with these sums over all tokens.
@@ -165,7 +165,7 @@ class Alike(Grid):
     def __init__(self, tokens: int) -> None:
         one, n = np.ones((1, 1)), float(tokens)
         self.tokens, self.positions, self.n = tokens, np.zeros(1, np.int64), np.full(1, n)
-        self.seen = n * one
+        self.visible = n * one
         self.by_power = [one, one / n, one / n**2]
         self.by_pairs = one / (n - 1) if tokens > 1 else 0 * one
 
@@ -182,7 +182,7 @@ def grid_for(p: Parametrization, inputs: InputStatistics, coarse: bool = False) 
 
     That is where sequences are short, real ids or patches enter position by position, attention is shaped, a branch
     has no norm, or a kind of sublayer is drawn or has a window. Of an encoder-decoder it is the decoder's; the
-    encoder's tokens are `Alike`.
+    encoder's tokens are `EqualTokens`.
 
     Args:
         coarse: of 32 nodes, for sequences from 64 tokens on, also without norms. At 128 tokens (gpt2 of 12 and 48
@@ -223,8 +223,8 @@ class GridAttention(TokenAttention):
     """
 
     grid: Grid = field(kw_only=True)
-    own: FloatArray = field(kw_only=True)
-    value_own: FloatArray | None = None
+    per_token: FloatArray = field(kw_only=True)
+    value_per_token: FloatArray | None = None
     turn: FloatArray | None = None
 
     def forward(self) -> FloatArray:
@@ -238,16 +238,16 @@ class GridAttention(TokenAttention):
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
         return self.grid.joined(*self._sent_back(*self.grid.split(gradient), value, scores))
 
-    def kept(self, sink: float) -> FloatArray:
+    def share_beside_sink(self, sink: float) -> FloatArray:
         """As of every position, (2 m,)."""
-        return np.tile(super().kept(sink), 2)
+        return np.tile(super().share_beside_sink(sink), 2)
 
     @property
-    def _own(self) -> FloatArray:
-        return self.own
+    def _per_token(self) -> FloatArray:
+        return self.per_token
 
-    def _value_own(self, values: FloatArray) -> FloatArray:
-        return np.diagonal(values) if self.value_own is None else self.value_own
+    def _value_per_token(self, values: FloatArray) -> FloatArray:
+        return np.diagonal(values) if self.value_per_token is None else self.value_per_token
 
     @property
     def _turn(self) -> FloatArray | None:
@@ -257,11 +257,11 @@ class GridAttention(TokenAttention):
     def _row_length(self) -> FloatArray:
         return self.grid.n
 
-    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
-        return np.asarray(np.einsum("ab,ab->a", self.grid.seen, values))
+    def _sum_over_visible(self, values: FloatArray) -> FloatArray:
+        return np.asarray(np.einsum("ab,ab->a", self.grid.visible, values))
 
     def _mean_over_keys(self, values: FloatArray) -> FloatArray:
-        return np.asarray(self.grid.seen @ values / self.grid.n)
+        return np.asarray(self.grid.visible @ values / self.grid.n)
 
     def _over_both(self, values: FloatArray) -> FloatArray:
         return self._of_longer(self.grid.by_pairs @ values)
@@ -269,42 +269,42 @@ class GridAttention(TokenAttention):
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         return np.asarray((self.grid.by_power[0] * self._shared_out(self._rows.favour[1]).T) @ values)
 
-    def _sums(self, shared: FloatArray, own: FloatArray) -> tuple[FloatArray, FloatArray]:
-        seen, n, e = self.grid.seen, self.grid.n, own - np.diagonal(shared)
+    def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
+        seen, n, e = self.grid.visible, self.grid.n, per_token - np.diagonal(shared)
         averaged = product(seen, shared)
         single = seen @ e  # at the shorter row
-        double = product(averaged, seen.T) + np.where(self._seen, single, single[:, None])
+        double = product(averaged, seen.T) + np.where(self._visible, single, single[:, None])
         return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
-        kernel, own, double_mean = self.kernel, self.own, self._means[1]
+        kernel, per_token, double_mean = self.kernel, self.per_token, self._means[1]
         if not value:
-            kernel, _, double_mean, own, *_ = self._of_values
-        e = own - np.diagonal(kernel)
-        apart = product(self.grid.seen, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
+            kernel, _, double_mean, per_token, *_ = self._of_values
+        e = per_token - np.diagonal(kernel)
+        apart = product(self.grid.visible, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
-        met = np.diagonal(h)
+        overlap = np.diagonal(h)
 
         def both(values: FloatArray) -> FloatArray:
             """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
             return product(product(one, values), one.T) - self._of_longer(two @ np.diagonal(values))
 
         over_second = product(h, one.T)
-        core = product(one, over_second) - self._of_longer(two @ met)
-        step = two @ (e * over_second - apart * met[:, None]) - np.multiply.outer(three @ met, e)
-        mixed = product(one, apart * over_second) + np.where(self._seen, step, np.diagonal(step))
+        core = product(one, over_second) - self._of_longer(two @ overlap)
+        step = two @ (e * over_second - apart * overlap[:, None]) - np.multiply.outer(three @ overlap, e)
+        mixed = product(one, apart * over_second) + np.where(self._visible, step, np.diagonal(step))
         rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
-        return kernel * core + rest, own * np.diagonal(core) + np.diagonal(rest)
+        return kernel * core + rest, per_token * np.diagonal(core) + np.diagonal(rest)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
-        return np.where(self._seen, per_row[:, None], per_row)
+        return np.where(self._visible, per_row[:, None], per_row)
 
 
 @dataclass(frozen=True)
 class AlikeAttention(GridAttention):
-    """Attention without a mask to tokens of which none is set apart, on the grid of `Alike`: they have no structure."""
+    """Attention without a mask to tokens of which none is set apart, on `EqualTokens`: they have no structure."""
 
     @property
     def _structural_slope(self) -> FloatArray:

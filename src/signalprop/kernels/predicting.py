@@ -28,7 +28,7 @@ from signalprop.kernels.embedding_and_loss import (
 from signalprop.kernels.layer_moments import Columns
 from signalprop.kernels.mean_over_draws import mean_of_networks
 from signalprop.kernels.memory_limits import check_fits_of
-from signalprop.kernels.position_grid import Alike, Grid
+from signalprop.kernels.position_grid import EqualTokens, Grid
 from signalprop.kernels.residual_streams import Kernels, back_of, stack_of
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
@@ -46,12 +46,12 @@ from signalprop.theory.scatter.response import Overlaps
 
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
 # and what leaves the stack.
-See = Callable[[int, State], None]
+Record = Callable[[int, State], None]
 # (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
 Keep = NDArray[np.bool_] | None
 # (a stack, which positions of each of its halves count, or the grid) -> what is called in one pass
-Watch = Callable[[Stack, Sequence[Keep | Grid]], See]
+Watch = Callable[[Stack, Sequence[Keep | Grid]], Record]
 
 
 _KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
@@ -107,9 +107,9 @@ def predict_token_kernels(
             top = partial(top_kernel, p, part, grid=grid) if backward else None
             start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
             counted = keep if grid is None else grid
-            see = _unseen if watch is None else watch(stack, (counted,))
+            record = _unseen if watch is None else watch(stack, (counted,))
             ahead, back = _counting(progress, stack.n, done, len(parts), backward)
-            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(see, ahead), back, part, bands))
+            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(record, ahead), back, part, bands))
         return profile_of(p, passed, counts, note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
@@ -117,7 +117,7 @@ def predict_token_kernels(
 
 def _counting(
     progress: Callable[[int, int], None] | None, n: int, done: int, parts: int, backward: bool
-) -> tuple[See, See]:
+) -> tuple[Record, Record]:
     """What tells of progress on the way forward and on the way back, of which either is `n` sublayers."""
     if progress is None:
         return _unseen, _unseen
@@ -132,23 +132,23 @@ def _counting(
     return lambda i, _: told(i), lambda i, _: told(2 * n - i) if i < n else None
 
 
-def _both(one: See, other: See) -> See:
+def _both(one: Record, other: Record) -> Record:
     if other is _unseen:
         return one
 
-    def see(i: int, state: State) -> None:
+    def record(i: int, state: State) -> None:
         one(i, state)
         other(i, state)
 
-    return see
+    return record
 
 
 def _of_encoder_decoder(
     p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None, bands: bool
 ) -> Profile:
     a = p.architecture
-    alike = None if grid is None else Alike(a.seq_len)
-    stack = Stack(p, grid=grid, alike=alike)
+    encoder_grid = None if grid is None else EqualTokens(a.seq_len)
+    stack = Stack(p, grid=grid, encoder_grid=encoder_grid)
     parts, note = sequences_of_both(a, inputs)
     if grid is not None:
         note = _on_grid(grid)
@@ -156,14 +156,14 @@ def _of_encoder_decoder(
     def of_network(number: int) -> Profile:
         passed, counts = [], []
         stack.draw(number)
-        for (read, keep), (written, kept) in parts:
+        for (read, encoder_keep), (written, decoder_keep) in parts:
             rows = (None, None) if grid is None else (2, 2 * len(grid.n))
             starts = input_kernel(p, read, rows[0]), input_kernel(p, written, rows[1], decoder=True)
             top = partial(top_kernel, p, written, grid=grid) if backward else None
             states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
-            counted = (keep, kept) if grid is None else (alike, grid)
-            see = _unseen if watch is None else watch(stack, counted)
-            passed.append(passes_of_both(stack, states, top, counted, see, written, bands))
+            counted = (encoder_keep, decoder_keep) if grid is None else (encoder_grid, grid)
+            record = _unseen if watch is None else watch(stack, counted)
+            passed.append(passes_of_both(stack, states, top, counted, record, written, bands))
             lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
             counts.append(np.array(lengths)[p.stack])
         return profile_of(p, passed, np.stack(counts), note, bands)
@@ -225,8 +225,8 @@ def passes(
     start: State,
     top: Top | None,
     keep: NDArray[np.bool_] | Grid | None = None,
-    see: See = _unseen,
-    see_back: See = _unseen,
+    record: Record = _unseen,
+    see_back: Record = _unseen,
     inputs: InputStatistics | None = None,
     bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
@@ -236,14 +236,14 @@ def passes(
         start: what enters the first sublayer.
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
-        see, see_back: called with every stream, and with every gradient (on its way back).
+        record, see_back: called with every stream, and with every gradient (on its way back).
         inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are kept.
     """
     columns, log_norm = Columns.empty(stack.n, keep, bands), np.zeros(stack.n)
     entering = stack.enter(start)
-    ahead = _Ahead(stack, columns, log_norm, see, top is not None and _all_kept(stack, entering))
+    ahead = _Ahead(stack, columns, log_norm, record, top is not None and _all_count(stack, entering))
     last = ahead.run(entering, range(stack.n))
-    see(stack.n, last)
+    record(stack.n, last)
     if top is None:
         return columns, None
     gradient, across = _at_last(ahead, last, top, inputs)
@@ -253,7 +253,7 @@ def passes(
     return columns, back
 
 
-def _all_kept(stack: Stack, start: State) -> bool:
+def _all_count(stack: Stack, start: State) -> bool:
     """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
     return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_KEPT
 
@@ -264,15 +264,15 @@ class _Ahead:
 
     Attributes:
         columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
-        all_kept: as `_all_kept`. along: of the gradient on its way back, where a tied head favours tokens.
+        all_count: as `_all_count`. along: of the gradient on its way back, where a tied head favours tokens.
         checkpoints: some of the streams; reads: all of them, where they are kept.
     """
 
     stack: Stack
     columns: Columns
     log_norm: FloatArray
-    see: See = _unseen
-    all_kept: bool = False
+    record: Record = _unseen
+    all_count: bool = False
     along: Along | None = None
     rows: range = range(0)
     checkpoints: dict[int, State] = field(default_factory=dict)
@@ -282,19 +282,19 @@ class _Ahead:
         """The last stream."""
         self.rows = rows
         starts = [i for i in layer_starts(self.stack.p).tolist() if i in rows]
-        self.kept = set(starts[:: max(1, math.isqrt(len(starts)))])
-        self.stack.keep_attention(self.all_kept)
+        self.segment_starts = set(starts[:: max(1, math.isqrt(len(starts)))])
+        self.stack.cache_attention(self.all_count)
         last = self.stack.run(start, rows, self.seen)
-        self.stack.keep_attention(False)
+        self.stack.cache_attention(False)
         return last
 
     def seen(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         """Keep what is needed of a sublayer."""
         if not self.stack.parallel[i]:
-            self.see(i, layer_in)
-        if i in self.kept:
+            self.record(i, layer_in)
+        if i in self.segment_starts:
             self.checkpoints[i] = layer_in
-        if self.all_kept:
+        if self.all_count:
             self.reads[i] = layer_in
         self.columns.put("stream_in", i, layer_in)
         self.columns.put("branch", i, branch)
@@ -302,10 +302,10 @@ class _Ahead:
         streams: Any = stream_out
         if isinstance(streams, Kernels):
             self.columns.between.append(streams.between(self.columns.keep))
-        self.columns.meet(i, layer_in, branch)
-        if i in self.stack.own:
-            own, keep = self.stack.own[i], self.columns.keep
-            mean = keep.weights @ own[: len(keep.n)] / keep.tokens if isinstance(keep, Grid) else own.mean()
+        self.columns.add_overlap(i, layer_in, branch)
+        if i in self.stack.sum_divisors:
+            divisors, keep = self.stack.sum_divisors[i], self.columns.keep
+            mean = keep.weights @ divisors[: len(keep.n)] / keep.tokens if isinstance(keep, Grid) else divisors.mean()
             self.log_norm[i] = math.log(max(float(mean), 1e-300))
 
 
@@ -321,7 +321,7 @@ def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | Non
     return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
 
 
-def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, see: See = _unseen) -> list[State]:
+def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, record: Record = _unseen) -> list[State]:
     """Puts the gradient's moments into `columns`; gives what was sent to an encoder's output.
 
     Args:
@@ -332,18 +332,18 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, s
     def seen(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)
         if point == "stream_in" and not stack.parallel[i]:
-            see(i, gradient)
+            record(i, gradient)
 
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
-        back = back_of(stack, across, columns.meet)
+        back = back_of(stack, across, columns.add_overlap)
         back.along = ahead.along
         if ahead.reads:
             back.reads = ahead.reads
         else:
-            stack.keep_attention(len(gradient.kernel) <= _KEPT_LENGTH)
+            stack.cache_attention(len(gradient.kernel) <= _KEPT_LENGTH)
             stack.run(ahead.checkpoints[first], range(first, end), back.keep)
-            stack.keep_attention(False)
+            stack.cache_attention(False)
         gradient = back_through(
             range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
         )
@@ -355,47 +355,47 @@ def passes_of_both(
     stack: Stack,
     starts: tuple[State, State],
     top: Top | None,
-    keeps: tuple[Keep | Grid, Keep | Grid] = (None, None),
-    see: See = _unseen,
+    counted: tuple[Keep | Grid, Keep | Grid] = (None, None),
+    record: Record = _unseen,
     inputs: InputStatistics | None = None,
     bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
-        starts, keeps: of encoder and decoder. see: called with every stream that a sublayer reads.
+        starts, counted: of encoder and decoder. record: called with every stream that a sublayer reads.
         inputs, bands: as of `passes`, of the decoder.
     """
     p, n = stack.p, stack.n
     columns, log_norm = Columns.empty(n, bands=bands), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
-    every = top is not None and _all_kept(stack, max(starts, key=lambda start: start.kernel.size))
-    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, see, every) for keep in keeps)
+    every = top is not None and _all_count(stack, max(starts, key=lambda start: start.kernel.size))
+    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, record, every) for keep in counted)
     read = first.run(starts[0], encoder)
     memory = stack.read_memory(read)
-    alike, kept = (keeps[0], None) if isinstance(keeps[0], Grid) else (None, keeps[0])
-    stack.remember(memory if kept is None else memory[np.ix_(kept, kept)], alike)
+    encoder_grid, keep = (counted[0], None) if isinstance(counted[0], Grid) else (None, counted[0])
+    stack.remember(memory if keep is None else memory[np.ix_(keep, keep)], encoder_grid)
     last = second.run(starts[1], decoder)
     if top is None:
         return columns, None
     gradient, across = _at_last(second, last, top, inputs)
     back = Columns.empty(n, bands=bands)
-    sent = _backward(second, gradient, across, replace(back, keep=keeps[1]))
+    sent = _backward(second, gradient, across, replace(back, keep=counted[1]))
     total = sent[0]
     for one in sent[1:]:
         total = total.plus(one)
     arrived = total.kernel
     if second.along is not None:
-        arrived = arrived + second.along.at_memory(memory if kept is None else memory[np.ix_(kept, kept)], total)
-        first.along = second.along.of_encoder(read) if kept is None else None
-    if kept is not None:
+        arrived = arrived + second.along.at_memory(memory if keep is None else memory[np.ix_(keep, keep)], total)
+        first.along = second.along.of_encoder(read) if keep is None else None
+    if keep is not None:
         whole = np.zeros_like(memory)
-        whole[np.ix_(kept, kept)] = arrived
+        whole[np.ix_(keep, keep)] = arrived
         arrived = whole
     at_last = through_final_norm(stack.p, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:
         log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300))
     at_last = State(at_last.kernel, log_scale)
-    _backward(first, at_last, at_last, replace(back, keep=keeps[0]))
+    _backward(first, at_last, at_last, replace(back, keep=counted[0]))
     return columns, back

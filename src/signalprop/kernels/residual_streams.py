@@ -53,11 +53,11 @@ class Kernels(Several):
 
     def between(self, keep: Keep = None) -> FloatArray:
         """The n x n covariance of the streams over the mean of their variances; positions as of `State`."""
-        own = np.diagonal(self.parts, axis1=1, axis2=2)
+        diagonals = np.diagonal(self.parts, axis1=1, axis2=2)
         if isinstance(keep, Grid):
-            found = own[:, : len(keep.n)] @ keep.weights
+            found = diagonals[:, : len(keep.n)] @ keep.weights
         else:
-            found = (own if keep is None else own[:, keep]).sum(1)
+            found = (diagonals if keep is None else diagonals[:, keep]).sum(1)
         return over_their_mean(self.connections.between(found))
 
     def rho(self) -> FloatArray:
@@ -78,7 +78,7 @@ class StackOfStreams(Stack):
         return Kernels.of(Several(parts, start.log_scale), self.connections)
 
     def leave(self, last: Any) -> State:
-        self.connections.meet(self.n, last.parts, last.log_scale)
+        self.connections.norm_streams(self.n, last.parts, last.log_scale)
         return State(self.connections.head(last.parts), last.log_scale).rescaled()
 
     def back(self, gradient: State) -> Any:
@@ -86,7 +86,7 @@ class StackOfStreams(Stack):
 
     def _of(self, i: int, stream: Kernels) -> State:
         self.rho = stream.rho()
-        self.connections.meet(i, stream.parts, stream.log_scale)
+        self.connections.norm_streams(i, stream.parts, stream.log_scale)
         return State(self.connections.read(i, stream.parts, self.rho), stream.log_scale).rescaled()
 
     def read(self, i: int, stream: Any) -> Read:
@@ -99,10 +99,10 @@ class StackOfStreams(Stack):
         mixed = Several(self.connections.mixed(i, stream.parts, self.rho), stream.log_scale)
         return Kernels.of(mixed.times(float(self.p.skip[i]) ** 2), self.connections)
 
-    def plus(self, i: int, kept: Any, output: State) -> Any:
+    def plus(self, i: int, skipped: Any, output: State) -> Any:
         added = output.times(float(self.p.branch[i]) ** 2)
         written = self.connections.written(i, added.kernel, self.rho)
-        total = Several(kept.parts, kept.log_scale).plus(written, added.log_scale)
+        total = Several(skipped.parts, skipped.log_scale).plus(written, added.log_scale)
         return Kernels.of(total, self.connections)
 
 
@@ -157,6 +157,6 @@ def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
     return Stack(p, grid=grid) if p.architecture.streams is None else StackOfStreams(p, grid=grid)
 
 
-def back_of(stack: Stack, across: State, meet: Callable[[int, State, State], None]) -> Back:
+def back_of(stack: Stack, across: State, norm_streams: Callable[[int, State, State], None]) -> Back:
     """The way back through a stack."""
-    return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across, meet)
+    return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across, norm_streams)

@@ -110,13 +110,13 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
         InputError: the skip is not smaller than the diagonal of the matrix that it would stand beside.
     """
     _check_skip(skip)
-    own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
-    gain2 = (out2 / own2 - skip**2) / (1 - skip**2)
+    innovation2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
+    gain2 = (out2 / innovation2 - skip**2) / (1 - skip**2)
     if gain2 <= 0:
         raise InputError(
             _too_large(decay, decay_out, skip, f"below {float(step_bound(decay, decay_out, exact=False)):.6g}")
         )
-    return Filter(decay, math.sqrt(1 - gain2 * own2), math.sqrt(gain2))
+    return Filter(decay, math.sqrt(1 - gain2 * innovation2), math.sqrt(gain2))
 
 
 def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
@@ -132,10 +132,10 @@ def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     bound = float(step_bound(decay, decay_out, exact=True))
     if skip**2 > bound**2 * (1 + 1e-12):
         raise InputError(_too_large(decay, decay_out, skip, f"at most {bound:.6g}"))
-    own2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
-    kept, over = skip**2, (1 - skip**2) * own2
-    even = (out2 * (1 + decay**2) - kept * own2 * (1 + decay_out**2)) / over
-    odd = (out2 * decay - kept * own2 * decay_out) / over
+    innovation2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)
+    skipped2, over = skip**2, (1 - skip**2) * innovation2
+    even = (out2 * (1 + decay**2) - skipped2 * innovation2 * (1 + decay_out**2)) / over
+    odd = (out2 * decay - skipped2 * innovation2 * decay_out) / over
     gain2 = (even + math.sqrt(max(even**2 - 4 * odd**2, 0.0))) / 2
     # at the largest skip the zero is -1, beyond it by rounding only
     return Filter(max(odd / gain2, -1.0), decay_out, math.sqrt(gain2))

@@ -13,7 +13,7 @@ _SMALLEST, LARGEST = 1e-4, 1e4  # score variances between which keys are grouped
 _FAINT = 1e-9  # distance of a key from the others below which nothing is like it
 
 
-class Alike(NamedTuple):
+class SimilarKeys(NamedTuple):
     """How alike the scores of two keys are, (n, n), and how many keys are like each, (n,).
 
     Attributes:
@@ -36,21 +36,23 @@ class Alike(NamedTuple):
         return np.exp(self.log_same * (1.0 if plain else math.log(counted or 1.0) / self.log_degree))
 
 
-def alike_keys(kernel: FloatArray, score: float) -> Alike:
+def similar_keys(kernel: FloatArray, score: float) -> SimilarKeys:
     """Of keys of such a kernel; score: variance of a row's scores over how far its keys lie apart."""
     about_mean, n = centred(kernel), len(kernel)
     # keys that are not alike share what they have in common on average
     rest = 1 - np.maximum(correlation(about_mean), 0.0)
     shared = float((rest * kernel).sum()) / max(float(rest.sum()), 1e-300)
     rho = np.maximum(correlation(kernel - shared), 0.0)
-    own = float(np.maximum(np.diagonal(about_mean), 0.0).mean())
-    s = min(max(score * own, _SMALLEST), LARGEST)
+    per_token = float(np.maximum(np.diagonal(about_mean), 0.0).mean())
+    s = min(max(score * per_token, _SMALLEST), LARGEST)
     squares = rho**2
     np.fill_diagonal(squares, 0.0)
     total = float(squares.sum())
     degree = float((squares * rho).sum()) / total if total > 0 else 1.0
     size = np.minimum(1 + squares.sum(1) / degree**2, n)
-    return Alike(rho, np.exp(s * (rho - 1)), _log_same(s, rho), size, degree, float(_log_same(s, np.array(degree))))
+    return SimilarKeys(
+        rho, np.exp(s * (rho - 1)), _log_same(s, rho), size, degree, float(_log_same(s, np.array(degree)))
+    )
 
 
 def _log_same(s: float, rho: FloatArray) -> FloatArray:
@@ -66,8 +68,8 @@ def centred(kernel: FloatArray) -> FloatArray:
 
 def correlation(kernel: FloatArray) -> FloatArray:
     """How alike two keys are, of what they have; a key that has nothing is like itself alone."""
-    own = np.diagonal(kernel)
-    root = np.where(own > _FAINT, 1 / np.sqrt(np.maximum(own, _FAINT)), 0.0)
+    per_token = np.diagonal(kernel)
+    root = np.where(per_token > _FAINT, 1 / np.sqrt(np.maximum(per_token, _FAINT)), 0.0)
     rho = np.clip(kernel * np.outer(root, root), -1.0, 1.0)
     np.fill_diagonal(rho, 1.0)
     return np.asarray(rho)

@@ -50,12 +50,12 @@ class WindowAttention(TokenAttention):
         return np.asarray(high - low, dtype=np.float64)
 
     @cached_property
-    def _seen(self) -> NDArray[np.bool_]:
+    def _visible(self) -> NDArray[np.bool_]:
         (low, high), key = self._keys, np.arange(len(self.kernel))
         return (key >= low[:, None]) & (key < high[:, None])
 
-    def _sum_of_seen(self, values: FloatArray) -> FloatArray:
-        return np.asarray(np.where(self._seen, values, 0.0).sum(1))
+    def _sum_over_visible(self, values: FloatArray) -> FloatArray:
+        return np.asarray(np.where(self._visible, values, 0.0).sum(1))
 
     def _over_keys(self, values: FloatArray) -> FloatArray:
         return _between(values, *self._keys, 0) / self._row_length[:, None]
@@ -70,7 +70,7 @@ class WindowAttention(TokenAttention):
         return np.where(after > first, total[np.maximum(after, first)] - total[first], 0.0)
 
     @cached_property
-    def _met(self) -> FloatArray:
+    def _mean_overlap(self) -> FloatArray:
         low, high = self._keys
         shared = np.maximum(np.minimum.outer(high, high) - np.maximum.outer(low, low), 0)
         return np.asarray(shared / np.outer(self._row_length, self._row_length))

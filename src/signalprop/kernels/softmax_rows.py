@@ -18,7 +18,7 @@ from signalprop.theory.softmax import (
     linear_response,
     node_moments,
     node_variances,
-    own_variance_response,
+    response_to_key_variance,
     vanishing,
 )
 
@@ -32,7 +32,7 @@ class Averages(NamedTuple):
     kernel: FloatArray
     mean: FloatArray
     double_mean: FloatArray
-    own: FloatArray
+    per_token: FloatArray
     mean_square: FloatArray
     spread: FloatArray
 
@@ -73,13 +73,13 @@ def longer(
 ) -> Longer:  # fmt: skip
     """Of rows of score variance s, that share of the raw one, and of keys of token correlation r; widths: of the input,
     and of a head."""
-    (d, d_head), kept, tilted = widths, 1 / (1 - dropout), s * rows.tilt
+    (d, d_head), rescaling, tilted = widths, 1 / (1 - dropout), s * rows.tilt
     shorter, common = np.ones_like(tilted), np.zeros_like(tilted)
     if one_length:
         shorter = np.asarray(sphere.shorter(s, rows.tilt, d))
         common = np.asarray(sphere.shorter(s * (1 + r / 2), rows.tilt, d)) - 1
-    to_key = (1 + (4 * kept - 3) * tilted / d) * shorter
-    twice = [sphere.of_own_length(r, x, one_length=one_length) / d for x in (kept, 1.0)]
+    to_key = (1 + (4 * rescaling - 3) * tilted / d) * shorter
+    twice = [sphere.of_varying_length(r, x, one_length=one_length) / d for x in (rescaling, 1.0)]
     far = rows.tilt * rows.jacobian / rows.second
     to_query = to_key * (1 + sphere.along_query(d, d_head, norms) * tilted) * shorter + twice[0]
     return Longer(to_key * sphere.through_key_norm(s, far, share, norms), to_query, 1 + common + twice[1])
@@ -102,7 +102,7 @@ def _tabulated(lengths: tuple[int, ...], spread: float, turns: float) -> FloatAr
 def _alone(length: int, spread: float) -> Spline:
     """`favour` … `tilt` of `Rows` where two rows are tabulated, and the derivatives of ln P and ln J by flatness; two
     keys are always as far from their mean."""
-    response = own_variance_response(length) if length > 2 else np.zeros((len(node_variances()), 2))
+    response = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
     moments = node_moments(length)
     log_spread = math.log1p(spread)
     size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
@@ -229,9 +229,9 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
 
 def held(kernel: FloatArray) -> FloatArray:
     """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
-    own = np.diagonal(kernel)
-    if own.min() >= 0:
+    per_token = np.diagonal(kernel)
+    if per_token.min() >= 0:
         return kernel
-    root = np.sqrt(np.maximum(own, 0.0))
+    root = np.sqrt(np.maximum(per_token, 0.0))
     most = np.outer(root, root)
     return np.asarray(np.clip(kernel, -most, most))

@@ -31,10 +31,10 @@ class BranchKernel(Protocol):
 
     Attributes:
         network: the number of the network that is drawn, where it is.
-        keeps: whether `forward` leaves what `backward` can use again.
+        caches: whether `forward` leaves what `backward` can use again.
     """
 
-    keeps: bool = False
+    caches: bool = False
     network: int = 0
 
     def silent(self, i: int) -> bool:
@@ -64,21 +64,21 @@ class OnNodes(BranchKernel):
         return self.kind.silent(i)
 
     @property
-    def keeps(self) -> bool:
+    def caches(self) -> bool:
         """As of `BranchKernel`."""
-        return self.nodes.keeps
+        return self.nodes.caches
 
-    @keeps.setter
-    def keeps(self, keeps: bool) -> None:
-        self.nodes.keeps = keeps
+    @caches.setter
+    def caches(self, caches: bool) -> None:
+        self.nodes.caches = caches
 
     @property
     def _across(self) -> Signal | None:
         return None if self.memory is None else self.nodes.memory_signal(self.memory)
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        made = self.kind.forward(i, self.nodes.signal(kernel), self._across)
-        return _to_fill(self.nodes.matrix(made), kernel)
+        output = self.kind.forward(i, self.nodes.signal(kernel), self._across)
+        return _to_fill(self.nodes.matrix(output), kernel)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
         sent = self.kind.backward(i, self.nodes.signal(kernel), self.nodes.signal(gradient), self._across)
@@ -87,9 +87,9 @@ class OnNodes(BranchKernel):
         return _to_fill(self.nodes.matrix(sent.stream), gradient)
 
 
-def _to_fill(made: FloatArray, given: FloatArray) -> FloatArray:
+def _to_fill(output: FloatArray, given: FloatArray) -> FloatArray:
     """A matrix that can be written to."""
-    return made.copy() if made is given or not made.flags.writeable else made
+    return output.copy() if output is given or not output.flags.writeable else output
 
 
 class Read(NamedTuple):
@@ -101,7 +101,7 @@ class Read(NamedTuple):
     beyond: float = 0.0
 
 
-See = Callable[[int, State, State, State], None]
+Record = Callable[[int, State, State, State], None]
 
 
 class Stack:
@@ -112,14 +112,14 @@ class Stack:
         shapes: how each sublayer's attention is shaped. branches: of every sublayer; different: each once. silent:
             sublayers that give nothing. across: those that read the encoder's output, `memory`, which whoever runs a
             decoder sets before.
-        own: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
+        sum_divisors: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
     """
 
     def __init__(
         self,
         p: Parametrization,
         grid: Grid | None = None,
-        alike: Grid | None = None,
+        encoder_grid: Grid | None = None,
     ) -> None:
         a = p.architecture
         check_norms_divide(a)
@@ -128,19 +128,19 @@ class Stack:
         self.n = p.n_sublayers
         drawn = drawn_rows(p) if grid is None else np.zeros(self.n, np.bool_)
         self.draws = bool(drawn.any())
-        made: dict[tuple[int, int, bool], BranchKernel] = {}
+        output: dict[tuple[int, int, bool], BranchKernel] = {}
         keys = list(zip(p.stack.tolist(), p.kind.tolist(), drawn.tolist(), strict=True))
         for i, key in enumerate(keys):
-            if key not in made:
-                on = alike if STACKS[key[0]] == "encoder" else grid
-                made[key] = _drawn(p, key[0]) if key[2] else _closed(p, i, self.shapes, on)
-        self.branches: list[Any] = [made[key] for key in keys]
-        self.different: list[Any] = list(made.values())
+            if key not in output:
+                on = encoder_grid if STACKS[key[0]] == "encoder" else grid
+                output[key] = _drawn(p, key[0]) if key[2] else _closed(p, i, self.shapes, on)
+        self.branches: list[Any] = [output[key] for key in keys]
+        self.different: list[Any] = list(output.values())
         self.across = rows_where(p, lambda kind: kind.reads_memory).tolist()
         self.silent = [branch.silent(i) for i, branch in enumerate(self.branches)]
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         self.parallel = p.parallel.tolist()
-        self.own: dict[int, FloatArray] = {}
+        self.sum_divisors: dict[int, FloatArray] = {}
 
     def read_memory(self, last: State) -> FloatArray:
         """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
@@ -150,15 +150,15 @@ class Stack:
         root = inverse_roots(np.diagonal(last.kernel) * scale + self.a.norm_eps) * abs(self.p.head.final_norm_gain)
         return on_both_sides(last.kernel, root * math.sqrt(scale))
 
-    def remember(self, memory: FloatArray, alike: Grid | None = None) -> None:
+    def remember(self, memory: FloatArray, encoder_grid: Grid | None = None) -> None:
         """The kernel that cross-attentions read, and the grid it stands on."""
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
-            branch.memory, branch.nodes.memory = memory, alike
+            branch.memory, branch.nodes.memory = memory, encoder_grid
 
-    def keep_attention(self, keeps: bool) -> None:
+    def cache_attention(self, caches: bool) -> None:
         """Whether what runs forward from here on leaves its attention for the way back: ten matrices a sublayer."""
         for branch in self.different:
-            branch.keeps = keeps
+            branch.caches = caches
 
     def draw(self, network: int) -> None:
         """From here on the network of that number."""
@@ -177,12 +177,12 @@ class Stack:
         """The gradient at the last stream, from that of what is read of it."""
         return gradient
 
-    def run(self, start: State, rows: Sequence[int], see: See | None = None) -> State:
+    def run(self, start: State, rows: Sequence[int], record: Record | None = None) -> State:
         """The stream after some sublayers, which make whole layers.
 
-        `see` is called with (index, stream read, branch before its multiplier, stream after it).
+        `record` is called with (index, stream read, branch before its multiplier, stream after it).
         """
-        return through(rows, [self.parallel[i] for i in rows], self.sublayer, start, see)
+        return through(rows, [self.parallel[i] for i in rows], self.sublayer, start, record)
 
     def sublayer(self, i: int, stream: State, onto: State | None) -> tuple[State, State]:
         """One sublayer: (branch before its multiplier, stream after it)."""
@@ -223,9 +223,9 @@ class Stack:
         out = self.branches[i].forward(i, read.kernel)
         if self.a.dropout:
             np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
-        made = State(out).rescaled()
+        output = State(out).rescaled()
         beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
-        return replace(made, log_scale=made.log_scale + read.beyond) if beyond else made
+        return replace(output, log_scale=output.log_scale + read.beyond) if beyond else output
 
     def _norm_on_branch(self, i: int, raw: State) -> FloatArray:
         """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.
@@ -233,27 +233,27 @@ class Stack:
         In units of exp(raw.log_scale) for both; (T, T).
         """
         gain = self.p.post_norm_gain[i] if self.placements[i] == "sandwich" else self.p.norm_output[i]
-        own = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
-        root = inverse_roots(own) * abs(gain)
+        sum_divisors = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
+        root = inverse_roots(sum_divisors) * abs(gain)
         return np.outer(root, root)
 
     def skipped(self, i: int, stream: State) -> State:
         """The stream times its multiplier."""
         return stream.times(float(self.p.skip[i]) ** 2)
 
-    def plus(self, i: int, kept: State, output: State) -> State:
+    def plus(self, i: int, skipped: State, output: State) -> State:
         """What was kept plus the branch, which is independent of it."""
         if self.silent[i]:
-            return kept
+            return skipped
         added = output.times(float(self.p.branch[i]) ** 2)
-        return kept.plus(added) if self.parallel[i] or self.p.skip[i] != 0 else added
+        return skipped.plus(added) if self.parallel[i] or self.p.skip[i] != 0 else added
 
     def norm_sum(self, i: int, total: State) -> State:
         """The sum after a post-norm."""
         scale = exp_of(total.log_scale)
-        own = np.diagonal(total.kernel) * scale + self.a.norm_eps
-        self.own[i] = own
-        root = inverse_roots(own) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
+        sum_divisors = np.diagonal(total.kernel) * scale + self.a.norm_eps
+        self.sum_divisors[i] = sum_divisors
+        root = inverse_roots(sum_divisors) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
         return State(self._with_bias(i, on_both_sides(total.kernel, root)))
 
 
@@ -266,8 +266,8 @@ def _closed(p: Parametrization, i: int, shapes: Sequence[Shapes], grid: Grid | N
 def _drawn(p: Parametrization, stack: int) -> BranchKernel:
     """Sublayers of one stack that are drawn, by PyTorch."""
     require("torch", "models")
-    made: BranchKernel = import_module("signalprop.sublayers.drawn").DrawnSublayers(p, stack)
-    return made
+    output: BranchKernel = import_module("signalprop.sublayers.drawn").DrawnSublayers(p, stack)
+    return output
 
 
 class Back:
@@ -275,13 +275,13 @@ class Back:
 
     Attributes:
         reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
-        meet: called with a sublayer, the gradient at its sum, and what its branch sends.
+        overlap: called with a sublayer, the gradient at its sum, and what its branch sends.
         memory: what branches sent to the encoder's output. along: what it has along the stream, where it is followed.
     """
 
-    def __init__(self, stack: Stack, across: State, meet: Callable[[int, State, State], None] | None = None) -> None:
+    def __init__(self, stack: Stack, across: State, overlap: Callable[[int, State, State], None] | None = None) -> None:
         self.stack, self.p = stack, stack.p
-        self.across, self.meet = across, meet
+        self.across, self.overlap = across, overlap
         self.reads: dict[int, State] = {}
         self.memory: list[State] = []
         self.along: Any = None
@@ -297,7 +297,7 @@ class Back:
     def norm_sum_back(self, i: int, gradient: State) -> State:
         """Before a post-norm."""
         arrived = self.across if i == self.stack.n - 1 else gradient
-        root = inverse_roots(self.stack.own.pop(i)) * abs(float(self.p.norm_output[i]))
+        root = inverse_roots(self.stack.sum_divisors.pop(i)) * abs(float(self.p.norm_output[i]))
         return State(on_both_sides(arrived.kernel, root), arrived.log_scale).rescaled()
 
     def at_branch(self, i: int, at_sum: State) -> State:
@@ -327,8 +327,8 @@ class Back:
         share = State(back, log_scale).rescaled()
         if self.along is not None:
             share = self.along.added(i, read, self.reads[i], share)
-        if self.meet is not None:
-            self.meet(i, at_sum, share)
+        if self.overlap is not None:
+            self.overlap(i, at_sum, share)
         return share
 
     def skipped_back(self, i: int, at_sum: State) -> State:

@@ -57,9 +57,9 @@ class Along:
             if across:
                 self.sent = self.sent + branch.sent
             # the part along the branch, through the square of its own weights
-            self.stack.keep_attention(True)  # for `backward`
+            self.stack.cache_attention(True)  # for `backward`
             output = branch.forward(i, read.kernel)
-            self.stack.keep_attention(False)
+            self.stack.cache_attention(False)
             along = self.curve @ output @ self.curve.T * squared**2
             beyond = on_both_sides(branch.backward(i, read.kernel, along), root)
             if across:
@@ -109,17 +109,17 @@ def along_of(stack: Stack, inputs: InputStatistics, last: State, log_token_share
     if not follows(p, inputs):
         return None
     kernel = last.absolute()
-    own = np.maximum(np.diagonal(kernel) + a.norm_eps, 1e-300)
-    size = np.sqrt(own)
+    p_read = np.maximum(np.diagonal(kernel) + a.norm_eps, 1e-300)
+    size = np.sqrt(p_read)
     r = np.clip(kernel / np.outer(size, size), 0.0, 1.0)
     top = top_gradient(p, np.log(np.outer(size, size)), r, log_token_share)
-    favour, aligned = (np.diagonal(np.broadcast_to(x, r.shape)) for x in (top.own, top.aligned))
+    favour, aligned = (np.diagonal(np.broadcast_to(x, r.shape)) for x in (top.p_read, top.aligned))
     if (favour * np.sqrt(aligned)).mean() < _FELT:
         return None
     read, asked = read_and_asked(inputs)
     row = p.embedding.token * math.exp(log_token_share / 2)  # of the table, as it stands in the stream
     overlap = row * (favour[:, None] * read - asked)
-    along = np.diagonal(overlap) / own
+    along = np.diagonal(overlap) / p_read
     return Along(stack, overlap / size[:, None], np.diag(along / size))
 
 

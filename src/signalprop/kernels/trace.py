@@ -170,8 +170,8 @@ def trace(
     ahead, back, passed = list[_Reader](), list[_Reader](), []
     for number, (part, keep) in enumerate(parts):
         start = matrix if kernel is not None else input_kernel(p, part)
-        ahead.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices != "none"))
-        back.append(_Reader(p, depths, rank, keep, keeps=number == 0 and matrices == "both", relative=True))
+        ahead.append(_Reader(p, depths, rank, keep, keep_matrices=number == 0 and matrices != "none"))
+        back.append(_Reader(p, depths, rank, keep, keep_matrices=number == 0 and matrices == "both", relative=True))
         loss = None if not backward else partial(top_kernel, p, part) if head is None else head
         of = part if head is None else None
         passed.append(passes(stack, State(start).rescaled(), loss, keep, ahead[-1].see, back[-1].see, of))
@@ -241,18 +241,18 @@ class _Reader:
     """Collects numbers and matrices of one direction of one sequence, depth by depth.
 
     Attributes:
-        keep: positions that count, None: all. keeps: whether matrices are kept. relative: to the mean diagonal of what
-            is seen first.
+        keep: positions that count, None: all. kept_depths: where matrices are kept. relative: numbers are relative to
+            the mean diagonal of the first kernel.
     """
 
     def __init__(
         self, p: Parametrization, depths: Sequence[int], rank: bool | None, keep: NDArray[np.bool_] | None, *,
-        keeps: bool, relative: bool = False,
+        keep_matrices: bool, relative: bool = False,
     ) -> None:  # fmt: skip
         n, t = p.architecture.n_layers, p.architecture.seq_len
         self.depth_of = {int(i): depth for depth, i in enumerate(layer_starts(p))} | {p.n_sublayers: n}
         self.keep, self.log_unit = keep, None if relative else 0.0
-        self.kept = set(depths) if keeps else set()
+        self.kept_depths = set(depths) if keep_matrices else set()
         everywhere = t <= _RANK_EVERYWHERE if rank is None else rank
         self.ranked = set(range(n + 1)) if everywhere else set(depths) if rank is None and t <= _RANK_AT else set()
         names = (field.name for field in fields(KernelSeries) if field.name != "lags")
@@ -269,16 +269,16 @@ class _Reader:
             return
         kernel = state.kernel if self.keep is None else state.kernel[np.ix_(self.keep, self.keep)]
         mean, largest = distances(kernel)
-        own = np.diagonal(kernel)
-        size, level = float(own.mean()), state.log_scale - self.log_unit
+        diagonal = np.diagonal(kernel)
+        size, level = float(diagonal.mean()), state.log_scale - self.log_unit
         factor = math.exp(min(max(level, -RANGE), RANGE))
         found = {
             "distance": mean,
             "min_cosine": 1 - largest,
             "log_diagonal": math.log(size) + level if size > 0 else -math.inf,
-            "diagonal_sd": float(own.std()) * factor,
-            "diagonal_min": float(own.min()) * factor,
-            "diagonal_max": float(own.max()) * factor,
+            "diagonal_sd": float(diagonal.std()) * factor,
+            "diagonal_min": float(diagonal.min()) * factor,
+            "diagonal_max": float(diagonal.max()) * factor,
         }
         if depth in self.ranked:
             found["effective_rank"] = effective_rank(kernel)
@@ -287,7 +287,7 @@ class _Reader:
         for lag, column in self.by_lag.items():
             if lag < len(kernel):
                 column[depth] = lag_cosine(kernel, lag)
-        if depth in self.kept:
+        if depth in self.kept_depths:
             self.matrices[depth] = state.kernel * factor
 
     def series(self) -> KernelSeries:

@@ -71,19 +71,19 @@ class DrawnSublayers(BranchKernel):
         self.last: dict[tuple[int, int], Draw] = {}  # by network and sublayer
 
     def forward(self, i: int, kernel: FloatArray) -> FloatArray:
-        made = self._draw(i, kernel, grad=self.keeps)
-        if self.keeps:
-            self.last[self.network, i] = made
-        return self._finite(i, _gram(made.inner, made.out) + made.bias)
+        drawn = self._draw(i, kernel, grad=self.caches)
+        if self.caches:
+            self.last[self.network, i] = drawn
+        return self._finite(i, _gram(drawn.inner, drawn.out) + drawn.bias)
 
     def backward(self, i: int, kernel: FloatArray, gradient: FloatArray) -> FloatArray:
-        made = self.last.pop((self.network, i), None)
-        if made is None or not np.array_equal(made.kernel, kernel):
-            made = self._draw(i, kernel, grad=True)
-        arrived = self._gaussian(_root(gradient), made.inner.shape[-1], i, "gradient")
-        sent = torch.autograd.grad(made.inner, [x for x, _ in made.given], arrived, allow_unused=True)
-        found = [_gram(x, back) for x, (_, back) in zip(sent, made.given, strict=True) if x is not None]
-        return self._finite(i, np.asarray(made.back * np.sum([np.zeros_like(kernel), *found], 0)))
+        drawn = self.last.pop((self.network, i), None)
+        if drawn is None or not np.array_equal(drawn.kernel, kernel):
+            drawn = self._draw(i, kernel, grad=True)
+        arrived = self._gaussian(_root(gradient), drawn.inner.shape[-1], i, "gradient")
+        sent = torch.autograd.grad(drawn.inner, [x for x, _ in drawn.given], arrived, allow_unused=True)
+        found = [_gram(x, back) for x, (_, back) in zip(sent, drawn.given, strict=True) if x is not None]
+        return self._finite(i, np.asarray(drawn.back * np.sum([np.zeros_like(kernel), *found], 0)))
 
     def _finite(self, i: int, kernel: FloatArray) -> FloatArray:
         if not np.isfinite(kernel).all():
@@ -94,8 +94,8 @@ class DrawnSublayers(BranchKernel):
     def _draw(self, i: int, kernel: FloatArray, *, grad: bool) -> Draw:
         kind, p, a = kind_of(self.p, i), self.p, self.p.architecture
         roles = [role for role in kind.roles if role.exists(a)]
-        ends = [role for role in roles if role.writes]
-        whole = len(ends) > 1 or kind.has_copies  # maps that are not called one by one: the stream itself is drawn
+        writers = [role for role in roles if role.writes]
+        whole = len(writers) > 1 or kind.has_copies  # maps that are not called one by one: the stream itself is drawn
         few = a if whole or kind.narrower is None else kind.narrower(a)
         variance = {role.name: float(p.weights[role.name][i]) ** 2 for role in roles}
         biased = {role.name: bool(role.biased(a) or p.biases[role.name][i] > 0) for role in roles}
@@ -103,7 +103,7 @@ class DrawnSublayers(BranchKernel):
         module.requires_grad_(False)
         root, given = _root(kernel), list[tuple[Tensor, float]]()
         for role in roles:
-            own = getattr(module, role.name)
+            linear = getattr(module, role.name)
             if role.writes and not whole:
                 setattr(module, role.name, nn.Identity())
             elif role.reads and not whole:
@@ -113,19 +113,19 @@ class DrawnSublayers(BranchKernel):
                 given.append((values, outputs * variance[role.name]))
                 setattr(module, role.name, Given(values))
             else:
-                std, kept = float(p.weights[role.name][i]), p.distribution[role.name]
-                draw(own.weight, std, kept, self.network, str(i), role.name)
-                if own.bias is not None:
-                    own.bias.copy_(self._bias(role, i, own.bias.shape))
+                std, distribution = float(p.weights[role.name][i]), p.distribution[role.name]
+                draw(linear.weight, std, distribution, self.network, str(i), role.name)
+                if linear.bias is not None:
+                    linear.bias.copy_(self._bias(role, i, linear.bias.shape))
         stream = root.new_empty(1, len(kernel), 1)
         out, bias, back = 1.0, 0.0, 1.0
         if whole:
             stream = self._gaussian(root, a.d_model, i, "stream").requires_grad_(grad)
             given.append((stream, 1.0))
         else:
-            inputs, outputs = ends[0].fan(a)
-            out, back = inputs * variance[ends[0].name], outputs * variance[ends[0].name]
-            bias = float(p.biases[ends[0].name][i]) ** 2
+            inputs, outputs = writers[0].fan(a)
+            out, back = inputs * variance[writers[0].name], outputs * variance[writers[0].name]
+            bias = float(p.biases[writers[0].name][i]) ** 2
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):  # dropout, the same both ways
             torch.manual_seed(tensor_seed(self.network, str(i), "dropout"))
             inner = module(stream, surroundings(few, stream, self.stack))

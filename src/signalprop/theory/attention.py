@@ -96,7 +96,7 @@ class Sizes:
         return value, xp.maximum(value - (h * h - _harmonic_squares(n)) / n, 0.0)
 
     @cached_property
-    def met(self) -> Array:
+    def mean_overlap(self) -> Array:
         """How often two rows meet in a key of their averages: Σ_k A_ik A_jk of uniform weights."""
         if not self.causal:
             return 1.0 / self.n_keys
@@ -177,21 +177,21 @@ def _scores(x: Attention) -> _Scores:
     xp, sizes = x.xp, x.sizes
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
-    own = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
-    c = xp.minimum(xp.maximum(r_query * own, LEAST * s), s)
+    per_token = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
+    c = xp.minimum(xp.maximum(r_query * per_token, LEAST * s), s)
     value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.turns, sizes.causal)
-    q0 = (1.0 - x.r_key) * own / sizes.d
+    q0 = (1.0 - x.r_key) * per_token / sizes.d
     if not sizes.one_length:
         return _Scores(r_query, s, c, q0, xp.exp(value), 0.0, (0.0, 0.0), *rows)
     second, response, tilt, flat, moved, moved_pairs = rows
     least = xp.maximum(s, 1e-300)
-    part = own / least  # how far a key's own part makes its scores
+    part = per_token / least  # how far a key's own part makes its scores
     flatness = sphere.flatness(x.r_key, part, sizes.d, sizes.norms)
     apart, near = sphere.crowding(x.r_key, sizes.omega_rows * part, sizes.d)
     flat = flatness * flat
     second = xp.minimum(second * xp.exp(flat), 1.0)
     value = value + flat * sphere.of_two_rows(c / least)
-    crowds = 4.0 * moved_pairs * apart, 4.0 * moved * (apart + near * sizes.met)
+    crowds = 4.0 * moved_pairs * apart, 4.0 * moved * (apart + near * sizes.mean_overlap)
     return _Scores(r_query, s, c, q0, xp.exp(value), flatness, crowds, second, response, tilt)
 
 
@@ -210,8 +210,8 @@ def _slopes(x: Attention, scores: _Scores) -> _Slopes:
         return _Slopes(overlap, weighted, *rows)
     jacobian, weighted_jacobian, remaining, flat = rows
     less = xp.exp(scores.flatness * flat)
-    met = xp.exp(scores.flatness * flat * sphere.of_two_rows(scores.c / xp.maximum(scores.s, 1e-300)))
-    return _Slopes(overlap * met, weighted * met, jacobian * less, weighted_jacobian * less, remaining)
+    flatter = xp.exp(scores.flatness * flat * sphere.of_two_rows(scores.c / xp.maximum(scores.s, 1e-300)))
+    return _Slopes(overlap * flatter, weighted * flatter, jacobian * less, weighted_jacobian * less, remaining)
 
 
 def _of_jacobians(s: Array, c: Array, length: int, spread: float, turns: float, causal: Mask) -> tuple[Array, ...]:
@@ -240,14 +240,14 @@ def _harmonic_squares(n: Array) -> Array:
 def forward(x: Attention) -> Pair:
     """The heads' output, of mean 0: in units of d σ_v² times the second moment of what the values are made of."""
     xp, sizes, scores = x.xp, x.sizes, _scores(x)
-    kept = 1.0 / (1.0 - sizes.p)
-    own = kept * scores.second
-    variance = x.r_key * (1.0 + sizes.p * own) + (1.0 - x.r_key) * own
-    longer = 0.0 if sizes.one_length else 4.0 * sizes.p * own * scores.squared_tilt
+    rescaling = 1.0 / (1.0 - sizes.p)
+    per_token = rescaling * scores.second
+    variance = x.r_key * (1.0 + sizes.p * per_token) + (1.0 - x.r_key) * per_token
+    longer = 0.0 if sizes.one_length else 4.0 * sizes.p * per_token * scores.squared_tilt
     variance = variance + scores.q0 * (scores.response + longer) - scores.crowds[0]
     if sizes.causal:
         score_pairs = sizes.pairs[1]
-        overlap = sizes.met + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
+        overlap = sizes.mean_overlap + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
     else:
         overlap = scores.value_overlap / sizes.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
@@ -259,20 +259,20 @@ def forward(x: Attention) -> Pair:
 def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
     """Through the queries; through keys and values."""
     xp, sizes = x.xp, x.sizes
-    kept = 1.0 / (1.0 - sizes.p)
+    rescaling = 1.0 / (1.0 - sizes.p)
     per_key = sizes.n_queries / sizes.n_keys
     other_queries = xp.maximum(sizes.n_queries - 1.0, 1.0)
     other_keys = xp.maximum(sizes.n_keys - 1.0, 1.0)
     score_pairs = sizes.pairs[1]
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
-    h = sizes.p * kept
+    h = sizes.p * rescaling
     tilt = scores.squared_tilt * scores.q0
     half_spread = sphere.along_query(sizes.d, sizes.d_head, sizes.norms)
     shorter = sphere.shorter(scores.s, scores.squared_tilt, sizes.d) if sizes.one_length else 1.0
-    noise = (kept - x.r_key + (4.0 * h + 1.0) * tilt) * shorter
+    noise = (rescaling - x.r_key + (4.0 * h + 1.0) * tilt) * shorter
     # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
-    twice = sphere.of_own_length(x.r_key, kept, one_length=sizes.one_length) * (1.0 - x.r_key) / sizes.d
+    twice = sphere.of_varying_length(x.r_key, rescaling, one_length=sizes.one_length) * (1.0 - x.r_key) / sizes.d
     longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) * shorter + twice
 
     through_value = _through_value(x, scores)
@@ -285,7 +285,7 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    common = sphere.of_own_length(x.r_key, 1.0, one_length=sizes.one_length) / sizes.d
+    common = sphere.of_varying_length(x.r_key, 1.0, one_length=sizes.one_length) / sizes.d
     if sizes.one_length:
         common = common + sphere.shorter(scores.s + 0.5 * scores.c, scores.squared_tilt, sizes.d) - 1.0
     same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * (1.0 + common)
@@ -302,15 +302,17 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
 def _through_value(x: Attention, scores: _Scores) -> Array:
     """Variance of the gradient at the values."""
     sizes, (value_pairs, score_pairs) = x.sizes, x.sizes.pairs
-    own = sizes.n_queries / sizes.n_keys / (1.0 - sizes.p) * scores.second
-    found: Array = own + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
+    per_token = sizes.n_queries / sizes.n_keys / (1.0 - sizes.p) * scores.second
+    found: Array = per_token + x.r_g * (value_pairs + (scores.value_overlap - 1.0) * score_pairs)
     return found
 
 
 def _total(x: Attention, scores: _Scores) -> Array:
     """The sum over all keys of the products of one key's gradient, through its value, with theirs."""
-    sizes, kept = x.sizes, 1.0 / (1.0 - x.sizes.p)
-    return sizes.n_queries / sizes.n_keys * (1.0 + sizes.p * kept * scores.second + x.r_g * (sizes.n_queries - 1.0))
+    sizes, rescaling = x.sizes, 1.0 / (1.0 - x.sizes.p)
+    return (
+        sizes.n_queries / sizes.n_keys * (1.0 + sizes.p * rescaling * scores.second + x.r_g * (sizes.n_queries - 1.0))
+    )
 
 
 def backward_apart(x: Attention) -> tuple[Pair, Pair]:
@@ -350,11 +352,11 @@ def mixture(
     """
     n = float(length) if np.ndim(length) == 0 else np.asarray(length, dtype=np.float64)
     if isinstance(causal, Band):
-        own: Array = causal.meetings(int(n))[2]
+        per_token: Array = causal.meetings(int(n))[2]
     else:
-        own = (_harmonic(n, namespace(n)) if causal else 1.0) / n
-    meet = own + (1.0 - own) * r
-    meet_another = r + (1.0 - r) * (1.0 - own) / namespace(n).maximum(n - 1.0, 1.0)
+        per_token = (_harmonic(n, namespace(n)) if causal else 1.0) / n
+    meet = per_token + (1.0 - per_token) * r
+    meet_another = r + (1.0 - r) * (1.0 - per_token) / namespace(n).maximum(n - 1.0, 1.0)
     return (
         gain * gain * variance + skip * skip + 2.0 * skip * gain * meet,
         gain * gain * covariance + skip * skip * r + 2.0 * skip * gain * meet_another,

@@ -18,7 +18,7 @@ from signalprop.theory.softmax import (
     linear_response,
     node_moments,
     node_variances,
-    own_variance_response,
+    response_to_key_variance,
     vanishing,
 )
 
@@ -101,8 +101,8 @@ def _over_positions(length: int, mask: Mask) -> list[tuple[int, float]]:
         if mask.causal and widest > 1:  # the shorter rows have every length once
             shorter = [(n, weight * (1 - share)) for n, weight in _over_positions(widest - 1, True)]
         else:
-            ends = zip(*(np.array_split(x[:-1], _CAUSAL_POSITIONS) for x in (lengths, count)), strict=True)
-            shorter = [(round(float(some.mean())), float(c.sum()) / length) for some, c in ends if len(some)]
+            edges = zip(*(np.array_split(x[:-1], _CAUSAL_POSITIONS) for x in (lengths, count)), strict=True)
+            shorter = [(round(float(some.mean())), float(c.sum()) / length) for some, c in edges if len(some)]
         return [*shorter, (widest, share)]
     at = np.array(sorted(set(np.round(np.geomspace(1, length, _CAUSAL_POSITIONS)).tolist())), np.int64)
     i = np.arange(1, length + 1)
@@ -131,7 +131,7 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
 def _of_one_length(length: int, m: SoftmaxMoments) -> FloatArray:
     """What beside `_columns` counts where tokens have one length: P and J by ε, η₁ and P η; (nodes, 4)."""
     flat = flattening(length) * np.stack([m.second, m.jacobian], axis=1)
-    moved, squares = own_variance_response(length).T if length > 2 else np.zeros((2, len(flat)))
+    moved, squares = response_to_key_variance(length).T if length > 2 else np.zeros((2, len(flat)))
     return np.column_stack([flat, moved, m.second * squares])
 
 

@@ -19,7 +19,7 @@ def capped(s0: Array, cap: float | None) -> Array:
     return plain(cap * cap * (np.tanh(x) ** 2 @ _WEIGHT))
 
 
-def kept(n: FloatArray, s: FloatArray, common: FloatArray, sink: float) -> FloatArray:
+def share_beside_sink(n: FloatArray, s: FloatArray, common: FloatArray, sink: float) -> FloatArray:
     """Root mean square of the share Z / (Z + e^sink) that the keys of a row keep beside a sink.
 
     Args:

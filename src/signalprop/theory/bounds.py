@@ -74,10 +74,10 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     back = returned(p, profile)
     places = _places(p)
     skip, noise = _layers(p, back, places)
-    kept = 1.0 - np.minimum(_removed(p, back, places) / p.architecture.d_model, 1.0)
+    left = 1.0 - np.minimum(_removed(p, back, places) / p.architecture.d_model, 1.0)
     white = np.minimum(back.skip**2 + back.maps.vv, _LARGEST)
     return Nearness(
-        identity_distance=np.sqrt((1 - kept) + kept * (1 - skip) ** 2 + noise[..., 0, 0]),
+        identity_distance=np.sqrt((1 - left) + left * (1 - skip) ** 2 + noise[..., 0, 0]),
         log_gain=_log_gain(p, skip**2, noise),
         log_plain_gain=_from_the_end(p, _by_layer(p, log(white) / 2)),
     )

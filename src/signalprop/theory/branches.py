@@ -41,20 +41,20 @@ class OneNode:
     dropout: float
 
     def forward(self, i: Rows, read: Pair, memory: Pair | None = None) -> Branch:
-        made = self.kind.forward(i, signal_of(read), None if memory is None else signal_of(memory))
-        return Branch(made[0] / (1 - self.dropout), made[1])
+        output = self.kind.forward(i, signal_of(read), None if memory is None else signal_of(memory))
+        return Branch(output[0] / (1 - self.dropout), output[1])
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> SentMaps:
         """By the gradients of two tokens that share nothing, and all."""
         x, across = signal_of(read), None if memory is None else signal_of(memory)
-        one = np.ones_like(np.asarray(x.own))
+        one = np.ones_like(np.asarray(x.per_token))
         sent = self.kind.backward(i, x, Signal(np.stack([one, one]), np.stack([0 * one, one])), across)
         return SentMaps(*(None if g is None else self._maps(g) for g in sent))  # type: ignore[arg-type]
 
     def _maps(self, g: Signal) -> BranchBackward:
-        (vv, v), (cv, c) = np.asarray(g.own), np.asarray(g.shared)
-        kept = 1 / (1 - self.dropout)
-        return BranchBackward(vv * kept, v - vv, cv * kept, c - cv)
+        (vv, v), (cv, c) = np.asarray(g.per_token), np.asarray(g.shared)
+        rescaling = 1 / (1 - self.dropout)
+        return BranchBackward(vv * rescaling, v - vv, cv * rescaling, c - cv)
 
 
 def signal_of(read: Pair) -> Signal:
@@ -72,16 +72,16 @@ def branches_of(p: Parametrization) -> list[OneNode]:
     """
     check_norms_divide(p.architecture)
     out: list[OneNode] = []
-    made: dict[tuple[int, int], OneNode] = {}
+    output: dict[tuple[int, int], OneNode] = {}
     for i, key in enumerate(zip(p.stack.tolist(), p.kind.tolist(), strict=True)):
-        if key not in made:
-            made[key] = OneNode(kind_of(p, i).part("signal").of(p, key[0]), p.architecture.dropout)
-        out.append(made[key])
+        if key not in output:
+            output[key] = OneNode(kind_of(p, i).part("signal").of(p, key[0]), p.architecture.dropout)
+        out.append(output[key])
     return out
 
 
 @dataclass(frozen=True)
-class Met:
+class ForwardState:
     """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
 
     Attributes: as of `Ahead`.
@@ -94,7 +94,7 @@ class Met:
     memory: tuple[Array, Array] | None
 
 
-def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBackward:
+def from_the_sum(p: Parametrization, f: ForwardState, maps: BranchBackward) -> BranchBackward:
     """Maps of whole branches, from the gradient at the sum to the stream: multiplier and norms included."""
     norm_gain = log(p.norm_output**2) - f.norm
     inner = log(p.branch**2) + np.where(placed(p, NORM_BEFORE), norm_gain, 0.0)
@@ -102,7 +102,7 @@ def from_the_sum(p: Parametrization, f: Met, maps: BranchBackward) -> BranchBack
     return BranchBackward(*(scale * column for column in maps))
 
 
-def log_on_branch(p: Parametrization, f: Met) -> FloatArray:
+def log_on_branch(p: Parametrization, f: ForwardState) -> FloatArray:
     """Log of what a norm on the branch multiplies gradients by, (..., sublayers); 0 without one."""
     sandwich = p.placement == PLACEMENTS.index("sandwich")
     gain = log(np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2)
@@ -110,7 +110,9 @@ def log_on_branch(p: Parametrization, f: Met) -> FloatArray:
     return np.asarray(np.where(placed(p, NORM_ON_BRANCH), gain - divisor, 0.0))
 
 
-def backward_maps(p: Parametrization, branches: list[OneNode], f: Met) -> tuple[BranchBackward, BranchBackward | None]:
+def backward_maps(
+    p: Parametrization, branches: list[OneNode], f: ForwardState
+) -> tuple[BranchBackward, BranchBackward | None]:
     """Backward maps of all sublayers, (..., n); and to the encoder's output, or to what the first attention reads.
 
     The latter is None where nothing goes there.
@@ -130,13 +132,13 @@ def backward_maps(p: Parametrization, branches: list[OneNode], f: Met) -> tuple[
     return maps, to_memory
 
 
-def made_of(p: Parametrization, f: Met) -> tuple[FloatArray, FloatArray]:
+def branch_outputs(p: Parametrization, f: ForwardState) -> tuple[FloatArray, FloatArray]:
     """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
     variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
     for branch, where in _groups(branches_of(p)):
         second = f.second[..., where]
-        made = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
-        variance[..., where], covariance[..., where] = made
+        output = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
+        variance[..., where], covariance[..., where] = output
     return variance, covariance
 
 
@@ -173,7 +175,7 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
     p = parametrization
     branches = branches_of(p)
-    f = met_by(p, branches, profile)[0]
+    f = forward_state_of(p, branches, profile)[0]
     maps = from_the_sum(p, f, backward_maps(p, branches, f)[0])
     skip = np.where(p.parallel, 1.0, p.skip)  # a parallel layer has the skip of its first row
     log_skip = log(skip**2) + np.maximum(profile.forward["stream_in"].log_variance, NO_SIGNAL)
@@ -188,7 +190,9 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
     )
 
 
-def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tuple[Met, tuple[FloatArray, FloatArray]]:
+def forward_state_of(
+    p: Parametrization, branches: list[OneNode], profile: Profile
+) -> tuple[ForwardState, tuple[FloatArray, FloatArray]]:
     """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
 
     That is the log variance before a norm on it, and the token correlation.
@@ -198,7 +202,7 @@ def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tup
         raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
-    second, r_read, norm, raw, made_r = (np.zeros(log_v.shape) for _ in range(5))
+    second, r_read, norm, raw, output_r = (np.zeros(log_v.shape) for _ in range(5))
     memory = None
     if a.kind == "encoder-decoder":
         last = next(stacks_of(p))[1][-1]
@@ -207,16 +211,16 @@ def met_by(p: Parametrization, branches: list[OneNode], profile: Profile) -> tup
         for placement in sorted(set(p.placement[members].tolist())):
             i = members[p.placement[members] == placement]
             name = PLACEMENTS[placement]
-            met = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
+            given = log_v[..., i], stream.token_correlation[..., i], stream.mean[..., i]
             beyond: Array = 0.0
             if name in NORM_BEFORE:
                 numbers = row(p.norm_output, i) ** 2, log(float(a.norm_eps))
-                second[..., i], r_read[..., i], norm[..., i] = read_normed(a, *numbers, *met)
+                second[..., i], r_read[..., i], norm[..., i] = read_normed(a, *numbers, *given)
                 second[..., i], r_read[..., i] = with_bias(second[..., i], r_read[..., i], row(p.norm_shift, i))
             else:
-                second[..., i], r_read[..., i], beyond = read_raw(a, *met)
+                second[..., i], r_read[..., i], beyond = read_raw(a, *given)
             read = second[..., i], r_read[..., i]
-            made = branch.forward(i, read, _spread(memory, read[0]))
-            raw[..., i] = log(np.asarray(made.variance)) + beyond
-            made_r[..., i] = correlation(np.asarray(made.covariance), np.asarray(made.variance))
-    return Met(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, made_r)
+            output = branch.forward(i, read, _spread(memory, read[0]))
+            raw[..., i] = log(np.asarray(output.variance)) + beyond
+            output_r[..., i] = correlation(np.asarray(output.covariance), np.asarray(output.variance))
+    return ForwardState(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, output_r)

@@ -38,19 +38,24 @@ Places = NDArray[np.intp]
 Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
-def dual_of_nodes(name: str, derivative: int, own: FloatArray, shared: FloatArray) -> tuple[FloatArray, FloatArray]:
+def dual_of_nodes(
+    name: str, derivative: int, per_token: FloatArray, shared: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """E f(x)^2 of every token, (n,), and E f(x) f(y) of two, (n, n), of Gaussian tokens; with derivative 1 of f'.
 
     Args:
-        own: variances, (n,). shared: covariances of two different tokens, the diagonal of two at one place, (n, n).
+        per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
+            place.
     """
-    of = dual_of(name, derivative, own)
-    return _of_equal_sizes(of, len(own), 1.0), entry_by_entry(of, shared, np.empty(shared.shape), inverse_roots(own))
+    of = dual_of(name, derivative, per_token)
+    return _of_equal_sizes(of, len(per_token), 1.0), entry_by_entry(
+        of, shared, np.empty(shared.shape), inverse_roots(per_token)
+    )
 
 
-def slope_of_unlike(name: str, own: FloatArray) -> FloatArray:
+def slope_of_unlike(name: str, per_token: FloatArray) -> FloatArray:
     """E f'(x) f'(y) of two tokens that share nothing, of the size of each, (n,)."""
-    return _of_equal_sizes(dual_of(name, 1, own), len(own), 0.0)
+    return _of_equal_sizes(dual_of(name, 1, per_token), len(per_token), 0.0)
 
 
 def _of_equal_sizes(of: Block, n: int, r: float) -> FloatArray:
@@ -60,10 +65,10 @@ def _of_equal_sizes(of: Block, n: int, r: float) -> FloatArray:
 
 def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Kernels of an activation of a Gaussian stream with this kernel, and of its slope, (T, T) each."""
-    own = np.diagonal(kernel).copy()
+    per_token = np.diagonal(kernel).copy()
     found = []
     for derivative in (0, 1):
-        alone, apart = dual_of_nodes(name, derivative, own, kernel)
+        alone, apart = dual_of_nodes(name, derivative, per_token, kernel)
         np.fill_diagonal(apart, alone)
         found.append(apart.copy())
     return found[0], found[1]
@@ -290,10 +295,10 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
         coefficients: (terms, T), at variances s. total: sum of all c_n^2, also of those beyond, (T,); what the terms
             miss goes into the last of them, so that r = 1 is exact. enough: share of it that may.
     """
-    kept = np.cumsum(coefficients**2, axis=0)
-    left_out = np.maximum(total - kept, 0.0)
+    captured = np.cumsum(coefficients**2, axis=0)
+    left_out = np.maximum(total - captured, 0.0)
     share = np.where(total > 0, left_out / np.where(total > 0, total, 1.0), 0.0).max(1)  # of all after every term
-    terms = min(1 + int(np.count_nonzero(share > enough)), len(kept), _MOST_TERMS)
+    terms = min(1 + int(np.count_nonzero(share > enough)), len(captured), _MOST_TERMS)
     c = np.vstack([coefficients[:terms], np.sqrt(left_out[terms - 1])])
     with np.errstate(divide="ignore"):
         log_share, power = np.log(share[:terms]), np.arange(1, terms + 1)

@@ -46,10 +46,10 @@ def embed(
         variance, shared = token, token * inputs.token_correlation
     position = embedding.position_of(decoder=decoder)
     if a.positions_of(decoder=decoder) == "sinusoidal":
-        offset, alike = sinusoidal_moments((a.target_len or a.seq_len) if decoder else a.seq_len, a.d_model)
+        offset, mean_square = sinusoidal_moments((a.target_len or a.seq_len) if decoder else a.seq_len, a.d_model)
         mean += position * offset
         variance += position**2 * (1 - offset**2)
-        shared += position**2 * (alike - offset**2)
+        shared += position**2 * (mean_square - offset**2)
     else:
         variance += position**2
     if not decoder:
@@ -99,8 +99,8 @@ def activated(name: str, variance: float, correlation: float) -> tuple[float, fl
         gate = dual("sigmoid", variance, correlation)
         first = variance * float(gate.second_moment)
         return 0.0, first, correlation * variance * float(gate.covariance_moment)
-    mean, own, shared, *_ = central_dual(name, variance, correlation)
-    return float(mean), float(own), float(shared)
+    mean, second, shared, *_ = central_dual(name, variance, correlation)
+    return float(mean), float(second), float(shared)
 
 
 def sinusoidal_moments(length: int, d_model: int) -> tuple[float, float]:
@@ -115,5 +115,5 @@ def sinusoidal_moments(length: int, d_model: int) -> tuple[float, float]:
     size = np.sin(length * angle) / (length * np.sin(angle))
     phase = (length - 1) * angle
     mean = float(np.mean(size * (np.sin(phase) + np.cos(phase)))) / math.sqrt(2)
-    alike = float(np.mean(size**2))
-    return mean, (length * alike - 1) / (length - 1) if length > 1 else 0.0
+    mean_square = float(np.mean(size**2))
+    return mean, (length * mean_square - 1) / (length - 1) if length > 1 else 0.0

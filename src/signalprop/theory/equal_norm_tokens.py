@@ -36,9 +36,9 @@ def turns(d: Array, norms: HeadNorms) -> Array:
     return 1.0 / d + 1.0 / norms.queries
 
 
-def flatness(r: Array, own: Array, d: Array, norms: HeadNorms) -> Array:
-    """ε: scores within a row have the fourth cumulant -6 ε s². own: the keys' own share of their variance s."""
-    near = (1.0 - r) * own
+def flatness(r: Array, key_part: Array, d: Array, norms: HeadNorms) -> Array:
+    """ε: scores within a row have the fourth cumulant -6 ε s². key_part: the keys' own share of their variance s."""
+    near = (1.0 - r) * key_part
     return near * near * (1.0 / d + 1.0 / norms.keys)
 
 
@@ -47,12 +47,12 @@ def of_two_rows(near: Array) -> Array:
     return (1.0 + (4.0 + 2.0 * near) * near) / 7.0
 
 
-def crowding(r: Array, own: Array, d: Array) -> tuple[Array, Array]:
+def crowding(r: Array, key_part: Array, d: Array) -> tuple[Array, Array]:
     """-Cov(ln of the variance of a key's scores, its product with the mean key) / 2: keys near the others get less.
 
     Returns that of all keys, and what a mean of n keys adds n times, as a key is one of them.
     """
-    whole = own * (1.0 - r) / d
+    whole = key_part * (1.0 - r) / d
     return whole * r * (1.0 - 0.5 * r), whole * (1.0 + r - 0.5 * r * r)
 
 
@@ -82,6 +82,6 @@ def by_chance(d: Array, d_head: Array, norms: HeadNorms) -> Array:
     return 1.0 - 1.0 / (norms.keys * (1.0 / d_head + 2.0 / d))
 
 
-def of_own_length(r: Array, kept: Array, *, one_length: bool) -> Array:
+def of_varying_length(r: Array, rescaling: Array, *, one_length: bool) -> Array:
     """d times what E |δ|⁴/(E |δ|²)² of keys about their mean is above that of infinite width."""
-    return (4.0 * r if one_length else 2.0) * kept - 1.0
+    return (4.0 * r if one_length else 2.0) * rescaling - 1.0

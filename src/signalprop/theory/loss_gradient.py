@@ -72,11 +72,11 @@ def _counted(tokens: IntArray, targets: IntArray) -> Coincidences:
 class TopGradient(NamedTuple):
     """Second moments of pi - e_y, with pi = own e_t + (1 - own) b, t the token that the position reads.
 
-    Of a kernel's positions `own` and `own_square` are (T, 1), the others (T, T), of pairs.
+    Of a kernel's positions `p_read` and `p_read_square` are (T, 1), the others (T, T), of pairs.
 
     Attributes:
-        own, own_square: means of the probability that a tied head gives to t, and of its square (about 0 in an untied
-            or deep model).
+        p_read, p_read_square: means of the probability that a tied head gives to t, and of its square (about 0 in an
+            untied or deep model).
         aligned: share of that token's row in what the head reads (0: untied). A norm removes the gradient along what
             it reads, and with it this share of the gradient along the row.
         r: token correlation of what the head reads.
@@ -85,8 +85,8 @@ class TopGradient(NamedTuple):
             one.
     """
 
-    own: Array
-    own_square: Array
+    p_read: Array
+    p_read_square: Array
     aligned: Array
     r: Array
     second: Array
@@ -98,7 +98,7 @@ class TopGradient(NamedTuple):
     @property
     def others(self) -> Array:
         """The mean of (1 - own)^2."""
-        return 1 - 2 * self.own + self.own_square
+        return 1 - 2 * self.p_read + self.p_read_square
 
     @property
     def along(self) -> Array:
@@ -111,9 +111,9 @@ class TopGradient(NamedTuple):
         Args:
             normed: of what a norm sends back, which is orthogonal to the stream; else all of it.
         """
-        chance = (1 - self.own) / self.n_classes
-        total = 1 + self.own_square + self.others * self.second - 2 * (self.own * copied + chance)
-        along = self.aligned * (self.own_square + copied * (1 - 2 * self.own)) if normed else 0.0
+        chance = (1 - self.p_read) / self.n_classes
+        total = 1 + self.p_read_square + self.others * self.second - 2 * (self.p_read * copied + chance)
+        along = self.aligned * (self.p_read_square + copied * (1 - 2 * self.p_read)) if normed else 0.0
         return np.maximum(total - along, 0.0)
 
     def covariance(self, targets: Array, tokens: Array, crossed: Array, copied: Array, *, normed: bool) -> Array:
@@ -123,16 +123,16 @@ class TopGradient(NamedTuple):
             crossed, copied: averages; or of positions, shapes (T, T), token read at k and target at k', and (T, 1).
             normed: as in `variance`.
         """
-        own, partner, asked = self.own, np.transpose(self.own), self.own * crossed
-        both = (1 - own) * (1 - partner)
+        p_read, partner, asked = self.p_read, np.transpose(self.p_read), self.p_read * crossed
+        both = (1 - p_read) * (1 - partner)
         # of one token at two positions the probabilities scatter as one as far as the rest of the streams is alike
-        scatter = np.sqrt(np.maximum(self.own_square - own**2, 0.0))
+        scatter = np.sqrt(np.maximum(self.p_read_square - p_read**2, 0.0))
         rest = np.maximum(self.r - self.aligned, 0.0) / np.maximum(1 - self.aligned, 1e-12)
-        equal = own * partner + scatter * np.transpose(scatter) * rest
+        equal = p_read * partner + scatter * np.transpose(scatter) * rest
         shared = targets + equal * tokens - asked - np.transpose(asked) + both * (self.overlap - 2 / self.n_classes)
         if normed:
             # the norm's Jacobian I - x x^T / d on both sides: x holds the row of the token that the position reads
-            along = self.own - copied
+            along = self.p_read - copied
             of_other = along * (partner * tokens - crossed)
             removed = of_other + np.transpose(of_other) - along * np.transpose(along) * self.r
             shared = shared - self.aligned * removed
@@ -166,18 +166,18 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
         centred = np.asarray(q.second_moment - q.mean**2, float)
         r = np.divide(q.covariance_moment - q.mean**2, centred, out=np.zeros_like(centred * r), where=centred > 0)
     s = np.minimum(a.d_model * p.head.weight**2 * p.head.scale**2 * second, 1e4)
-    own: Array = 0.0
-    own_square: Array = 0.0
+    p_read: Array = 0.0
+    p_read_square: Array = 0.0
     aligned: Array = 0.0
     if a.has_tied_head and not a.head_transform:
         share = log_token_share - shrunk + log(gain2)
         raised = p.head.scale * a.d_model * p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0) / 2)
         aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
-        own, own_square = _favoured(s, raised, aligned, classes)
+        p_read, p_read_square = _favoured(s, raised, aligned, classes)
     positive = np.clip(r, 0.0, 1.0)
     alone = np.asarray(softmax_moments(s, classes).second)
     overlap = np.exp(log_overlap(np.asarray(s), positive * s, classes)) / classes
-    return TopGradient(own, own_square, aligned, positive, alone, overlap, classes, through, s)
+    return TopGradient(p_read, p_read_square, aligned, positive, alone, overlap, classes, through, s)
 
 
 def _favoured(s: Array, raised: Array, aligned: Array, classes: int) -> tuple[Array, Array]:
@@ -218,14 +218,14 @@ class AtTop(NamedTuple):
 
     Attributes:
         correlation: its token correlation.
-        kept: share of its variance that is orthogonal to the stream, which is all that a post-norm after the last
+        orthogonal: share of its variance that is orthogonal to the stream, which is all that a post-norm after the last
             sublayer sends back; 1 where a final norm has removed the rest before.
-        kept_correlation: token correlation of that.
+        orthogonal_correlation: token correlation of that.
     """
 
     correlation: Array
-    kept: Array
-    kept_correlation: Array
+    orthogonal: Array
+    orthogonal_correlation: Array
 
 
 def decides_few(p: Parametrization, log_variance: float) -> float:
@@ -270,6 +270,8 @@ def gradient_at_top(
     variance, shared = moments(a.has_final_norm)
     if a.has_final_norm:
         return AtTop(shared, 1.0, shared)
-    kept_variance, kept_shared = moments(True)
+    orthogonal_variance, orthogonal_shared = moments(True)
     alone = norm_leaves(a, 1.0, top.along)
-    return AtTop(shared, alone * ratio(kept_variance, variance), correlation(kept_shared * norm_leaves(a, r), alone))
+    return AtTop(
+        shared, alone * ratio(orthogonal_variance, variance), correlation(orthogonal_shared * norm_leaves(a, r), alone)
+    )

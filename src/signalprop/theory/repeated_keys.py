@@ -50,7 +50,7 @@ class Groups(NamedTuple):
         return float(np.clip(others @ (self.pair - apart) / (others @ (self.second - apart)), 1e-9, 1 - 1e-9))
 
 
-def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: float = 1.0) -> Groups:
+def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, rho: float = 1.0) -> Groups:
     """Of keys that each are in a group of so many, at least 1.
 
     Averaged over score variances of mean `variance` and relative variance `spread`, log-normal (five points). Within
@@ -58,13 +58,13 @@ def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, alike: 
     16), and of sampling's error, .2 to .4 %, else.
 
     Args:
-        variance: 0 to 1e4. sizes: (n,). alike: ρ, correlation of two logits of a group.
+        variance: 0 to 1e4. sizes: (n,). rho: ρ, correlation of two logits of a group.
     """
     log_spread = math.log1p(spread)
     stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
     size, at, weight = _computed_at(sizes)
     keys = np.bincount(at.ravel(), weight.ravel()).astype(np.float64)
-    found = np.stack([_integrals(std, alike, keys, size) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
+    found = np.stack([_integrals(std, rho, keys, size) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
     weighted = found[-1:] * (stds**2 / max(variance, 1e-12))[:, None]
     columns = np.einsum("s,cs...->c...", HERMITE_W, np.concatenate([found, weighted]))
     columns[1:] *= size  # times g these change least with it
@@ -94,18 +94,18 @@ def _shifts(logs: FloatArray) -> tuple[IntArray, FloatArray]:
     return first[:, None] + _AT, weight
 
 
-def _integrals(std: float, alike: float, keys: FloatArray, sizes: FloatArray) -> FloatArray:
+def _integrals(std: float, rho: float, keys: FloatArray, sizes: FloatArray) -> FloatArray:
     """`mean`, `second`, `pair` and `jacobian` at these sizes, (4, sizes), where so many keys have each."""
-    log_phi, *psi = laplace_on(std * math.sqrt(1 - alike), std)
+    log_phi, *psi = laplace_on(std * math.sqrt(1 - rho), std)
     one, two, three, four = np.array(psi) * np.exp(-np.maximum(log_phi, _LOWEST))  # of one key, over φ
     size = sizes[:, None]
     groups, others, both = keys / size[:, 0], size - 1, one**2
     power = np.exp(size * log_phi)
-    third = three + alike * others * two * one  # of A_k² (V A)_k; A_k² A V A; A V A
-    fourth = four + others * (two**2 + alike * (2 * three * one + (size - 2) * two * both))
-    squares = size * (two + alike * others * both)
+    third = three + rho * others * two * one  # of A_k² (V A)_k; A_k² A V A; A V A
+    fourth = four + others * (two**2 + rho * (2 * three * one + (size - 2) * two * both))
+    squares = size * (two + rho * others * both)
     of_key = [power * x for x in (one, two, both, third, fourth, squares)]
-    found = _over_common(np.stack([np.diff(power, prepend=1.0), *of_key]), math.sqrt(alike) * std)
+    found = _over_common(np.stack([np.diff(power, prepend=1.0), *of_key]), math.sqrt(rho) * std)
     log_whole = np.log1p(-np.clip(-np.cumsum(found[0], axis=1), 0.0, 1.0 - 1e-16))  # ln Φ_g
     one, two, both, third, fourth, squares = found[1:] * np.where(log_whole > _LOWEST, np.exp(-log_whole), 0.0)
     whole = STEP * np.exp(groups @ log_whole)

@@ -54,7 +54,7 @@ class Fixed:
         self.start = np.ones(s.n**2)
         self.last = np.array(s.head())
 
-    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+    def norm_streams(self, i: int, parts: FloatArray, log_scale: float) -> None:
         """Note the streams before sublayer i (of all: what the head reads), parts times exp(log_scale)."""
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
@@ -114,28 +114,28 @@ class Siamese(Fixed):
     def __init__(self, p: Parametrization) -> None:
         super().__init__(p)
         self.n_sublayers, self.epsilon = p.n_sublayers, p.architecture.norm_eps
-        self.reads: dict[int, FloatArray] = {}  # factors on the parts of what is read, and of what is kept
-        self.keeps: dict[int, FloatArray] = {}
+        self.read_factors: dict[int, FloatArray] = {}  # factors on the parts of what is read, and of what is kept
+        self.skip_factors: dict[int, FloatArray] = {}
 
-    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+    def norm_streams(self, i: int, parts: FloatArray, log_scale: float) -> None:
         kernels = parts.ndim == 3  # else moments, of one variance for all tokens
         own = np.diagonal(parts, axis1=1, axis2=2) if kernels else parts[:, :1]
         x, y = (1 / np.sqrt(own[k] * safe_exp(log_scale) + self.epsilon) for k in (0, 3))
         pairs = np.outer if kernels else np.multiply
-        self.reads[i] = np.stack([pairs(a, b) for a in (x, y) for b in (x, y)])
-        self.keeps[i] = np.stack([pairs(a, b) for a in (x, np.ones_like(x)) for b in (x, np.ones_like(x))])
+        self.read_factors[i] = np.stack([pairs(a, b) for a in (x, y) for b in (x, y)])
+        self.skip_factors[i] = np.stack([pairs(a, b) for a in (x, np.ones_like(x)) for b in (x, np.ones_like(x))])
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        return np.asarray((self.reads[i] * parts).sum(0))
+        return np.asarray((self.read_factors[i] * parts).sum(0))
 
     def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.keeps[i] * parts
+        return self.skip_factors[i] * parts
 
     def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.reads[i] * gradient
+        return self.read_factors[i] * gradient
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.keeps[i] * gradient
+        return self.skip_factors[i] * gradient
 
     def head(self, parts: FloatArray) -> FloatArray:
         return self.read(self.n_sublayers, parts, parts)
@@ -155,7 +155,7 @@ class Gated:
         self.average, self.start = np.ones(2), np.array([1.0, 0.0])
         self.spread = self.n / (self.n - 1)
 
-    def meet(self, i: int, parts: FloatArray, log_scale: float) -> None:
+    def norm_streams(self, i: int, parts: FloatArray, log_scale: float) -> None:
         pass
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
@@ -258,12 +258,12 @@ class AheadOfStreams(Ahead):
         return Several(np.multiply.outer(self.connections.start, one), 0.0).rescaled()
 
     def leave(self, stream: Any) -> Stream:
-        self.connections.meet(self.p.n_sublayers, stream.parts, stream.log_scale)
+        self.connections.norm_streams(self.p.n_sublayers, stream.parts, stream.log_scale)
         return _scalars(self.connections.head(stream.parts), stream.log_scale)
 
     def _of(self, i: int, stream: Several) -> Stream:
         self.before[i] = stream
-        self.connections.meet(i, stream.parts, stream.log_scale)
+        self.connections.norm_streams(i, stream.parts, stream.log_scale)
         read = self.connections.read(i, stream.parts, _rho(stream.mean(self.connections)))
         return _scalars(read, stream.log_scale)
 
@@ -277,14 +277,14 @@ class AheadOfStreams(Ahead):
         rho = _rho(stream.mean(self.connections))
         return Several(self.connections.mixed(i, stream.parts, rho), stream.log_scale).times(float(self.skip) ** 2)
 
-    def plus(self, i: int, kept: Any, output: Output) -> Any:
+    def plus(self, i: int, skipped: Any, output: Output) -> Any:
         rho = _rho(self.before[i].mean(self.connections))
         branch = np.array([1.0, float(output[1]), 0.0])
-        return kept.plus(self.connections.written(i, branch, rho), float(self.log_branch2 + output[0]))
+        return skipped.plus(self.connections.written(i, branch, rho), float(self.log_branch2 + output[0]))
 
-    def see(self, i: int, read: Any, output: Output, out: Any) -> None:
+    def record(self, i: int, read: Any, output: Output, out: Any) -> None:
         one, other = (_scalars(x.mean(self.connections), x.log_scale) for x in (read, out))
-        super().see(i, one, output, other)
+        super().record(i, one, output, other)
         self.between.append(over_their_mean(self.connections.between(out.parts[:, 0])))
 
     def statistics(self) -> dict[str, Any]:
@@ -313,17 +313,17 @@ class BackOfStreams(Back):
         return log(v) + at_sum.log_scale + float(self.log_branch2), correlation(c, v)
 
     def sent(self, i: int, at_sum: Any, at_branch: Gradient) -> Any:
-        connections, rho, met = self.ahead.connections, self._rho(i), self.ahead.before[i]
+        connections, rho, streams_before = self.ahead.connections, self._rho(i), self.ahead.before[i]
         of_branch = (at_branch[0] - self.log_branch2, at_branch[1])
         share: Share = super().sent(i, of_branch, at_branch)
         at_read, log_scale = np.array([float(share[1]), float(share[2])]), float(share[0])
         out = Several(connections.sent(i, at_read, rho), log_scale)
         if not isinstance(connections, Gated):
             return out
-        streams = met.parts[:, :2]
-        variance = float(met.mean(connections)[0])
-        branch = safe_exp(float(self.log_branch2 + self.ahead.seen["branch"][i]) - met.log_scale)
-        output = branch * np.array([1.0, float(self.ahead.seen["r_branch"][i])])
+        streams = streams_before.parts[:, :2]
+        variance = float(streams_before.mean(connections)[0])
+        branch = safe_exp(float(self.log_branch2 + self.ahead.recorded["branch"][i]) - streams_before.log_scale)
+        output = branch * np.array([1.0, float(self.ahead.recorded["r_branch"][i])])
         units = streams / variance, output / variance, at_read * safe_exp(log_scale - at_sum.log_scale)
         gates = connections.through_gates(at_sum.parts, *units, rho, float(self.skip2))
         return out.plus(gates, at_sum.log_scale)
@@ -338,8 +338,8 @@ class BackOfStreams(Back):
     def whole(self, share: Any) -> Any:
         return share
 
-    def see(self, point: str, i: int, gradient: Any) -> None:
+    def record(self, point: str, i: int, gradient: Any) -> None:
         if isinstance(gradient, Several):
             v, c = gradient.mean(self.ahead.connections).tolist()
             gradient = (log(v) + gradient.log_scale, correlation(c, v))
-        super().see(point, i, gradient)
+        super().record(point, i, gradient)

@@ -81,8 +81,8 @@ def load_variation(router: Router, shared: Array, tokens: int) -> Array:
         shared: experts that two tokens both choose, averaged over their pairs.
     """
     share = router.n_experts / router.top_k
-    alike = share * shared / router.top_k - 1
-    return np.sqrt(np.maximum((share - 1) / tokens + (1 - 1 / tokens) * alike, 0.0))
+    overlap = share * shared / router.top_k - 1
+    return np.sqrt(np.maximum((share - 1) / tokens + (1 - 1 / tokens) * overlap, 0.0))
 
 
 def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -98,12 +98,12 @@ def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, 
     else:
         slope = 1 / (1 + np.exp(-logits))
         scores = slope if router.scores == "sigmoid" else np.sqrt(np.logaddexp(0, logits))
-    kept = scores * _mask(router, scores)
-    total = kept.sum(-1, keepdims=True) if router.normalised else 1.0
-    w = kept / total
+    chosen = scores * _mask(router, scores)
+    total = chosen.sum(-1, keepdims=True) if router.normalised else 1.0
+    w = chosen / total
     if softmax:
         return w, w, w if router.normalised else scores
-    steep = kept * (1 - scores) if router.scores == "sigmoid" else slope * (kept > 0) / (2 * scores)
+    steep = chosen * (1 - scores) if router.scores == "sigmoid" else slope * (chosen > 0) / (2 * scores)
     return w, steep / total, w if router.normalised else np.zeros_like(w)
 
 

@@ -66,7 +66,9 @@ def share(s: Array, x: Array) -> Array:
     return x * (2.0 * root - x * (root - 2.0)) / (root + 2.0)
 
 
-def ends(s: FloatArray, second: FloatArray, jacobian: FloatArray, n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+def hermite_ends(
+    s: FloatArray, second: FloatArray, jacobian: FloatArray, n: int
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(slope at 0, value at 1, slope at 1) of ln(Λ_V)/s in x, from P and J of one row; n at least 2."""
     root = np.sqrt(s + 4.0)
     least = np.where(s > 0, s, 1.0)
@@ -124,7 +126,7 @@ def steady(length: int) -> Spline:
     knots, rest = _tabulated()
     at, weight = lagrange(np.log([length]), knots)
     even, odd = rest[:, :, at[0]] @ weight[0] / np.maximum(NODES, 1e-12)
-    cubic = hermite(*ends(NODES, second, jacobian, length))
+    cubic = hermite(*hermite_ends(NODES, second, jacobian, length))
     coefficients = np.concatenate([cubic, np.zeros((2, len(NODES)))]) + np.outer(_EVEN, even) + np.outer(_ODD, odd)
     return Spline(coefficients[1:].T)
 
@@ -205,5 +207,5 @@ def slopes(s: Array, c: Array, length: int, spread: float, turns: float = 0.0) -
     within, beyond = within_table(s + 1e-12)
     x, found = position(within, c / beyond), fluctuating(length, spread, turns)
     jacobian = horner(found.jacobian(within), x)
-    met = exp(jacobian) * vanishing(within) / beyond
-    return met, s * horner(found.weighted(within), x) * met
+    overlap = exp(jacobian) * vanishing(within) / beyond
+    return overlap, s * horner(found.weighted(within), x) * overlap

@@ -14,7 +14,7 @@ from signalprop.results.profile import POINTS
 from signalprop.results.series import Series
 from signalprop.theory.branch_inputs import LARGEST_MEAN, as_stream, read_memory, read_normed, read_raw, with_bias
 from signalprop.theory.branches import (
-    Met,
+    ForwardState,
     backward_maps,
     branches_of,
     from_the_sum,
@@ -61,7 +61,7 @@ class Ahead:
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         names = ("stream_in", "stream_out", "branch", "r_in", "r_out", "r_branch", "mean_in", "mean_out", "second",
                  "r_read", "norm", "raw_branch")  # fmt: skip
-        self.seen = {name: to_fill(p.n_sublayers, self.lead) for name in names}
+        self.recorded = {name: to_fill(p.n_sublayers, self.lead) for name in names}
         self.memory: tuple[Array, Array] | None = None
         self.memory_norm: Array = 0.0
 
@@ -82,7 +82,7 @@ class Ahead:
         for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
-            last = through(rows, parallel[rows.start : rows.stop], one, self.enter(moments), self.see)
+            last = through(rows, parallel[rows.start : rows.stop], one, self.enter(moments), self.record)
             stream = self.leave(last)
         assert stream is not None
         return stream
@@ -98,8 +98,8 @@ class Ahead:
     def read(self, i: int, stream: Stream) -> Read:
         """A stream as it is, of any size: the branch is computed at a held one."""
         second, r_read, held = read_raw(self.a, *stream)
-        seen = self.seen
-        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, 0.0
+        recorded = self.recorded
+        recorded["second"][i], recorded["r_read"][i], recorded["norm"][i] = second, r_read, 0.0
         return second, r_read, held
 
     def read_normed(self, i: int, stream: Stream) -> Read:
@@ -107,17 +107,17 @@ class Ahead:
         second, r_read, norm = read_normed(self.a, self.gain2, self.epsilon, *stream)
         if self.shifts is not None:
             second, r_read = with_bias(second, r_read, row(self.shifts, i))
-        seen = self.seen
-        seen["second"][i], seen["r_read"][i], seen["norm"][i] = second, r_read, norm
+        recorded = self.recorded
+        recorded["second"][i], recorded["r_read"][i], recorded["norm"][i] = second, r_read, norm
         return second, r_read, 0.0
 
     def output(self, i: int, read: Read) -> Output:
         """Log variance and correlation of the branch's output."""
         second, r_read, beyond = read
-        made = self.branches[i].forward(i, (second, r_read), self.memory)
-        raw = log(made.variance) + beyond
-        self.seen["raw_branch"][i] = raw
-        r = correlation(made.covariance, made.variance)
+        output = self.branches[i].forward(i, (second, r_read), self.memory)
+        raw = log(output.variance) + beyond
+        self.recorded["raw_branch"][i] = raw
+        r = correlation(output.covariance, output.variance)
         if self.placements[i] in NORM_ON_BRANCH:
             return normed(raw, self.epsilon)[0] + self.log_on_branch, r
         return raw, r
@@ -126,28 +126,28 @@ class Ahead:
         """The stream times its multiplier; a mean of extreme size is held where its square is a double."""
         return self.log_skip2 + stream[0], stream[1], within(stream[2] * self.skip, LARGEST_MEAN)
 
-    def plus(self, i: int, kept: Stream, output: Output) -> Stream:
+    def plus(self, i: int, skipped: Stream, output: Output) -> Stream:
         """Independent variances add up; a branch has mean 0."""
         log_branch = self.log_branch2 + output[0]
-        total = log_add(kept[0], log_branch)
+        total = log_add(skipped[0], log_branch)
         share = exp(log_branch - total)  # of the branch in the sum's variance
-        return total, share * output[1] + (1 - share) * kept[1], kept[2]
+        return total, share * output[1] + (1 - share) * skipped[1], skipped[2]
 
     def norm_sum(self, i: int, total: Stream) -> Stream:
         """The sum after a post-norm."""
         out, divisor = normed(total[0], self.epsilon)
-        self.seen["norm"][i] = divisor
+        self.recorded["norm"][i] = divisor
         if self.shifts is None:
             return out + self.log_gain2, total[1], total[2] * 0.0
         log_v, bias2 = out + self.log_gain2, row(self.shifts, i)
         return log_add(log_v, log(bias2)), with_bias(safe_exp(log_v), total[1], bias2)[1], total[2] * 0.0
 
-    def see(self, i: int, read: Stream, output: Output, out: Stream) -> None:
+    def record(self, i: int, read: Stream, output: Output, out: Stream) -> None:
         """Keep the moments of the three probe points."""
-        seen = self.seen
-        seen["stream_in"][i], seen["r_in"][i], seen["mean_in"][i] = read
-        seen["branch"][i], seen["r_branch"][i] = output
-        seen["stream_out"][i], seen["r_out"][i], seen["mean_out"][i] = out
+        recorded = self.recorded
+        recorded["stream_in"][i], recorded["r_in"][i], recorded["mean_in"][i] = read
+        recorded["branch"][i], recorded["r_branch"][i] = output
+        recorded["stream_out"][i], recorded["r_out"][i], recorded["mean_out"][i] = out
 
     def statistics(self) -> dict[str, Any]:
         """What a Profile has beside its series."""
@@ -155,12 +155,12 @@ class Ahead:
 
     def columns(self, name: str) -> FloatArray:
         """A column of what was seen, (..., sublayers)."""
-        return np.moveaxis(np.asarray(self.seen[name]), 0, -1)
+        return np.moveaxis(np.asarray(self.recorded[name]), 0, -1)
 
-    def met(self) -> Met:
+    def state(self) -> ForwardState:
         """What the backward maps need of the way forward."""
         names = ("second", "r_read", "norm", "raw_branch")
-        return Met(**{name: self.columns(name) for name in names}, memory=self.memory)
+        return ForwardState(**{name: self.columns(name) for name in names}, memory=self.memory)
 
     def series(self) -> dict[str, Series]:
         """Moments at every probe point."""
@@ -178,17 +178,17 @@ class Back:
     def __init__(self, p: Parametrization, ahead: Ahead, top: tuple[Array, Array, Array]) -> None:
         self.p, self.ahead = p, ahead
         self.lead = p.skip.shape[:-1]
-        met = ahead.met()
-        maps, to_memory = backward_maps(p, ahead.branches, met)
-        after = log(p.norm_output**2) - met.norm
-        self.numbers = rows_of(np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, met, maps)]))
-        self.to_memory = None if to_memory is None else rows_of(np.stack(to_memory) * safe_exp(log_on_branch(p, met)))
+        state = ahead.state()
+        maps, to_memory = backward_maps(p, ahead.branches, state)
+        after = log(p.norm_output**2) - state.norm
+        self.numbers = rows_of(np.stack([p.skip**2, log(p.branch**2), after, *from_the_sum(p, state, maps)]))
+        self.to_memory = None if to_memory is None else rows_of(np.stack(to_memory) * safe_exp(log_on_branch(p, state)))
         self.across: list[bool] = []
         if to_memory is not None:
             self.across = np.any(to_memory.vv.reshape(-1, p.n_sublayers), axis=0).tolist()
         self.placements, self.parallel = ahead.placements, p.parallel.tolist()
         self.out = {point: [to_fill(p.n_sublayers, self.lead) for _ in range(2)] for point in POINTS}
-        self.top, self.kept, self.kept_r = (
+        self.top, self.skipped, self.orthogonal_r = (
             np.broadcast_to(np.asarray(x, float), self.lead).copy() if self.lead else float(x) for x in top
         )
         zero: Array = np.zeros(self.lead) if self.lead else 0.0
@@ -204,7 +204,7 @@ class Back:
                 gain2 = log(p.head.final_norm_gain**2)
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
             start = self.enter(gradient)
-            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.see)
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.record)
         last = np.array(self.out["stream_out"][0][-1])
 
         def series(point: str) -> Series:
@@ -226,7 +226,7 @@ class Back:
         """Before a post-norm; the last one removes what the head's gradient has along the stream."""
         log_g = gradient[0] + self.log_after
         if i == self.p.n_sublayers - 1:
-            return log_g + log(self.kept), self.kept_r
+            return log_g + log(self.skipped), self.orthogonal_r
         return log_g, gradient[1]
 
     def at_branch(self, i: int, at_sum: Gradient) -> Gradient:
@@ -255,7 +255,7 @@ class Back:
         """The gradient that shares make."""
         return share[0] + log(share[1]), correlation(share[2], share[1])
 
-    def see(self, point: str, i: int, gradient: Gradient) -> None:
+    def record(self, point: str, i: int, gradient: Gradient) -> None:
         """Keep the moments of a probe point."""
         out = self.out[point]
         out[0][i], out[1][i] = gradient

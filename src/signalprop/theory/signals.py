@@ -27,10 +27,10 @@ class Signal(NamedTuple):
     of a sequence, (n,) and (n, n), whose diagonal is of two tokens at one place.
 
     Attributes:
-        own: mean square of a token's entry. shared: mean product of the same feature at two different tokens.
+        per_token: mean square of a token's entry. shared: mean product of the same feature at two different tokens.
     """
 
-    own: Array
+    per_token: Array
     shared: Array
 
     @property
@@ -42,7 +42,7 @@ class Signal(NamedTuple):
         """Correlation of two tokens, within [-1, 1]; 0 of tokens without any signal."""
         if isinstance(self[1], float) or not self.has_nodes:
             return correlation(self[1], self[0])
-        root = inverse_roots(np.asarray(self.own))
+        root = inverse_roots(np.asarray(self.per_token))
         return np.asarray(np.clip(self.shared * root * root[:, None], -1.0, 1.0))
 
     def of_pairs(self, per_token: Array) -> Array:
@@ -51,11 +51,11 @@ class Signal(NamedTuple):
 
     def times(self, other: Signal) -> Signal:
         """Products of features that are independent."""
-        return Signal(self.own * other.own, self.shared * other.shared)
+        return Signal(self.per_token * other.per_token, self.shared * other.shared)
 
     def plus(self, other: Signal) -> Signal:
         """Sums of features that are independent."""
-        return Signal(self.own + other.own, self.shared + other.shared)
+        return Signal(self.per_token + other.per_token, self.shared + other.shared)
 
 
 class Branch(NamedTuple):
@@ -145,8 +145,8 @@ def slope_of_unlike(x: Pair, name: str) -> Array:
 def activated_back(g: Pair, x: Pair, name: str) -> Signal:
     """The gradient before an activation of x, from the one after it; arrays of it may have more axes."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        own, shared = dual_of_nodes(name, 1, np.asarray(x[0]), np.asarray(x[1]))
-        return Signal(g[0] * own, g[1] * shared)
+        per_token, shared = dual_of_nodes(name, 1, np.asarray(x[0]), np.asarray(x[1]))
+        return Signal(g[0] * per_token, g[1] * shared)
     q = dual(name, x[0], correlation(x[1], x[0]))
     return Signal(g[0] * q.slope_second_moment, g[1] * q.slope_moment)
 

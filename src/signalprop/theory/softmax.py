@@ -308,7 +308,7 @@ def linear_response(m: SoftmaxMoments) -> FloatArray:
     return np.asarray(response, dtype=np.float64)
 
 
-def own_variance_response(length: int) -> FloatArray:
+def response_to_key_variance(length: int) -> FloatArray:
     """d ln E A_k and d ln E A_k², by d ln of the variance of logit k about the others' mean; (nodes, 2).
 
     The mean of those variances is kept, so this says how much more of a row a key gets that lies farther from the
@@ -317,11 +317,11 @@ def own_variance_response(length: int) -> FloatArray:
     m, s, others = node_moments(length), node_variances(), length - 1.0
     fourth = (5.0 * m.third - 2.0 * m.second * (1.0 - m.squared_tilt)) / 3.0
     # sums over k of E of second derivatives of A_k, A_k²: by its own logit, and by all the others
-    own = np.stack([1.0 - 3.0 * m.second + 2.0 * m.third, 4.0 * m.second * m.squared_tilt])
+    itself = np.stack([1.0 - 3.0 * m.second + 2.0 * m.third, 4.0 * m.second * m.squared_tilt])
     other = np.stack(
         [3.0 * m.second - 2.0 * m.third - 1.0, 6.0 * (m.second_squared - fourth) - 2.0 * (m.second - m.third)]
     )
-    curved = own + (2.0 * own - other) / others + 2.0 * (own - other) / (others * (others - 1.0))
+    curved = itself + (2.0 * itself - other) / others + 2.0 * (itself - other) / (others * (others - 1.0))
     mean = np.stack([np.ones_like(s), m.second])
     return np.asarray((s * (1.0 - 1.0 / length) / (2.0 * mean) * curved).T, dtype=np.float64)
 
@@ -341,8 +341,8 @@ def flattening(length: int) -> FloatArray:
         return np.asarray(STEP * np.add.reduceat(flat * single + (n - 1) * psi * x.flat_phi * pair, x.start))
 
     second, third, fourth = total(x.psi2, x.flat_psi2), total(x.psi3, x.flat_psi3), total(x.psi4, x.flat_psi4)
-    met = x.psi2 * (2 * x.flat_psi2 * pair + (n - 2) * x.psi2 * x.flat_phi * triple)
-    square = fourth / 6 + (n - 1) / 6 * STEP * np.add.reduceat(met, x.start)
+    paired = x.psi2 * (2 * x.flat_psi2 * pair + (n - 2) * x.psi2 * x.flat_phi * triple)
+    square = fourth / 6 + (n - 1) / 6 * STEP * np.add.reduceat(paired, x.start)
     jacobian = second - third + square
     return np.asarray(-n / 4 * np.stack([second / m.second, jacobian / m.jacobian], axis=1))
 

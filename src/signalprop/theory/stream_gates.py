@@ -64,18 +64,18 @@ def gates_of(streams: Streams, d_model: int) -> Gates:
     rows: dict[str, list[float]] = {name: [] for name in Gates.__dataclass_fields__ if name != "at"}
     vector, vector_too = rng.standard_normal((2, _NETWORKS * 4, n))
     matrix, matrix_too, direction = rng.standard_normal((3, _NETWORKS, n, n))
-    own, first, second = _weights(streams, s * vector), *_mixed(streams, s * matrix, direction)
+    same, first, second = _weights(streams, s * vector), *_mixed(streams, s * matrix, direction)
     for rho in _NODES:
         rest = np.sqrt(1 - rho**2)
         read, read_slope, write, write_slope = _weights(streams, s * (rho * vector + rest * vector_too))
         mix, mix_slope = _mixed(streams, s * (rho * matrix + rest * matrix_too), direction)
-        rows["read"].append(_alike(_centred(own[0]), _centred(read)))
-        rows["read_slope"].append(float((own[1] * read_slope).mean()))
-        rows["write"].append(_alike(_centred(own[2]), _centred(write)))
-        rows["write_sum"].append(float((own[2].sum(1) * write.sum(1)).mean()))
-        rows["write_slope"].append(float((own[3] * write_slope).mean()))
-        rows["mix"].append(_alike(first - 1 / n, mix - 1 / n) / (n - 1))
-        rows["mix_slope"].append(_alike(second, mix_slope))
+        rows["read"].append(_mean_product(_centred(same[0]), _centred(read)))
+        rows["read_slope"].append(float((same[1] * read_slope).mean()))
+        rows["write"].append(_mean_product(_centred(same[2]), _centred(write)))
+        rows["write_sum"].append(float((same[2].sum(1) * write.sum(1)).mean()))
+        rows["write_slope"].append(float((same[3] * write_slope).mean()))
+        rows["mix"].append(_mean_product(first - 1 / n, mix - 1 / n) / (n - 1))
+        rows["mix_slope"].append(_mean_product(second, mix_slope))
     return Gates(_NODES, **{name: np.array(values) for name, values in rows.items()})
 
 
@@ -101,6 +101,6 @@ def _centred(weights: FloatArray) -> FloatArray:
     return np.asarray(weights - weights.mean(1, keepdims=True))
 
 
-def _alike(one: FloatArray, other: FloatArray) -> float:
+def _mean_product(one: FloatArray, other: FloatArray) -> float:
     """Mean over networks of the scalar product."""
     return float((one * other).sum() / len(one))

@@ -21,7 +21,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
-from signalprop.theory.branches import branches_of, made_of, met_by, placed
+from signalprop.theory.branches import branch_outputs, branches_of, forward_state_of, placed
 
 StepOptimizer = Literal["adam", "sgd", "muon"]
 # measured over `change` of Xavier before norms, 6 and 24 layers (Muon: 6) of width 64, two seeds: what a real step is
@@ -130,9 +130,9 @@ def _refuse(p: Parametrization, profile: Profile, optimizer: str) -> None:
 def _moves(p: Parametrization, profile: Profile) -> list[_Moves]:
     """Every role's weights, and its biases where it has them."""
     a = p.architecture
-    met, _ = met_by(p, branches_of(p), profile)
+    met, _ = forward_state_of(p, branches_of(p), profile)
     out = []
-    before = made_of(p, met)
+    before = branch_outputs(p, met)
     for role in p.weights:
         where = role_mask(a, role)
         if not where.any():
@@ -145,7 +145,8 @@ def _moves(p: Parametrization, profile: Profile) -> list[_Moves]:
             step = _STEP / fan
             moved = p.with_columns(**{f"{group}__{role}": np.sqrt(column**2 + step)})
             change = [
-                np.where(where, (x - y) / step, 0.0).clip(0) for x, y in zip(made_of(moved, met), before, strict=True)
+                np.where(where, (x - y) / step, 0.0).clip(0)
+                for x, y in zip(branch_outputs(moved, met), before, strict=True)
             ]
             rate = p.learning_rates[role if group == "weight" else "vectors"]
             out.append(_Moves(role, change[0], change[1], fan, fan_out, rate, group == "weight"))
@@ -167,7 +168,7 @@ def _after(p: Parametrization, profile: Profile) -> FloatArray:
 
 def _on_branch(p: Parametrization, profile: Profile) -> FloatArray:
     """What a norm on the branch's output multiplies variances by."""
-    _, (raw, _) = met_by(p, branches_of(p), profile)
+    _, (raw, _) = forward_state_of(p, branches_of(p), profile)
     sandwich = p.placement == PLACEMENTS.index("sandwich")
     gain = np.where(sandwich, p.post_norm_gain, p.norm_output) ** 2
     return np.asarray(np.where(placed(p, NORM_ON_BRANCH), gain / (np.exp(raw) + p.architecture.norm_eps), 1.0))

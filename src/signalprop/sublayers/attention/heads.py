@@ -99,8 +99,8 @@ class Heads(Sublayers):
         total = second_query + row.query_bias
         if self.qk_norm:  # size 1, but for what the norms add to what they divide by
             query, key = row.query * total, row.key * second_key
-            kept = ratio(query, query + self.norm_eps) * ratio(key, key + self.norm_eps)
-            return _held_score(row.qk * kept), 0.0
+            normed = ratio(query, query + self.norm_eps) * ratio(key, key + self.norm_eps)
+            return _held_score(row.qk * normed), 0.0
         return _held_score(row.qk * total * second_key), correlation(row.query_bias, total)
 
 

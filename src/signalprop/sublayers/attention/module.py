@@ -23,7 +23,7 @@ class Attention(nn.Module):
         value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; plain numbers, or
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
-        seen: which keys, and which rotations.
+        sight: which keys, and which rotations.
         own_value, first_value: factors on its values and on those of the first attention; None: that are not added.
         keeps_values: it is that first one. keys_are_values: there is no map of values.
         prefix: before the names of its maps.
@@ -58,10 +58,10 @@ class Attention(nn.Module):
         later = None if added is None or index == added.row else added
         self.architecture, self.shape, self.cross, self.keys_are_values = a, shape, cross, keys_are_values
         self.score_scale = float(p.score_scale[index])
-        self.seen = Sight() if cross else sights(a, p.layer).at(index)
+        self.sight = Sight() if cross else sights(a, p.layer).at(index)
         self.value_skip = trainable(value_skip, "fixed" if cross else learned, 1, dtype)
         self.attention_gain = trainable(gain, learned, 1, dtype)
-        self.own_value = 1.0 if later is None else trainable(float(later.own[index]), learned, 1, dtype)
+        self.own_value = 1.0 if later is None else trainable(float(later.factors[index]), learned, 1, dtype)
         self.first_value = None if later is None else trainable(float(later.first[index]), learned, 1, dtype)
         self.keeps_values = added is not None and later is None
         self.given = Settings() if cross else Settings.of(a)
@@ -72,8 +72,8 @@ class Attention(nn.Module):
             self.attention_gate = Linear(*fan(a, "attention_gate"), bias=biases["attention_gate"], dtype=dtype)
         for role in (role.name for role in ROLES):
             if not (keys_are_values and role == "value"):
-                made = Linear(*fan(a, role), bias=biases[self.prefix + role], dtype=dtype)
-                setattr(self, self.prefix + role, made)
+                linear = Linear(*fan(a, role), bias=biases[self.prefix + role], dtype=dtype)
+                setattr(self, self.prefix + role, linear)
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
         """(batch, tokens, features) -> the same shape."""
@@ -123,7 +123,7 @@ class Attention(nn.Module):
             q, k = (x * torch.rsqrt(x.square().mean((1, 3), keepdim=True) + a.norm_eps) for x in (q, k))
         elif a.qk_norm:
             q, k = F.rms_norm(q, (a.d_head,), eps=a.norm_eps), F.rms_norm(k, (a.d_head,), eps=a.norm_eps)
-        if self.seen.base and not self.cross:
+        if self.sight.base and not self.cross:
             table = self._rotation(q, around)
             q, k = rotate(q, table), rotate(k, table)
         if a.n_kv_heads != a.n_heads:
@@ -149,9 +149,9 @@ class Attention(nn.Module):
     def _rotation(self, q: Tensor, around: Surroundings) -> tuple[Tensor, Tensor]:
         """Cosines and sines, each (tokens, rotated features)."""
         a = self.architecture
-        if around.rotation is not None and self.seen.base == a.rotary_base:
+        if around.rotation is not None and self.sight.base == a.rotary_base:
             return around.rotation
-        return rotation_table(a, q.shape[2], device=q.device, dtype=q.dtype, base=self.seen.base)
+        return rotation_table(a, q.shape[2], device=q.device, dtype=q.dtype, base=self.sight.base)
 
     def _by_hand(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, dropout: float) -> Tensor:
         """With a cap on the scores, and a sink among them."""
@@ -170,8 +170,8 @@ class Attention(nn.Module):
 
     def _windowed(self, around: Surroundings, length: int, device: torch.device) -> Tensor | None:
         """The mask of the surroundings within the window; the causal part is in it."""
-        reach = self.seen.window - 1 if around.causal else self.seen.window // 2
-        if not self.seen.window or reach >= length - 1:
+        reach = self.sight.window - 1 if around.causal else self.sight.window // 2
+        if not self.sight.window or reach >= length - 1:
             return around.mask
         at = torch.arange(length, device=device)
         ahead = at[:, None] - at

@@ -48,7 +48,7 @@ class Softmax:
         return self.nodes.signal(value + scores * np.outer(self.norms**-0.5, self.norms**-0.5) * self.norms.mean())
 
     def beside_sink(self, sink: float) -> Signal:
-        share = self.attention.kept(sink)
+        share = self.attention.share_beside_sink(sink)
         return self.nodes.signal(np.outer(share, share))
 
 
@@ -78,12 +78,12 @@ def placed(nodes: Nodes, kernel: FloatArray, turned: Turned, fields: dict[str, A
     grid = nodes.grid
     if grid is None:
         return (TokenAttention if causal else UnmaskedAttention)(kernel=kernel, rho=rho, omega=omega, **fields)
-    off, own = grid.split(kernel)
+    off, per_token = grid.split(kernel)
     if "values" in fields:
-        fields["values"], fields["value_own"] = grid.split(fields["values"])
+        fields["values"], fields["value_per_token"] = grid.split(fields["values"])
     if omega is not None:
         fields |= {"turn": turn, "omega": omega[grid.positions]}
-    return (GridAttention if causal else AlikeAttention)(kernel=off, own=own, grid=grid, **fields)
+    return (GridAttention if causal else AlikeAttention)(kernel=off, per_token=per_token, grid=grid, **fields)
 
 
 class Normed(NamedTuple):
@@ -102,8 +102,8 @@ class Normed(NamedTuple):
 
 def normed(row: Row, kernel: FloatArray, eps: float) -> Normed:
     """By the geometric mean of what queries and keys are divided by, epsilon and all."""
-    own = np.diagonal(kernel)
-    query, key = (own + float(x) for x in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
+    per_token = np.diagonal(kernel)
+    query, key = (per_token + float(x) for x in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
     norms = np.asarray(np.maximum(np.sqrt(query * key), 1e-150))
     size = float(norms.mean())
     if np.ptp(norms) <= _EVEN * size:
@@ -116,8 +116,8 @@ def score_variance(row: Row, kernel: FloatArray, cap: float | None) -> float:
     qk = float(row.qk)
     if cap is None or qk == 0:
         return qk
-    own = max(float(np.diagonal(kernel).mean()), 1e-150)
-    raw = qk * (own + float(row.query_bias)) * own
+    per_token = max(float(np.diagonal(kernel).mean()), 1e-150)
+    raw = qk * (per_token + float(row.query_bias)) * per_token
     return qk * float(capped(raw, cap)) / raw
 
 

@@ -86,7 +86,7 @@ class FirstValues(NamedTuple):
     """
 
     row: int
-    own: NDArray[np.float64]
+    factors: NDArray[np.float64]
     first: NDArray[np.float64]
 
 
@@ -111,14 +111,14 @@ def first_values(p: Parametrization) -> FirstValues | None:
     if (p.value_skip != 0).any() or (p.attention_gain != 1).any():
         raise InputError("attention.first_value with value_skip or attention_gain; leave one of them out")
     row = int(np.flatnonzero(KIND.of(p))[0])
-    own, first = (np.array([_of_layer(x, k) for k in p.layer.tolist()]) for x in (s.own_value, s.first_value))
-    own[row], first[row] = 1.0, 0.0
-    return FirstValues(row, own, first)
+    factors, first = (np.array([_of_layer(x, k) for k in p.layer.tolist()]) for x in (s.own_value, s.first_value))
+    factors[row], first[row] = 1.0, 0.0
+    return FirstValues(row, factors, first)
 
 
 def has_window(a: Architecture) -> bool:
     """Whether some layer sees less than all tokens (than what came before)."""
-    return any(seen.window for seen in sights(a, np.zeros(0, np.int32), a.seq_len).run)
+    return any(sight.window for sight in sights(a, np.zeros(0, np.int32), a.seq_len).run)
 
 
 def _sight(a: Architecture, s: Settings, layer: int, length: float) -> Sight:

@@ -20,7 +20,7 @@ from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, ta
 from signalprop.sublayers.attention.roles import Settings, Sight, Sights, adds_first_values, has_gate, sights
 from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention_rows import Band, over_rows
-from signalprop.theory.attention_variants import capped, kept
+from signalprop.theory.attention_variants import capped, share_beside_sink
 from signalprop.theory.log_arithmetic import plain
 from signalprop.theory.signals import Rows, Rowset, Sent, Signal, activated, activated_back, linear
 
@@ -60,17 +60,17 @@ class OneNode(NamedTuple):
     def forward(self, gain: Array, bias: Array) -> Signal:
         averaged = attention.forward(self.read)
         if self.mixed:  # rows of attention weights sum to 1, so a value bias passes
-            averaged, bias = self._with_own(averaged, self.read.r_key), bias * sum(self.mixed) ** 2
+            averaged, bias = self._with_values(averaged, self.read.r_key), bias * sum(self.mixed) ** 2
         return linear(averaged, gain * self.second, bias)
 
     def backward(self, g: Signal) -> Signal:
-        r_g = g.shared / np.maximum(g.own, 1e-300)  # of a sum over tokens that differ it may be beyond 1
+        r_g = g.shared / np.maximum(g.per_token, 1e-300)  # of a sum over tokens that differ it may be beyond 1
         sent = attention.backward(self.read._replace(r_g=r_g))
         if self.mixed:
-            sent = self._with_own(sent, r_g)
-        return Signal(sent[0] * g.own, sent[1] * g.own)
+            sent = self._with_values(sent, r_g)
+        return Signal(sent[0] * g.per_token, sent[1] * g.per_token)
 
-    def _with_own(self, averaged: tuple[Array, Array], r: Array) -> tuple[Array, Array]:
+    def _with_values(self, averaged: tuple[Array, Array], r: Array) -> tuple[Array, Array]:
         assert self.mixed is not None
         sizes = self.read.sizes
         return attention.mixture(*averaged, r, *self.mixed, sizes.n_keys, causal=sizes.causal)
@@ -79,11 +79,11 @@ class OneNode(NamedTuple):
         """Over the lengths of rows, of which a short one weighs as much more in the mean square as its output is larger
         under uniform weights."""
         x, sizes = self.read, self.read.sizes
-        own = np.asarray(np.maximum(1 - x.r_key * sizes.omega_rows, 0.0) * x.s0)
+        per_token = np.asarray(np.maximum(1 - x.r_key * sizes.omega_rows, 0.0) * x.s0)
         lengths = over_rows(int(sizes.n_keys), sizes.causal)
-        shares = [kept(np.asarray(float(n)), own, x.s0 - own, sink) for n, _ in lengths]
+        shares = [share_beside_sink(np.asarray(float(n)), per_token, x.s0 - per_token, sink) for n, _ in lengths]
         size = [weight * (x.r_key + (1 - x.r_key) / n) for n, weight in lengths]
-        zero = np.zeros_like(own)
+        zero = np.zeros_like(per_token)
         one = sum((y * share**2 for y, share in zip(size, shares, strict=True)), zero) / sum(size)
         mean = sum((weight * share for (_, weight), share in zip(lengths, shares, strict=True)), zero)
         return Signal(plain(one), plain(mean**2))
@@ -124,8 +124,8 @@ class SelfAttention(Heads):
         if several := self._by_sight(i):
             return Sent(_together([(at, self.backward(rows, _of(x, at), _of(g, at)).stream) for at, rows in several]))
         row = self.at(i)
-        made = self.attentions.pop(i, None) if isinstance(i, int) else None
-        averages = self.averages(i, x) if made is None else made
+        cached = self.attentions.pop(i, None) if isinstance(i, int) else None
+        averages = self.averages(i, x) if cached is None else cached
         arrived, back = g, row.back * self._normed(row, x)
         if self.given.sink is not None and (share := averages.beside_sink(self.given.sink)) is not None:
             arrived = arrived.times(share)
@@ -141,15 +141,15 @@ class SelfAttention(Heads):
         if self.nodes is None:
             return self._on_one_node(i, self.at(i), x)
         assert isinstance(i, int)
-        made = self._on_nodes(i, self.at(i), x)
-        if self.nodes.keeps:
-            self.attentions[i] = made
-        return made
+        cached = self._on_nodes(i, self.at(i), x)
+        if self.nodes.caches:
+            self.attentions[i] = cached
+        return cached
 
     def _on_one_node(self, i: Rows, row: Row, x: Signal) -> Averages:
-        s0, bias = self.scores(row, x.own, x.own)
+        s0, bias = self.scores(row, x.per_token, x.per_token)
         read = self.sizes[self._sees(i)].on_itself(x.cosine(), s0, query_bias=bias)
-        return OneNode(read, x.own, (row.value_skip, row.attention_gain) if self.mixes else None)
+        return OneNode(read, x.per_token, (row.value_skip, row.attention_gain) if self.mixes else None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Averages:
         from signalprop.sublayers.attention.on_nodes import Normed, Shaped, Softmax, normed, score_variance
@@ -222,27 +222,27 @@ class SelfAttention(Heads):
         """Of rows that do not all see the same: where those stand that do, and which they are."""
         if isinstance(i, int) or len(self.sights.run) == 1:
             return []
-        seen = self.sights.layer[i] % len(self.sights.run)
-        found = [np.flatnonzero(seen == k) for k in np.unique(seen)]
+        sight = self.sights.layer[i] % len(self.sights.run)
+        found = [np.flatnonzero(sight == k) for k in np.unique(sight)]
         return [(at, i[at]) for at in found] if len(found) > 1 else []
 
 
 def _of(x: Signal, at: Any) -> Signal:
     """Of some of several sublayers."""
-    return Signal(np.asarray(x.own)[..., at], np.asarray(x.shared)[..., at])
+    return Signal(np.asarray(x.per_token)[..., at], np.asarray(x.shared)[..., at])
 
 
 def _together(parts: Sequence[tuple[Rowset, Signal]]) -> Signal:
     """Signals of some sublayers each as those of all."""
     order = np.argsort(np.concatenate([at for at, _ in parts]))
-    own, shared = (np.concatenate([np.asarray(x) for x in side], axis=-1)[..., order]
+    per_token, shared = (np.concatenate([np.asarray(x) for x in side], axis=-1)[..., order]
                    for side in zip(*(part for _, part in parts), strict=True))  # fmt: skip
-    return Signal(own, shared)
+    return Signal(per_token, shared)
 
 
 def size_of(x: Signal) -> Array:
     """Mean square of an entry, over all nodes."""
-    return float(np.mean(x.own)) if x.has_nodes else x.own
+    return float(np.mean(x.per_token)) if x.has_nodes else x.per_token
 
 
 def around(p: Parametrization) -> dict[str, Any]:
@@ -270,26 +270,26 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> SelfAttention:
     if adds_first_values(a):
         raise InputError("values of a first attention (attention.first_value) are not derived; take fidelity simulate")
     fields = settings(a, stack)
-    seen = sights(a, p.layer, fields["n_queries"])
-    if any(one.window for one in seen.run) and (p.shaping.kind != "none" or a.positions == "alibi"):
+    sight = sights(a, p.layer, fields["n_queries"])
+    if any(one.window for one in sight.run) and (p.shaping.kind != "none" or a.positions == "alibi"):
         shape = "ALiBi" if p.shaping.kind == "none" else p.shaping.kind
         raise InputError(f"attention.window with {shape}: shaped attention has no window; leave one of them out")
-    sizes = {one: sizes_of(a, fields, one) for one in dict.fromkeys(seen.run)}
+    sizes = {one: sizes_of(a, fields, one) for one in dict.fromkeys(sight.run)}
     return SelfAttention(
-        table_of(p), mixes(p), **fields, nodes=nodes, sights=seen, sizes=sizes, rotary_fraction=a.rotary_fraction,
+        table_of(p), mixes(p), **fields, nodes=nodes, sights=sight, sizes=sizes, rotary_fraction=a.rotary_fraction,
         **around(p),
     )  # fmt: skip
 
 
-def sizes_of(a: Architecture, fields: Mapping[str, Any], seen: Sight) -> attention.Sizes:
+def sizes_of(a: Architecture, fields: Mapping[str, Any], sight: Sight) -> attention.Sizes:
     """What the formulas of one node take of heads that see so much; fields: of `settings`."""
     n, causal, mask = fields["n_queries"], fields["causal"], fields["causal"]
     length, turns = n, {}
-    if seen.window:
-        mask = band = Band(seen.window, causal)
+    if sight.window:
+        mask = band = Band(sight.window, causal)
         length, causal = min(n, band.widest), False  # what rotations leave is that of a row away from the ends
-    if seen.base:
-        turned = (length, a.d_head, seen.base, a.rotary_fraction)
+    if sight.base:
+        turned = (length, a.d_head, sight.base, a.rotary_fraction)
         turns["omega"] = attention_scores.rotary_coherence(*turned, causal="pairs" if causal else None)
         if causal:
             turns["omega_rows"] = attention_scores.rotary_coherence(*turned, causal="rows")

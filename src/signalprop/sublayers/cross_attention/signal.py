@@ -33,8 +33,10 @@ class OneNode(NamedTuple):
 
     def backward(self, g: Signal) -> tuple[Signal, Signal]:
         """At the queries' stream, and at the encoder's output."""
-        query, key = attention.backward_apart(self.read._replace(r_g=g.shared / np.maximum(g.own, 1e-300)))
-        return linear((query[0] * g.own, query[1] * g.own), self.ratio), Signal(key[0] * g.own, key[1] * g.own)
+        query, key = attention.backward_apart(self.read._replace(r_g=g.shared / np.maximum(g.per_token, 1e-300)))
+        return linear((query[0] * g.per_token, query[1] * g.per_token), self.ratio), Signal(
+            key[0] * g.per_token, key[1] * g.per_token
+        )
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,19 @@ class CrossAttention(Heads):
         """To the query stream and to the encoder's output."""
         assert memory is not None
         row = self.at(i)
-        made = self.attentions.pop(i, None) if isinstance(i, int) else None
-        to_queries, to_keys = (made or self._heads(i, row, x, memory)).backward(g)
+        averages = self.attentions.pop(i, None) if isinstance(i, int) else None
+        to_queries, to_keys = (averages or self._heads(i, row, x, memory)).backward(g)
         back = row.back * row.attention_gain**2
         return Sent(linear(to_queries, back), linear(to_keys, back))
 
     def _heads(self, i: Rows, row: Row, x: Signal, memory: Signal) -> Any:
         if self.nodes is None:
-            s0, bias = self.scores(row, x.own, memory.own)
+            s0, bias = self.scores(row, x.per_token, memory.per_token)
             # the paths fall with the query's second moment: 0 stays 0
             read = self.sizes.across(x.cosine(), memory.cosine(), s0, query_bias=bias)
-            return OneNode(read, memory.own / np.maximum(x.own, 1e-200))
+            return OneNode(read, memory.per_token / np.maximum(x.per_token, 1e-200))
         heads = self._on_nodes(row, x, memory)
-        if self.nodes.keeps:
+        if self.nodes.caches:
             self.attentions[int(i)] = heads
         return heads
 
@@ -89,7 +91,12 @@ class CrossAttention(Heads):
         if nodes.grid is None:
             found = TokenCrossAttention(kernel=nodes.memory_matrix(keys), asks=nodes.matrix(asks), **fields)
             return Scaled(found, nodes, *sizes)
-        on: dict[str, Any] = {"kernel": keys.shared, "own": keys.own, "asks": asks.shared, "asks_own": asks.own}
+        on: dict[str, Any] = {
+            "kernel": keys.shared,
+            "per_token": keys.per_token,
+            "asks": asks.shared,
+            "asks_per_token": asks.per_token,
+        }
         return Scaled(GridCrossAttention(grid=nodes.memory, queries=nodes.grid, **on, **fields), nodes, *sizes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from signalprop.kernels.position_grid import Grid
-from signalprop.kernels.predicting import Keep, See
+from signalprop.kernels.predicting import Keep, Record
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import OnNodes, Stack
 from signalprop.network.kinds import kind_named
@@ -16,7 +16,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.sublayers.experts.signal import Experts
-from signalprop.theory.branches import OneNode, branches_of, met_by, signal_of
+from signalprop.theory.branches import OneNode, branches_of, forward_state_of, signal_of
 from signalprop.theory.routing import load_variation
 from signalprop.theory.signals import Signal
 
@@ -30,11 +30,11 @@ def expert_loads(p: Parametrization, profile: Profile) -> FloatArray:
         p: what the profile is of.
     """
     branches, out = branches_of(p), np.zeros(p.architecture.n_layers_total)
-    met, _ = met_by(p, branches, profile)
+    state, _ = forward_state_of(p, branches, profile)
     for i in np.flatnonzero(kind_named("experts").of(p)).tolist():
         branch = branches[i]
         assert isinstance(branch, OneNode) and isinstance(branch.kind, Experts)
-        out[_layer(p, i)] = branch.kind.load_variation(i, signal_of((float(met.second[i]), float(met.r_read[i]))))
+        out[_layer(p, i)] = branch.kind.load_variation(i, signal_of((float(state.second[i]), float(state.r_read[i]))))
     return out
 
 
@@ -50,25 +50,25 @@ class ExpertLoads:
         self.p = p
         self.passes: list[FloatArray] = []
 
-    def __call__(self, stack: Stack, counted: Sequence[Keep | Grid]) -> See:
+    def __call__(self, stack: Stack, counted: Sequence[Keep | Grid]) -> Record:
         p, a, out = self.p, self.p.architecture, np.zeros(self.p.architecture.n_layers_total)
         self.passes.append(out)
 
-        def see(i: int, stream: State) -> None:
+        def record(i: int, stream: State) -> None:
             branch = stack.branches[i] if i < stack.n else None
             if isinstance(branch, OnNodes) and isinstance(branch.kind, Experts):
                 written = p.stack[i] != p.stack[0]
                 keep = counted[int(written)]
                 read = branch.nodes.signal(stack.what_is_read(i, stream).kernel)
                 one, two = branch.kind.routed(i, read)
-                shared = Signal(np.broadcast_to(one.shared, np.shape(read.own)), np.asarray(two.shared))
+                shared = Signal(np.broadcast_to(one.shared, np.shape(read.per_token)), np.asarray(two.shared))
                 both = State(branch.nodes.matrix(shared))
-                log_one, alike = both.moments(keep)
+                log_one, r = both.moments(keep)
                 whole = (a.target_len or a.seq_len) if written else a.seq_len
                 tokens = int(keep.sum()) if isinstance(keep, np.ndarray) else whole
-                out[_layer(p, i)] = load_variation(branch.kind.router, alike * math.exp(log_one), tokens)
+                out[_layer(p, i)] = load_variation(branch.kind.router, r * math.exp(log_one), tokens)
 
-        return see
+        return record
 
     def variation(self) -> FloatArray:
         """Per layer, root mean square over sequences."""

@@ -83,8 +83,8 @@ class ExpertsModule(nn.Module):
         if s.shared_width:
             hidden, f = maps["shared_up"](x), self.experts.activation
             hidden = f(maps["shared_gate"](x)) * hidden if "shared_gate" in maps else f(hidden)
-            own = maps["shared_down"](hidden)
-            out = out + (maps["shared_router"](x).sigmoid() * own if s.shared_gated else own)
+            shared = maps["shared_down"](hidden)
+            out = out + (maps["shared_router"](x).sigmoid() * shared if s.shared_gated else shared)
         return out.view_as(stream)
 
 

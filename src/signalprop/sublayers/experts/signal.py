@@ -52,14 +52,16 @@ class Experts(Sublayers):
     def routed(self, i: Rows, x: Signal) -> tuple[Weights, Weights]:
         """Averages of the weights: of one token, and of two."""
         logits = self._logits(i, x)
-        size, own = logits.own, np.asarray(logits.own)
+        size, per_token = logits.per_token, np.asarray(logits.per_token)
         if logits.has_nodes:
-            same = np.ptp(own) <= _ONE_SIZE * own.max()
-            size, r = (own[:1], logits.cosine()) if same else (np.sqrt(np.outer(own, own)), logits.cosine())
-            r = r if (own > 0).all() else np.ones_like(r)
+            same = np.ptp(per_token) <= _ONE_SIZE * per_token.max()
+            size, r = (
+                (per_token[:1], logits.cosine()) if same else (np.sqrt(np.outer(per_token, per_token)), logits.cosine())
+            )
+            r = r if (per_token > 0).all() else np.ones_like(r)
         else:
-            r = np.where(own > 0, logits.cosine(), 1.0)  # equal logits choose the same experts
-        found = weights(self.router, own, 1.0), weights(self.router, size, r)
+            r = np.where(per_token > 0, logits.cosine(), 1.0)  # equal logits choose the same experts
+        found = weights(self.router, per_token, 1.0), weights(self.router, size, r)
         return tuple(_by_table(one, self.p.layer[i] < self.hashed, self.router) for one in found)  # type: ignore
 
     def load_variation(self, i: Rows, x: Signal) -> Array:

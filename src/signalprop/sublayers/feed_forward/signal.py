@@ -68,7 +68,7 @@ class FeedForward(Sublayers):
         if self.gated:
             gate = linear(x, row.gate, row.gate_bias)
             hidden = activated(gate, self.activation).times(up)
-            hidden = Signal(hidden.own, hidden.shared + self._by_chance(row, x, gate))
+            hidden = Signal(hidden.per_token, hidden.shared + self._by_chance(row, x, gate))
         else:
             hidden = activated(up, self.activation)
         return linear(hidden, row.down, row.down_bias)
@@ -76,7 +76,7 @@ class FeedForward(Sublayers):
     def _by_chance(self, row: Row, x: Signal, gate: Signal) -> Array:
         """What two tokens share after a gate by the chance overlap of their vectors, of order 1/d."""
         slope = slope_of_unlike(gate, self.activation)
-        root = x.own * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model)
+        root = x.per_token * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model)
         return plain(x.of_pairs(root) * (1 - x.cosine() ** 2) ** 2)
 
     def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:

@@ -55,8 +55,8 @@ class GatedDeltaNetModule(WithMaps):
     def _ruled(self, value: Tensor, key: Tensor, query: Tensor, log_decay: Tensor, write: Tensor) -> Tensor:
         """(batch, tokens, heads, features), token by token."""
         state = value.new_zeros(value.shape[0], value.shape[2], value.shape[3], key.shape[3])
-        out, kept = [], log_decay.exp().to(value.dtype)
-        for v, k, q, decay, beta in zip(*(x.unbind(1) for x in (value, key, query, kept, write)), strict=True):
+        out, decays = [], log_decay.exp().to(value.dtype)
+        for v, k, q, decay, beta in zip(*(x.unbind(1) for x in (value, key, query, decays, write)), strict=True):
             state = state * decay[..., None, None]
             new = (v - torch.einsum("bhpn,bhn->bhp", state, k)) * beta[..., None]
             state = state + torch.einsum("bhp,bhn->bhpn", new, k)

@@ -62,10 +62,10 @@ def alone(a: Architecture) -> Architecture:
 def as_usual(p: Parametrization) -> Parametrization:
     """The table as one of `alone`: the weights of global attention stand where those of attention do."""
     a = p.architecture
-    own = {role.removeprefix(PREFIX): role for role in (role.name for role in ROLES)}
+    renamed = {role.removeprefix(PREFIX): role for role in (role.name for role in ROLES)}
     if Settings.of(a).shared:
-        own["value"] = f"{PREFIX}key"
-    weights, biases = ({**x, **{to: x[role] for to, role in own.items()}} for x in (p.weights, p.biases))
+        renamed["value"] = f"{PREFIX}key"
+    weights, biases = ({**x, **{to: x[role] for to, role in renamed.items()}} for x in (p.weights, p.biases))
     return dataclasses.replace(p, architecture=alone(a), weights=weights, biases=biases)
 
 

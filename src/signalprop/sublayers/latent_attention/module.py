@@ -41,9 +41,9 @@ class LatentAttentionModule(WithMaps):
 
         q = heads(self.latent_query(asked))
         latent, shared = torch.split(self.latent_down(stream), [s.rank, s.d_rotary], -1)
-        own = a.d_head - s.d_rotary
-        k, v = torch.split(heads(self.latent_up(self.norm(latent))), [own, s.d_value], -1)
-        q, turned, shared = q[..., :own], q[..., own:], heads(shared, 1)
+        d_unrotated = a.d_head - s.d_rotary
+        k, v = torch.split(heads(self.latent_up(self.norm(latent))), [d_unrotated, s.d_value], -1)
+        q, turned, shared = q[..., :d_unrotated], q[..., d_unrotated:], heads(shared, 1)
         if around.rotation is not None:
             table = rotation_table(a, length, device=stream.device, dtype=stream.dtype, features=s.d_rotary)
             turned, shared = rotate(turned, table), rotate(shared, table)

@@ -48,15 +48,15 @@ class LatentAttention(SelfAttention):
 
     def aligned(self, x: Signal) -> Signal:
         """What latents are after their norm, of the tokens that they are mapped from; values count in its units."""
-        return Signal(x.own, x.shared * inner_correlation(x.cosine(), self.widths[1]))
+        return Signal(x.per_token, x.shared * inner_correlation(x.cosine(), self.widths[1]))
 
     def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
         return super().forward(i, self.aligned(x))
 
     def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
         sent = super().backward(i, self.aligned(x), g).stream
-        own, shared = (through_inner_norm(r, *self.widths) for r in (np.ones_like(x.own), x.cosine()))
-        return Sent(Signal(sent.own * own, sent.shared * shared))
+        per_token, shared = (through_inner_norm(r, *self.widths) for r in (np.ones_like(x.per_token), x.cosine()))
+        return Sent(Signal(sent.per_token * per_token, sent.shared * shared))
 
     def of_scores(self, i: Rows, second: Array) -> tuple[Array, Array]:
         """(variance of a score, the share of it that rotates)."""
@@ -64,22 +64,22 @@ class LatentAttention(SelfAttention):
         latent = ratio(x.latent * second, x.latent * second + self.norm_eps)
         before = ratio(x.query_latent * second, x.query_latent * second + self.norm_eps)
         query = x.query * np.where(np.asarray(x.query_latent) > 0, before, second)
-        own, shared = query * x.key * latent, query * x.shared * second
-        return own + shared, ratio(shared, own + shared)
+        per_token, shared = query * x.key * latent, query * x.shared * second
+        return per_token + shared, ratio(shared, per_token + shared)
 
     def _normed(self, row: Row, x: Signal) -> Array:
         """What the norm on latents multiplies, in units of the input's second moment."""
         return ratio(1.0, size_of(x) + row.key)
 
     def _on_one_node(self, i: Rows, row: Row, x: Signal) -> OneNode:
-        s0, share = self.of_scores(i, x.own)
+        s0, share = self.of_scores(i, x.per_token)
         (sizes,) = self.sizes.values()
         omega, omega_rows = (1 - share * (1 - one) for one in (sizes.omega, sizes.omega_rows))
         turned = attention.Sizes(
             sizes.n_queries, sizes.n_keys, sizes.d, sizes.d_head, sizes.p, causal=sizes.causal, omega=omega,
             omega_rows=omega_rows,
         )  # fmt: skip
-        return OneNode(turned.on_itself(x.cosine(), s0), x.own, None)
+        return OneNode(turned.on_itself(x.cosine(), s0), x.per_token, None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Any:
         from signalprop.kernels.softmax_rows import rotation
@@ -105,7 +105,7 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
     if p.shaping.kind != "none" or a.positions == "alibi" or mixes(p):
         raise InputError("latent attention is not shaped, and has no value_skip or attention_gain; leave them out")
     w = {role: x**2 for role, x in p.weights.items()}
-    d, zero, own = a.d_model, np.zeros_like(p.score_scale), a.d_head - s.d_rotary
+    d, zero, per_token = a.d_model, np.zeros_like(p.score_scale), a.d_head - s.d_rotary
     scale, latent, inner = p.score_scale**2, d * w["latent_down"], a.n_heads * s.d_value
     value = s.rank * w["latent_up"]
     added = np.divide(s.eps_in(a), latent, out=zero.copy(), where=latent > 0)
@@ -115,7 +115,7 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
     )  # fmt: skip
     query = (s.query_rank or d) * w["latent_query"]
     before = d * w["latent_query_down"] if s.query_rank else zero
-    parts = Scores(query, before, own * scale * value, s.d_rotary * scale * latent, latent)
+    parts = Scores(query, before, per_token * scale * value, s.d_rotary * scale * latent, latent)
     fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "norm_eps": s.eps_in(a)}
     fields |= {"one_length": False, "norms": NO_NORMS}
     n = fields["n_queries"]

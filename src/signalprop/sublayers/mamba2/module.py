@@ -61,8 +61,8 @@ class Mamba2Module(WithMaps):
         for v, k, q, a in zip(*(torch.split(x, _CHUNK, 1) for x in (value, key, query, log_decay)), strict=True):
             total = a.cumsum(1)  # (batch, tokens, heads)
             between = (total[:, :, None] - total[:, None]).clamp(max=0.0).exp().to(v.dtype)
-            seen = torch.ones(v.shape[1], v.shape[1], device=v.device, dtype=v.dtype).tril()[:, :, None]
-            inside = torch.einsum("bthn,bshn->btsh", q, k) * between * seen
+            visible = torch.ones(v.shape[1], v.shape[1], device=v.device, dtype=v.dtype).tril()[:, :, None]
+            inside = torch.einsum("bthn,bshn->btsh", q, k) * between * visible
             before = torch.einsum("bthn,bhpn->bthp", q, state) * total.exp().to(v.dtype)[..., None]
             out.append(torch.einsum("btsh,bshp->bthp", inside, v) + before)
             left = (total[:, -1:] - total).exp().to(v.dtype)

@@ -40,19 +40,21 @@ class SharedAttention(WithMaps):
         kv = self.norm(self.key_value(stream))[:, None]
         at = torch.arange(length, device=stream.device)
         ahead = at[:, None] - at
-        seen, places = (ahead >= 0) & (ahead < s.window), at
+        visible, places = (ahead >= 0) & (ahead < s.window), at
         if self.more is not None and length >= self.more.rate:
             runs = self._runs(stream, length // self.more.rate)
             run = torch.arange(runs.shape[1], device=stream.device)
             kv, places = torch.cat([kv, runs[:, None]], 2), torch.cat([at, run * self.more.rate])
-            seen = torch.cat([seen, run < ((at + 1) // self.more.rate)[:, None]], 1)
+            visible = torch.cat([visible, run < ((at + 1) // self.more.rate)[:, None]], 1)
         table = None
         if around.rotation is not None:
             table = rotation_table(
                 a, length, device=stream.device, dtype=stream.dtype, base=s.rotary_base, features=s.d_rotary
             )
             q, kv = rotate(q, table), rotate(kv, (table[0][places], table[1][places]))
-        scores = (q @ kv.transpose(-1, -2) * self.score_scale).masked_fill(~self._masked(seen, around), float("-inf"))
+        scores = (q @ kv.transpose(-1, -2) * self.score_scale).masked_fill(
+            ~self._masked(visible, around), float("-inf")
+        )
         if self.sink is not None:
             scores = torch.cat([scores, self.sink.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], -1)
         dropout = (a.attention_dropout or 0.0) if self.training else 0.0
@@ -64,13 +66,13 @@ class SharedAttention(WithMaps):
         merged: Tensor = self.kv_output(torch.einsum("blgi,goi->blgo", grouped, weight).flatten(2))
         return merged
 
-    def _masked(self, seen: Tensor, around: Surroundings) -> Tensor:
+    def _masked(self, visible: Tensor, around: Surroundings) -> Tensor:
         """What may be looked at, padding apart; averages hold padding like anything else."""
         if around.mask is None:
-            return seen
+            return visible
         allowed = around.mask if around.mask.dtype == torch.bool else around.mask > float("-inf")
-        extra = seen.shape[1] - allowed.shape[-1]
-        return seen & nn.functional.pad(allowed, (0, extra), value=True)
+        extra = visible.shape[1] - allowed.shape[-1]
+        return visible & nn.functional.pad(allowed, (0, extra), value=True)
 
     def _runs(self, stream: Tensor, n: int) -> Tensor:
         """Normed averages of n runs, (batch, n, features)."""
@@ -85,8 +87,8 @@ class SharedAttention(WithMaps):
             none = torch.full_like(logits[:, :1], float("-inf"))
             values = torch.cat([torch.cat([0 * before[:, :1], before[:, :-1]], 1), values], 2)
             weights = torch.cat([torch.cat([none, logits[:, :-1]], 1), weights], 2)
-        made: Tensor = self.run_norm((values * weights.softmax(2)).sum(2))
-        return made
+        out: Tensor = self.run_norm((values * weights.softmax(2)).sum(2))
+        return out
 
 
 def make(

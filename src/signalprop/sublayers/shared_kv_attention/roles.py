@@ -135,11 +135,11 @@ _FEATURES = 2048  # of all heads, about, that are drawn
 
 def _narrower(a: Architecture) -> Architecture:
     """With fewer groups of as many heads."""
-    kept, groups = {}, settings_of(a).groups
+    fewer, groups = {}, settings_of(a).groups
     few = max(1, min(groups, round(groups * _FEATURES / (a.n_heads * a.d_head))))
     for name, of_kind in a.settings.items():
-        kept[name] = of_kind.model_copy(update={"groups": few}) if isinstance(of_kind, Settings) else of_kind
-    return a.replace(n_heads=a.n_heads // groups * few, n_kv_heads=1, settings=kept) if few < groups else a
+        fewer[name] = of_kind.model_copy(update={"groups": few}) if isinstance(of_kind, Settings) else of_kind
+    return a.replace(n_heads=a.n_heads // groups * few, n_kv_heads=1, settings=fewer) if few < groups else a
 
 
 def _kind(name: str, roles: tuple[Role, ...], words: str, short: str, settings: type[Settings]) -> Kind:

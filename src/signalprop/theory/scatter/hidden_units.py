@@ -10,21 +10,23 @@ import numpy as np
 from signalprop.network.activations import activation
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.branches import Met
+from signalprop.theory.branches import ForwardState
 
 _TERMS = 24  # of Hermite's series of squared activations
 
 
-def hidden_units(p: Parametrization, met: Met, r: FloatArray, r_g: FloatArray, *, own: bool = True) -> FloatArray:
+def hidden_units(
+    p: Parametrization, state: ForwardState, r: FloatArray, r_g: FloatArray, *, one_sequence: bool = True
+) -> FloatArray:
     """Relative variance of what a feed-forward gives, and of what it sends back, (sublayers, 2).
 
     Args:
-        met: what branches read. r, r_g: correlation of two tokens there, and of their gradients. own: tokens are also
-            paired with themselves; not between two sequences.
+        state: what branches read. r, r_g: correlation of two tokens there, and of their gradients.
+        one_sequence: tokens are also paired with themselves; not between two sequences.
     """
     a = p.architecture
     first = "gate" if a.gated else "up"
-    size, r = a.d_model * p.weights[first] ** 2 * met.second + p.biases[first] ** 2, np.clip(r, -1.0, 1.0)
+    size, r = a.d_model * p.weights[first] ** 2 * state.second + p.biases[first] ** 2, np.clip(r, -1.0, 1.0)
     f = activation(a.activation)
     z = _nodes()[0]
     x = np.sqrt(np.maximum(size, 1e-30))[:, None] * z
@@ -36,7 +38,7 @@ def hidden_units(p: Parametrization, met: Met, r: FloatArray, r_g: FloatArray, *
         if a.gated:  # times a second map, forward; back through both, in halves
             forward, back = forward * (1 + 2 * pair**2), 0.5 * forward + 0.5 * back * (1 + 2 * pair**2)
         sizes.append((forward - 1, back * (1 + 2 * pair_g**2) - 1))
-    share = own / a.seq_len
+    share = one_sequence / a.seq_len
     mixed = [share * alone + (1 - share) * two for alone, two in zip(*sizes, strict=True)]
     return np.stack(mixed, -1) / a.d_ff
 

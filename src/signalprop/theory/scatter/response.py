@@ -19,7 +19,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
-from signalprop.theory.branches import Met, backward_maps, branches_of, from_the_sum, met_by, placed
+from signalprop.theory.branches import ForwardState, backward_maps, branches_of, forward_state_of, from_the_sum, placed
 from signalprop.theory.scatter.error_chains import (
     affine,
     banded,
@@ -56,7 +56,7 @@ class _Ahead(NamedTuple):
     branch: tuple[FloatArray, FloatArray]
     total: tuple[FloatArray, FloatArray]  # before a norm after it
     share: FloatArray  # of the branch in the sum's variance
-    met: Met
+    state: ForwardState
 
 
 class _Point(NamedTuple):
@@ -65,7 +65,7 @@ class _Point(NamedTuple):
     branch: tuple[FloatArray, FloatArray]
     total: tuple[FloatArray, FloatArray]
     share: FloatArray
-    met: Met
+    state: ForwardState
     skip2: FloatArray  # factor on a gradient along the skip, norms included
     maps: BranchBackward
 
@@ -92,14 +92,14 @@ class Response:
         # random maps in a branch, in units of one to d_model features: values and output; down
         self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
         self.hidden = np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(
-            p, self.here.met, self.here.met.r_read, self._gradient_r()
+            p, self.here.state, self.here.state.r_read, self._gradient_r()
         )
-        kept, added = (
+        skipped, added = (
             self._modes(1 - self.here.share, stream), self._modes(self.here.share, self.here.branch[1])
         )  # fmt: skip
         known = None if overlaps is None else overlaps.forward
-        self.beyond = self._beyond_averages(kept, added, known)
-        self.raw_noise = self.noise(kept, added, self.hidden[:, 0]) + self.beyond
+        self.beyond = self._beyond_averages(skipped, added, known)
+        self.raw_noise = self.noise(skipped, added, self.hidden[:, 0]) + self.beyond
         self.to_state = to_state(self.here.total[1], ~self.after)
         self.passed = self.derivative(lambda point: point.total)
         self.passed[self.after, 0] = 0.0
@@ -111,11 +111,13 @@ class Response:
         moved = np.clip(stream.token_correlation + r, -1.0, 1.0)
         lv = stream.log_variance + log_v
         read = replace(stream, log_variance=lv, token_correlation=moved)
-        met, made = met_by(p, self.branches, replace(self.profile, forward={**self.profile.forward, "stream_in": read}))
-        kept, added = np.log(p.skip**2) + lv, np.log(p.branch**2) + made[0]
-        total = np.logaddexp(kept, added)
+        state, output = forward_state_of(
+            p, self.branches, replace(self.profile, forward={**self.profile.forward, "stream_in": read})
+        )
+        skipped, added = np.log(p.skip**2) + lv, np.log(p.branch**2) + output[0]
+        total = np.logaddexp(skipped, added)
         share = np.exp(added - total)
-        return _Ahead(made, (total, share * made[1] + (1 - share) * moved), share, met)
+        return _Ahead(output, (total, share * output[1] + (1 - share) * moved), share, state)
 
     def _gradient_r(self) -> FloatArray:
         gradient = self.profile.gradient
@@ -124,7 +126,7 @@ class Response:
     def at(self, log_v: float, r: FloatArray | float) -> _Point:
         """The same, with the way back."""
         p, ahead = self.p, self.ahead(log_v, r)
-        maps = from_the_sum(p, ahead.met, backward_maps(p, self.branches, ahead.met)[0])
+        maps = from_the_sum(p, ahead.state, backward_maps(p, self.branches, ahead.state)[0])
         norm = np.logaddexp(ahead.total[0], np.log(float(p.architecture.norm_eps)))
         out = np.exp(np.where(self.after, np.log(p.norm_output**2) - norm, 0.0))
         return _Point(*ahead, out * p.skip**2, BranchBackward(*(out * column for column in maps)))
@@ -138,7 +140,9 @@ class Response:
 
     def hidden_between(self, r: FloatArray, r_g: FloatArray) -> FloatArray:
         """`hidden` of two sequences whose tokens have these correlations, and their gradients."""
-        return np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(self.p, self.here.met, r, r_g, own=False)
+        return np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(
+            self.p, self.here.state, r, r_g, one_sequence=False
+        )
 
     # --- noise ---
 
@@ -152,37 +156,37 @@ class Response:
 
     def _pair(self, modes: tuple[FloatArray, FloatArray]) -> FloatArray:
         """(variance, covariance) of modes, (sublayers, 2)."""
-        shared, own = modes
+        shared, specific = modes
         t = self.tokens
-        return np.stack([(shared + (t - 1) * own) / t, (shared - own) / t], -1)
+        return np.stack([(shared + (t - 1) * specific) / t, (shared - specific) / t], -1)
 
     def noise(
-        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray
+        self, skipped: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray
     ) -> FloatArray:
         """Covariance of the noise in (variance, covariance) of a sum of variance 1, (sublayers, 2, 2)."""
         t = self.tokens
         vectors = (1.0, np.array([1.0, 1.0]) / t), (max(t - 1, 1.0), np.array([t - 1, -1.0]) / t)
         out = np.zeros((self.n, 2, 2))
-        for skip, branch, (members, by) in zip(kept, added, vectors, strict=True):
+        for skip, branch, (members, by) in zip(skipped, added, vectors, strict=True):
             variance = self._of_sum(skip * branch, branch**2) / members
             out += variance[:, None, None] * np.outer(by, by)
         out += hidden[:, None, None] * outer(self._pair(added))
         return out
 
     def _beyond_averages(
-        self, kept: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], known: FloatArray | None
+        self, skipped: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], known: FloatArray | None
     ) -> FloatArray:
         """The same of what kernels know beyond position averages: noise in the size of the sum alone."""
         if known is None:
             return np.zeros((self.n, 2, 2))
-        v, w = self._pair(kept)[:, 0], self._pair(added)[:, 0]
-        cross = np.maximum(known[:, 0] * v * w - self._mean(kept, added), 0.0)
-        own = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
-        return self._of_sum(cross, own)[:, None, None] * outer(self._pair(kept) + self._pair(added))
+        v, w = self._pair(skipped)[:, 0], self._pair(added)[:, 0]
+        cross = np.maximum(known[:, 0] * v * w - self._mean(skipped, added), 0.0)
+        specific = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
+        return self._of_sum(cross, specific)[:, None, None] * outer(self._pair(skipped) + self._pair(added))
 
-    def _of_sum(self, cross: FloatArray, own: FloatArray) -> FloatArray:
+    def _of_sum(self, cross: FloatArray, specific: FloatArray) -> FloatArray:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
-        return np.asarray((4 * cross + 2 * self.maps_in_a_row * own) / self.d)
+        return np.asarray((4 * cross + 2 * self.maps_in_a_row * specific) / self.d)
 
     # --- propagation ---
 
@@ -193,9 +197,9 @@ class Response:
         start = self._start(r, 0.0 if self.p.architecture.embedding_norm else 1.0)
         branch = self.derivative(lambda point: point.branch)
         none = 0 * self.here.share
-        own = self.noise((none, none), self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0])
-        covariances = self.spread_ahead(branch, start, self.raw_noise, own)
-        means = self._means(covariances["stream_in"], branch, own)
+        specific = self.noise((none, none), self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0])
+        covariances = self.spread_ahead(branch, start, self.raw_noise, specific)
+        means = self._means(covariances["stream_in"], branch, specific)
         for name, covariance in covariances.items():
             means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
         forward = {name: banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
@@ -213,12 +217,12 @@ class Response:
         return replace(profile, forward=forward, gradient=gradient)
 
     def spread_ahead(
-        self, branch: FloatArray, start: FloatArray, sums: FloatArray, own: FloatArray
+        self, branch: FloatArray, start: FloatArray, sums: FloatArray, specific: FloatArray
     ) -> dict[str, FloatArray]:
         """Covariances of (ln variance, correlation) by point, of noise in sums and in what branches give."""
         out = chained(self.passed, congruent(self.to_state, sums), start)
         entering = np.concatenate([start[None], out[:-1]])
-        at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), own)
+        at_branch = congruent(branch, entering) + congruent(to_state(self.here.branch[1]), specific)
         return {"stream_in": entering, "branch": at_branch, "stream_out": out}
 
     def _start(self, r: float, size: float) -> FloatArray:
@@ -234,14 +238,14 @@ class Response:
     def _gaussian(self, r: float) -> FloatArray:
         """Covariance of (variance, covariance) of Gaussian tokens of variance 1."""
         t = self.tokens
-        shared, own = 1 + (t - 1) * r, 1 - r
+        shared, specific = 1 + (t - 1) * r, 1 - r
         one, other = np.array([1.0, 1.0]) / t, np.array([t - 1, -1.0]) / t
-        raw = shared**2 * np.outer(one, one) + own**2 / max(t - 1, 1) * np.outer(other, other)
+        raw = shared**2 * np.outer(one, one) + specific**2 / max(t - 1, 1) * np.outer(other, other)
         return np.asarray(2 / self.d * raw)
 
     # --- means ---
 
-    def _means(self, entering: FloatArray, by_stream: FloatArray, own: FloatArray) -> dict[str, FloatArray]:
+    def _means(self, entering: FloatArray, by_stream: FloatArray, specific: FloatArray) -> dict[str, FloatArray]:
         """Means of (ln variance, correlation) over what is predicted, to second order, by point; (sublayers, 2).
 
         Args:
@@ -264,7 +268,7 @@ class Response:
             start = np.array([0.0, start[1] + lengths[0]])
         out = affine(self.passed, at_sum, start)
         above = np.concatenate([start[None], out[:-1]])
-        branch = np.einsum("nij,nj->ni", by_stream, above) + at_branch + bend_of_ratio(made_r, own)
+        branch = np.einsum("nij,nj->ni", by_stream, above) + at_branch + bend_of_ratio(made_r, specific)
         return {"stream_in": above, "branch": branch, "stream_out": out}
 
     def _bends(self, entering: FloatArray, by_pairs: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
@@ -315,10 +319,10 @@ class Response:
         by_signal = self.derivative(lambda point: point.back(r))
         v, maps = np.exp(base[0]), self.here.maps
         sent, shared = (maps.vv + maps.vc * r) / v, (maps.cv + maps.cc * r) / v
-        kept, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
+        skipped, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
         known = None if self.overlaps is None else self.overlaps.backward
-        beyond = self._beyond_averages(kept, added, known)
-        noise = self.noise(kept, added, self.hidden[:, 1]) + beyond
+        beyond = self._beyond_averages(skipped, added, known)
+        noise = self.noise(skipped, added, self.hidden[:, 1]) + beyond
         turned = np.einsum("nij,nlk->nikjl", through, self.passed).reshape(self.n, 4, 4)  # Z -> M Z T
         z = affine(turned[_UP], by_signal.reshape(self.n, 4)[_UP], np.zeros(4))[_UP].reshape(-1, 2, 2)
         above = np.concatenate([z[1:], np.zeros((1, 2, 2))])
@@ -359,11 +363,11 @@ class Response:
         """ln of the mean of what norms before branches make of a gradient, beyond what one size of all tokens would."""
         a, f, made_r = self.p.architecture, self.here.share, self.here.branch[1]
         r, many = self.profile.forward["stream_in"].token_correlation, 1 - 1 / self.tokens
-        kept = np.where(before, 1 - f, 1.0) * ~self.after
+        skipped = np.where(before, 1 - f, 1.0) * ~self.after
         drawn = ~self.after * self._of_sum(f * (1 - f) * (1 - r * made_r), f**2 * (1 - made_r**2))
         start = 0.0 if a.embedding_norm else 2 * (1 - r[0] ** 2) / self.d
-        own, through = own_part(kept, many * drawn, float(many * start)), np.where(before, sent, 0.0)
-        return bend_of_own_sizes(own, kept, through, ~self.attends, a.has_final_norm) - through / self.d
+        specific, through = own_part(skipped, many * drawn, float(many * start)), np.where(before, sent, 0.0)
+        return bend_of_own_sizes(specific, skipped, through, ~self.attends, a.has_final_norm) - through / self.d
 
     def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
         """ln of the mean of what a post-norm's own token sizes make of a gradient, less what a branch does not see.

@@ -9,27 +9,27 @@ from signalprop.network.moments import FloatArray
 from signalprop.theory.scatter.error_chains import affine
 
 
-def own_part(kept: FloatArray, added: FloatArray, start: float) -> tuple[FloatArray, FloatArray]:
+def own_part(skipped: FloatArray, added: FloatArray, start: float) -> tuple[FloatArray, FloatArray]:
     """Variance of ln of a token's size beyond what all tokens share, entering and leaving sublayers.
 
     Args:
-        kept: factor on what enters; 0 after a norm of the sum. added: by the sublayer's draws. start: of the first.
+        skipped: factor on what enters; 0 after a norm of the sum. added: by the sublayer's draws. start: of the first.
     """
-    leaving = affine(kept[:, None, None] ** 2, added[:, None], np.array([start]))[:, 0]
+    leaving = affine(skipped[:, None, None] ** 2, added[:, None], np.array([start]))[:, 0]
     return np.concatenate([[start], leaving[:-1]]), leaving
 
 
 def bend_of_own_sizes(
-    own: tuple[FloatArray, FloatArray], kept: FloatArray, sent: FloatArray, by_itself: NDArray[np.bool_], top: bool
+    parts: tuple[FloatArray, FloatArray], skipped: FloatArray, sent: FloatArray, by_itself: NDArray[np.bool_], top: bool
 ) -> FloatArray:
     """ln of the mean gradient over the one of tokens of one size, by sublayer; 0 where no norm reads them.
 
     Args:
-        own, kept: of `own_part`. sent: share of what comes back through a norm by a branch. by_itself: whether a token
-            gets it of its own gradient alone, not of all. top: whether a norm follows the last sublayer.
+        parts, skipped: of `own_part`. sent: share of what comes back through a norm by a branch. by_itself: whether a
+            token gets it of its own gradient alone, not of all. top: whether a norm follows the last sublayer.
     """
-    entering, leaving = own
-    carried = np.divide(kept * entering, leaving, out=np.zeros_like(kept), where=leaving > 0)
+    entering, leaving = parts
+    carried = np.divide(skipped * entering, leaving, out=np.zeros_like(skipped), where=leaving > 0)
     passed = carried * np.where(by_itself, 1.0, 1.0 - sent)
     start = np.array([leaving[-1] * top])
     weighed = affine(passed[::-1, None, None], (sent * entering)[::-1, None], start)[::-1, 0]
