@@ -21,8 +21,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
 from signalprop.results.profile import Profile
 from signalprop.schemes.base import parametrized
-from signalprop_lab.explorer.app import drawn, of_address, predicted
-from signalprop_lab.explorer.settings import Settings, address, of_preset, starts
+from signalprop_lab.explorer.app import Settings, address, drawn, of_address, of_preset, predicted
 
 EXAMPLES = [
     Settings(n_layers=5),
@@ -32,7 +31,6 @@ EXAMPLES = [
     Settings(n_layers=3, scheme="e-spa", seq_len=16, fidelity="auto"),
     Settings(
         **{
-            "preset": "llama-130m",
             **of_preset("llama-130m"),
             "n_layers": 3,
             "d_model": 384,
@@ -40,7 +38,7 @@ EXAMPLES = [
             "seq_len": 24,
         }
     ),
-    Settings(**{"preset": "t5-small", **of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
+    Settings(**{**of_preset("t5-small"), "n_layers": 4, "seq_len": 40, "scheme": "deepscalelm"}),
 ]
 
 
@@ -75,7 +73,7 @@ def test_python_and_command_agree_for_any_settings(
         qk_scale=qk_scale, seq_len=16,
     )  # fmt: skip
     try:
-        mine = predicted(s)[0]
+        mine = predicted(s)
     except InputError:  # a k that is too large for so few layers: the copies say so too
         with contextlib.redirect_stderr(io.StringIO()):
             assert run([*shlex.split(s.command())[1:], "--json", "-"]) == 2
@@ -108,15 +106,9 @@ def test_a_bad_address_is_a_line(words: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_the_network_of_that_name(name: str) -> None:
     """And opens with its own initialisation."""
-    s = Settings(**{"preset": name, **of_preset(name)})
-    assert s.architecture() == Architecture.preset(name)
+    s = Settings(**of_preset(name))
+    assert s.table().architecture == Architecture.preset(name)
     assert s.table().scheme == parametrized(name).scheme and s.fidelity == "auto"
-
-
-@pytest.mark.parametrize("where", starts().values(), ids=list(starts()))
-def test_where_to_start_is_an_address_of_settings(where: str) -> None:
-    settings, pinned = of_address(where)
-    assert address(settings, pinned) == where
 
 
 class TestReading:
@@ -126,7 +118,7 @@ class TestReading:
             ({"n_layers": 0}, "n_layers"),
             ({"n_layers": 12.5}, "n_layers"),
             ({"n_layers": None}, "n_layers"),
-            ({"n_layers": "48"}, "n_layers"),
+            ({"n_layers": "many"}, "n_layers"),
             ({"n_layers": 10**400}, "n_layers"),
             ({"dropout": 1}, "dropout"),
             ({"dropout": 10**400}, "dropout"),
