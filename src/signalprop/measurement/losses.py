@@ -100,7 +100,11 @@ def next_ids(logits: Any, arguments: Dictionary[str, Any], tokens_first: bool) -
 
 @contextmanager
 def lent_gradients(model: nn.Module) -> Iterator[None]:
-    """Every floating parameter takes part in the backward pass; afterwards gradients and flags are as before."""
+    """Every floating parameter takes part in the backward pass; afterwards gradients and flags are as before.
+
+    Gradients of parameters are dropped as they come (`.grad` stays None): what passes through is read, and all of them
+    at once would take as much memory as the weights.
+    """
     parameters = [p for p in model.parameters() if p.is_floating_point() and p.is_leaf]
     if any(p.is_inference() for p in parameters):
         raise InputError(
@@ -110,9 +114,16 @@ def lent_gradients(model: nn.Module) -> Iterator[None]:
     for p in parameters:
         p.requires_grad_(True)
         p.grad = None
+    handles = [p.register_post_accumulate_grad_hook(_drop) for p in parameters]
     try:
         yield
     finally:
+        for handle in handles:
+            handle.remove()
         for p, (flag, gradient) in zip(parameters, before, strict=True):
             p.requires_grad_(flag)
             p.grad = gradient
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
