@@ -128,6 +128,34 @@ class TestMeasuring:
             with pytest.raises(InputError, match="LlamaForCausalLM does not take attention_mask: You must specify"):
                 call(llama(), mask)
 
+    @pytest.mark.parametrize(
+        ("inputs", "says"),
+        [
+            (ids(2, 8).float(), "does not take input_ids: Expected .* Long, Int"),
+            (lambda model: model(ids(2, 8).half()), "does not take input_ids: Expected .* Long, Int"),
+            (
+                {"input_ids": ids(2, 8), "labels": ids(2, 8).float()},
+                "does not take input_ids, labels: .* Long",
+            ),
+            ({"inputs_embeds": torch.randn(2, 8, 7)}, "does not take inputs_embeds: .* must match"),
+            ({"input_ids": ids(2, 8), "attention_mask": torch.ones(2, 3, 3, 3)}, "does not take input_ids, attention"),
+            ([[1, 2], [3, 4]], "does not take input_ids, [a-z_]+: 'list'"),
+            (ids(2, 8).to_sparse(), r"layout torch\.sparse_coo; give a dense one"),
+            (ids(2, 8).to("meta"), "on the meta device, which has no numbers"),
+            (np.array([None]), "an array of object; expected numbers"),
+            (np.array(["a"]), "an array of <U1; expected numbers"),
+        ],
+    )
+    def test_inputs_of_wrong_types_and_shapes(self, inputs: Any, says: str) -> None:
+        for backward in (True, False):
+            with pytest.raises(InputError, match=says):
+                sp.measure(gpt2(), inputs, backward=backward)
+
+    def test_ids_that_are_no_whole_numbers(self) -> None:
+        with pytest.raises(InputError, match="tokens of a batch are float64; expected ids, which are whole numbers"):
+            Batch(tokens=np.zeros((2, 8)), targets=np.zeros((2, 8), int))
+        assert sp.predict(gpt2(), ids(2, 8).to(torch.uint8)).forward["stream_out"].variance[-1] > 0
+
     def test_ids_and_targets_that_the_model_does_not_have(self) -> None:
         many = torch.full((1, 4), 10**6)
         for batch in ({"input_ids": many}, {"input_ids": ids(1, 4), "labels": many}):

@@ -183,12 +183,11 @@ class GradientHooks:
     the same gradient to both of its terms: what was made of it is taken again, not made anew.
 
     Args:
-        make: of the number and the gradient, called once for each gradient. keep: called with the number and what was
-            made, once for each number.
+        keep: called with the number and what was made of its gradient, once for each number.
     """
 
-    def __init__(self, make: Callable[[int, Tensor], Any], keep: Callable[[int, Any], None]) -> None:
-        self._make, self._keep = make, keep
+    def __init__(self, keep: Callable[[int, Any], None]) -> None:
+        self._keep = keep
         self._handles: dict[int, Handle] = {}
         self._kept: set[int] = set()
         self._last: tuple[weakref.ref[Tensor], int, Any] | None = None
@@ -196,9 +195,9 @@ class GradientHooks:
     def __contains__(self, index: int) -> bool:
         return index in self._handles
 
-    def see(self, index: int, tensor: Tensor) -> None:
-        """Hook this tensor's gradient."""
-        self._handles[index] = tensor.register_hook(partial(self._flows, index))  # type: ignore[no-untyped-call]
+    def see(self, index: int, tensor: Tensor, make: Callable[[int, Tensor], Any]) -> None:
+        """Hook this tensor's gradient; `make` is called with the number and the gradient, once for each gradient."""
+        self._handles[index] = tensor.register_hook(partial(self._flows, index, make))  # type: ignore[no-untyped-call]
 
     def clear(self) -> None:
         """Take all hooks off, for another pass."""
@@ -208,13 +207,13 @@ class GradientHooks:
         self._kept.clear()
         self._last = None
 
-    def _flows(self, index: int, gradient: Tensor | None) -> None:
+    def _flows(self, index: int, make: Callable[[int, Tensor], Any], gradient: Tensor | None) -> None:
         if index in self._kept or gradient is None:  # None: quantised maps follow, which have no gradient
             return
         self._kept.add(index)
         last = self._last
         if last is None or last[0]() is not gradient or last[1] != gradient._version:
-            made = self._make(index, gradient.detach())
+            made = make(index, gradient.detach())
             # weakly: what is held cannot be added to in place, nor its memory be used again, at twice the cost of all
             self._last = last = weakref.ref(gradient), gradient._version, made
         self._keep(index, last[2])

@@ -108,7 +108,7 @@ class TestStreams:
             outs: list[Tensor] = []
 
             def keeps(_: nn.Module, __: Any, out: Any, outs: list[Tensor] = outs) -> None:
-                outs.append(out[0] if isinstance(out, tuple) else out)  # transformers 4 has tuples
+                outs.append(out)
                 outs[-1].retain_grad()
 
             handles = [layer.register_forward_hook(keeps) for layer in model.model.layers]
@@ -239,9 +239,7 @@ class TestEdges:
         clean = observed(model, batch, gradient_sequences=0)
 
         def spoil(_: nn.Module, args: Any, out: Any) -> Any:
-            first = out[0] if isinstance(out, tuple) else out  # transformers 4 has tuples
-            spoilt = first.masked_fill(~torch.as_tensor(batch.keep)[..., None], math.inf)
-            return (spoilt, *out[1:]) if isinstance(out, tuple) else spoilt
+            return out.masked_fill(~torch.as_tensor(batch.keep)[..., None], math.inf)
 
         handle = model.model.layers[1].register_forward_hook(spoil)
         found = observed(model, batch, gradient_sequences=0)

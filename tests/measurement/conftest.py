@@ -78,11 +78,10 @@ _GEMMA3 = {
         kind: {"rope_type": "default", "rope_theta": base}
         for kind, base in (("sliding_attention", 10_000.0), ("full_attention", 50_000.0))
     },
-    "rope_theta": 50_000.0, "rope_local_base_freq": 10_000.0,  # the names of transformers 4
 }  # fmt: skip
-# angles of another base are not the same to the last bit; in transformers 5, and before
-_BASE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}, "rope_theta": 10_000.0}
-_OLMO3 = {"sliding_window": 9, "rope_parameters": _BASE["rope_parameters"], "rope_theta": 10_000.0}
+# angles of another base are not the same to the last bit
+_BASE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+_OLMO3 = {"sliding_window": 9, **_BASE}
 _GRANITE = {
     "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3, "logits_scaling": 8.0,
 }  # fmt: skip

@@ -99,6 +99,30 @@ def test_recorders_are_let_go(build: Any, breaks: bool) -> None:
     assert alive(Recorder) == before
 
 
+def test_a_measured_model_goes_with_its_last_name(build: Any) -> None:
+    """At once, without the collector, which comes late for few large objects: `compare` had held several models."""
+    model = build("gpt2").eval()
+    arguments = arguments_for(model)
+    gc.collect()
+    gc.disable()
+    try:
+        measure(model, arguments, loss=lambda output: total(output))
+        references = [weakref.ref(item) for item in (model, *model.parameters())]
+        del model
+        assert not any(reference() is not None for reference in references)
+    finally:
+        gc.enable()
+
+
+def test_gradients_of_parameters_do_not_stand_beside_each_other(build: Any) -> None:
+    model = build("gpt2").eval()
+    held: list[int] = []
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(lambda _: held.append(sum(q.grad is not None for q in model.parameters())))
+    measure(model, arguments_for(model), loss=total)
+    assert held and max(held) == 1
+
+
 def test_a_model_can_be_let_go(build: Any) -> None:
     """Nothing of ours keeps a model alive: no cache, no turn of a thread, no callback."""
     model = build("gpt2").eval()

@@ -99,7 +99,7 @@ def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "i
         mask, labels = (x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in (mask, labels))
     fits = isinstance(mask, Tensor) and mask.shape == ids.shape
     keep = (mask != 0).cpu().numpy() if isinstance(mask, Tensor) and fits else None
-    words = ids.cpu().numpy()
+    words = ids.cpu().numpy().astype(np.int64)
     if a.head == "classes":
         has_classes = isinstance(labels, Tensor) and labels.ndim == 1
         targets = labels.cpu().numpy() if isinstance(labels, Tensor) and has_classes else np.zeros(len(words), np.int64)

@@ -94,9 +94,7 @@ def place_of(model: nn.Module, several: tuple[ModelPaths, ...], a: Architecture)
 
 def base_of(model: nn.Module) -> nn.Module:
     """The model without its head."""
-    named = str(getattr(model, "base_model_prefix", ""))
-    # `model` by itself: transformers 4.51 gives Gemma 3 the prefix of another class
-    found: nn.Module = getattr(model, named if named and hasattr(model, named) else "model", model)
+    found: nn.Module = getattr(model, str(getattr(model, "base_model_prefix", "")), model)
     return found
 
 

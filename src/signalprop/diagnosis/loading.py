@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from signalprop.errors import InputError, first_line, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
+from signalprop.files.checkpoint_tokenizers import tokenizer_file
 from signalprop.files.storage import check_regular
 from signalprop.files.tensor_files import stored_tensors
 from signalprop.files.validation import typed
@@ -188,7 +189,7 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     except Exception as error:
         reason = error
     try:  # without the files that the family's own class asks for
-        return checkpoint_loading.tokenizer_file(folder_of(source) / "tokenizer.json")
+        return tokenizer_file(folder_of(source) / "tokenizer.json")
     except Exception:
         if path.suffix.lower() == ".gguf":
             raise InputError(

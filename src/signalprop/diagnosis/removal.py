@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 
 # Lists in a config that hold one entry per layer.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
-_COUNTS = ("num_hidden_layers", "encoder_layers")  # transformers 4 has both, in BART; in 5 one stands for the other
+_COUNTS = ("num_hidden_layers",)
 _DECODER_COUNTS = ("num_decoder_layers", "decoder_layers")
 
 

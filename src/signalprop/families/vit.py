@@ -53,7 +53,7 @@ NOW = StackPaths(
     ),
     final_norm="layernorm",
 )
-TRANSFORMERS_4 = StackPaths(
+BEFORE = StackPaths(
     "encoder.layer",
     (
         SublayerPaths(
@@ -80,7 +80,7 @@ def paths(*class_tokens: str) -> tuple[ModelPaths, ...]:
             classifiers=("classifier", "cls_classifier"),
             inputs={"patches": "pixel_values"},
         )
-        for stack in (NOW, TRANSFORMERS_4)
+        for stack in (NOW, BEFORE)
     )
 
 

@@ -17,17 +17,13 @@ from typing import Any
 
 from signalprop.errors import InputError, require
 from signalprop.files.checkpoint_folder import INDEX, WEIGHTS, check_folder, json_object, shards, weights
-from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_file, tokenizer_of
+from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_of
 from signalprop.files.configuration import fresh_configuration, made, taken
 from signalprop.files.guard import alone, budget, guarded
 from signalprop.files.limits import memory_free
 from signalprop.files.model_size import BUDGET, check_gguf, check_model
 from signalprop.files.storage import read_json, write_json
 
-__all__ = [
-    "configuration", "configuration_of", "data_set", "fetched", "fresh", "gguf_model", "gguf_tokenizer", "model_class",
-    "pretrained", "saved_data_set", "tokenizer", "tokenizer_file", "without_numbers",
-]  # fmt: skip
 _OTHER_MODELS = frozenset(["GPT2DoubleHeadsModel"])  # in none of transformers' tables
 
 
@@ -39,8 +35,7 @@ def configuration(place: str | Path, *, trust_remote_code: bool = False, **chang
     """
     transformers = require("transformers", "models")
     if trust_remote_code:
-        with _never_asked():
-            return transformers.AutoConfig.from_pretrained(place, trust_remote_code=True, **changes)
+        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=True, **changes)
     folder = _folder(place)
     file = folder / "config.json"
     if not file.is_file():
@@ -103,15 +98,14 @@ def pretrained(
         options: of `from_pretrained`.
     """
     if trust_remote_code:
-        with _never_asked():
-            return _matching(cls, place, place, use_safetensors=True, trust_remote_code=True, **options)
+        return _matching(cls, place, place, use_safetensors=True, trust_remote_code=True, **options)
     folder = _folder(place, with_weights=True)
     config = copy.deepcopy(configuration(place) if config is None else config)
     check_model(lambda: _made(cls, config), place, _itemsize(config, options))
     files = weights(folder)
     options = {"config": config, "use_safetensors": True, **options}
     generation = json_object(folder / "generation_config.json")
-    with alone(*files) as only, _never_asked(), guarded(place, only, *files):
+    with alone(*files) as only, guarded(place, only, *files):
         if generation:
             numbers = {key: value for key, value in generation.items() if _is_number(value)}
             write_json(only / "generation_config.json", numbers)
@@ -124,10 +118,9 @@ def pretrained(
 def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
     """A model of a class with fresh weights, as its configuration says."""
     if trust_remote_code:
-        with _never_asked():
-            return _made(cls, config, True)
+        return _made(cls, config, True)
     check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
-    with _never_asked(), guarded("this configuration"), budget(memory_free() or 1 << 40, "this configuration"):
+    with guarded("this configuration"), budget(memory_free() or 1 << 40, "this configuration"):
         return _made(cls, config)
 
 
@@ -140,8 +133,7 @@ def without_numbers(cls: Any, config: Any) -> Any:
 def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a directory or of a name on the hub."""
     if trust_remote_code:
-        with _never_asked():
-            return require("transformers", "models").AutoTokenizer.from_pretrained(place, trust_remote_code=True)
+        return require("transformers", "models").AutoTokenizer.from_pretrained(place, trust_remote_code=True)
     folder = Path(place) if Path(place).is_dir() else fetched(str(place), ["*.json", *FILES], without=["*/*"])
     check_folder(folder)
     return tokenizer_of(folder)
@@ -196,8 +188,8 @@ def _folder(place: str | Path, *, with_weights: bool = False) -> Path:
 
 @contextmanager
 def _built(where: str | Path) -> Iterator[None]:
-    """Around what makes objects of a stranger's values: nothing is asked or opened, and memory ends at a budget."""
-    with _never_asked(), guarded(where), budget(BUDGET, where):
+    """Around what makes objects of a stranger's values: nothing is opened, and memory ends at a budget."""
+    with guarded(where), budget(BUDGET, where):
         yield
 
 
@@ -206,18 +198,6 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, list):
         return all(isinstance(item, int) for item in value)
     return isinstance(value, (bool, int, float))
-
-
-@contextmanager
-def _never_asked() -> Iterator[None]:
-    """Where transformers would ask on the terminal whether code may run, it raises ValueError."""
-    module: Any = require("transformers.dynamic_module_utils", "models")
-    kept = module.TIME_OUT_REMOTE_CODE
-    module.TIME_OUT_REMOTE_CODE = 0
-    try:
-        yield
-    finally:
-        module.TIME_OUT_REMOTE_CODE = kept
 
 
 def _made(cls: Any, config: Any, trust_remote_code: bool = False) -> Any:
@@ -261,18 +241,14 @@ def _matching(cls: Any, where: str | Path, place: str | Path, **options: Any) ->
 def _gguf(path: Path, load: Callable[..., Any], **options: Any) -> Any:
     """transformers would read configurations and adapters beside the file, so it sees the file alone."""
     check_gguf(path)
-    with alone(path) as place, _never_asked(), redirect_stderr(io.StringIO()), guarded(path, place, path):
+    with alone(path) as place, redirect_stderr(io.StringIO()), guarded(path, place, path):
         return load(place, gguf_file=path.name, trust_remote_code=False, **options)
 
 
 @cache
 def _model_classes() -> frozenset[str]:
     """Names of models in transformers' tables, which the auto classes choose from."""
-    return _names_in("transformers.models.auto.modeling_auto", "MODEL") | _OTHER_MODELS
-
-
-def _names_in(module: str, beginning: str) -> frozenset[str]:
-    found = vars(require(module, "models")).items()
-    tables = [table for name, table in found if name.startswith(beginning) and name.endswith("_MAPPING_NAMES")]
+    found = vars(require("transformers.models.auto.modeling_auto", "models")).items()
+    tables = [table for name, table in found if name.startswith("MODEL") and name.endswith("_MAPPING_NAMES")]
     rows = [row if isinstance(row, (tuple, list)) else (row,) for table in tables for row in table.values()]
-    return frozenset(name for row in rows for name in row if isinstance(name, str))
+    return _OTHER_MODELS.union(*rows)

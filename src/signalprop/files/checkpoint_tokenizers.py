@@ -7,7 +7,6 @@ name of a class in transformers' table of tokenizers; no name of a file, and no 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -93,16 +92,8 @@ def _class_name(folder: Path, settings: dict[str, Any]) -> str:
 def _table() -> dict[str, str]:
     """Names of transformers' tokenizers by the type of the model; the classes by their own names too."""
     auto: Any = require("transformers.models.auto.tokenization_auto", "models")
-    found: dict[str, str] = {}
-    for name, row in auto.TOKENIZER_MAPPING_NAMES.items():
-        for one in _names(row):
-            found[one] = one
-            found.setdefault(name, one)
-    return found
-
-
-def _names(row: Any) -> Iterator[str]:
-    yield from (one for one in (row if isinstance(row, (tuple, list)) else (row,)) if isinstance(one, str))
+    found = {kind: name for kind, name in auto.TOKENIZER_MAPPING_NAMES.items() if name is not None}
+    return {name: name for name in found.values()} | found
 
 
 def _named(tokenizer: Any, folder: Path) -> Any:

@@ -112,7 +112,7 @@ def measure(
             with torch.inference_mode(False), torch.set_grad_enabled(backward):
                 if backward:
                     with lent_gradients(model):
-                        given = inputs(model) if is_function(inputs) else output_of(model, arguments)
+                        given = output_of(model, arguments, inputs)
                         told = loss is not None or isinstance(batch, Batch)
                         assumed.append(not told and takes_next(given, arguments, turned))
                         value = loss_of(given, batch, loss, tokens_first=turned)
@@ -120,10 +120,8 @@ def measure(
                         if problem:
                             raise InputError(problem)
                         value.backward()  # type: ignore[no-untyped-call]
-                elif is_function(inputs):
-                    inputs(model)
                 else:
-                    output_of(model, arguments)
+                    output_of(model, arguments, inputs)
         finally:
             recorder.detach()
             experts.detach()
@@ -209,17 +207,19 @@ def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[s
     return placed(model, arguments)
 
 
-def output_of(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
-    """What a model gives for its keyword arguments.
+def output_of(model: nn.Module, arguments: Dictionary[str, Any], inputs: Any = None) -> Any:
+    """What a model gives for its keyword arguments, or what `inputs` returns, where that is a function that calls it.
 
     Raises:
         InputError: it does not take them.
     """
     try:
-        return call(model, arguments)
+        return inputs(model) if is_function(inputs) else call(model, arguments)
     except InputError:
         raise
-    except (TypeError, ValueError, IndexError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if "memory" in str(error):
+            raise
         given = ", ".join(arguments) or "nothing"
         raise InputError(f"the {type(model).__name__} does not take {given}: {first_line(error)}") from error
 

@@ -19,7 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from signalprop.errors import InputError, first_line, refusing, require
+from signalprop.errors import InputError, first_line, refusing
 from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
 from signalprop.files.validation import Value, typed
 from signalprop.hooks import whole
@@ -214,7 +214,6 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
-    require("safetensors", "models")
     from safetensors.torch import save as serialised
 
     data = serialised(tensors, metadata={ENTRY: name, "format": "pt"})
@@ -233,7 +232,6 @@ def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
 
 def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file that bears this id."""
-    require("safetensors", "models")
     from safetensors import safe_open
 
     if not path.is_file():

@@ -45,7 +45,8 @@ def arguments_in(model: nn.Module, inputs: Any) -> dict[str, Any]:
             that is given the model and calls it.
 
     Raises:
-        InputError: anything else, arguments that the forward does not take, or a function that does not call the model.
+        InputError: anything else, arguments that the forward does not take, tensors that hold no plain numbers, or a
+            function that does not call the model.
     """
     if isinstance(inputs, Dictionary):
         named = {str(name): _tensor(value) for name, value in inputs.items()}
@@ -126,7 +127,16 @@ def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
 
 
 def _tensor(value: Any) -> Any:
-    return torch.as_tensor(value) if isinstance(value, np.ndarray) else value
+    """An array as a tensor; everything else as it is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biufc":
+            raise InputError(f"inputs= holds an array of {value.dtype}; expected numbers")
+        return torch.as_tensor(value)
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        raise InputError(f"inputs= holds a tensor of layout {value.layout}; give a dense one: .to_dense()")
+    if isinstance(value, Tensor) and value.is_meta:
+        raise InputError("inputs= holds a tensor on the meta device, which has no numbers; give one that has")
+    return value
 
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

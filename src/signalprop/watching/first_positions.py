@@ -96,6 +96,7 @@ class Streams:
 
     def __exit__(self, *_: object) -> None:
         self.hooks.detach()
+        self._see = _unseen  # or a method of this, which leads to the model, would hold both until they are collected
 
     def _meets(self, index: int, given: Tensor | None) -> None:
         stack = self._sites[index].stack
@@ -110,6 +111,10 @@ class Streams:
         keep, first = self._positions.of(stack, self.shape[stack], x.device)
         self.keep[stack] = keep
         self._see(index, x, keep, first)
+
+
+def _unseen(*_: object) -> None:
+    pass
 
 
 class FirstPositions(Streams):

@@ -48,7 +48,7 @@ class Recorder(Pass):
         self._owner: int | None = None  # the thread of the pass that is recorded, while it runs
         self._recorded_by: int | None = None  # the same thread, afterwards
         self._skipping: set[int] = set()  # threads in a pass that is not recorded, or after one
-        self._gradients = GradientHooks(self._reduced, self.gradient.__setitem__)
+        self._gradients = GradientHooks(self.gradient.__setitem__)
         self._open_sums: dict[int, Tensor] = {}
         self._hooks = Hooks(attached.outer, self._ignores)
         # parallel layers: attention rows whose sum is formed here, by the site of their input and of their branch
@@ -150,7 +150,7 @@ class Recorder(Pass):
         if self.backward and index not in self._gradients and tensor.requires_grad:
             with LOCK:
                 if not self._ignores():
-                    self._gradients.see(index, tensor)
+                    self._gradients.see(index, tensor, self._reduced)
 
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
         if tensor.ndim == 4 and self.mapping.architecture.streams is not None:  # (batch, tokens, streams, features)

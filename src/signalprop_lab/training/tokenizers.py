@@ -13,6 +13,7 @@ import numpy as np
 
 from signalprop.errors import InputError, refusing, require
 from signalprop.files import checkpoint_loading
+from signalprop.files.checkpoint_tokenizers import tokenizer_file
 from signalprop.network.inputs import IntArray
 from signalprop_lab.training.recipe import Tokenizer
 
@@ -58,7 +59,7 @@ def load(path: str) -> Any:
     place = Path(path)
     expected = "expected a directory, a tokenizer.json or a name on the hub"
     with refusing(f"cannot read the tokenizer {path}", expected):
-        return checkpoint_loading.tokenizer_file(place) if place.is_file() else checkpoint_loading.tokenizer(path)
+        return tokenizer_file(place) if place.is_file() else checkpoint_loading.tokenizer(path)
 
 
 def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError
 from signalprop.files.storage import check_regular
 from signalprop.hooks import whole
 from signalprop.repair.initialisation import fill
@@ -19,7 +19,6 @@ WEIGHTS, OPTIMIZER, STATE, PROCESS = "model.safetensors", "optimizer.safetensors
 
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors by name, a file of safetensors."""
-    require("safetensors", "models")
     from safetensors.torch import save_file
 
     apart = {name: t if t.untyped_storage().nbytes() == t.nbytes else t.clone() for name, t in tensors.items()}
@@ -28,7 +27,6 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a file of safetensors."""
-    require("safetensors", "models")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
