@@ -115,8 +115,8 @@ def _header(path: Path) -> list[StoredTensor]:
     for name, said in header.items():
         if len(name) > _LONGEST_NAME or len(said["shape"]) > _MOST_AXES:
             raise InputError(
-                f"{path} has a tensor with a name of {len(name):,} characters and {len(said['shape'])} axes; expected at "
-                f"most {_LONGEST_NAME:,} and {_MOST_AXES}"
+                f"{path} has a tensor with a name of {len(name):,} characters and {len(said['shape'])} axes; at most "
+                f"{_LONGEST_NAME:,} and {_MOST_AXES} are read"
             )
     found = [
         StoredTensor(name, path, said["dtype"], tuple(said["shape"]), 8 + length + start, end - start)
