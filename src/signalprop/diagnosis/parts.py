@@ -72,8 +72,9 @@ def _tables(attached: Attached) -> Iterator[Wired]:
     ends = attached.ends
     position = ends.position if isinstance(ends.position, Held) else None  # else a number: it is no table
     places = {"token table": ends.token, "position table": position, "head": ends.head}
+    own = attached.mapping.architecture.family is None and ends.head is None
     for word, held in places.items():
-        if _none(matrix_of(held)):
+        if _none(_map_to_words(attached) if own and word == "head" else matrix_of(held)):
             at = "every word has the same logit" if word == "head" else "its output is 0 for every token"
             yield Wired(
                 name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
@@ -82,6 +83,13 @@ def _tables(attached: Attached) -> Iterator[Wired]:
                 + ("; a fresh head of zeros trains" if word == "head" else ""),
                 cause="tested: the weights were read",
             )  # fmt: skip
+
+
+def _map_to_words(attached: Attached) -> Tensor | None:
+    """The weight of the one map that gives as many numbers as there are words, where the head was not found."""
+    words = attached.mapping.architecture.vocab_size
+    found = [m.weight for m in attached.model.modules() if isinstance(m, nn.Linear) and m.out_features == words]
+    return found[0] if len(found) == 1 else None
 
 
 def _biases(attached: Attached) -> Iterator[Wired]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
+from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import bad_tensors
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.result import SCHEMA, Data, Diagnosis
@@ -50,16 +52,20 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
         InputError: the given one, where it does not.
     """
     weights = [p for p in model.parameters() if p.ndim == 2 and p.is_floating_point() and not p.is_meta]
-    if len(blocks_of(model)) < 3 or not weights or bad_tensors(model):
+    if len(blocks_of(model)) < 3 or not weights:
         raise error
+    bad = bad_tensors(model)
+    if bad:
+        return _told(model, name, error, bad_tensors=bad)
     fresh = not any(unlike_draws(p.detach()) for p in weights[:8])
     try:
         arguments = tiny_arguments(model)
     except InputError:
         raise error from None
     first = None if batches is None else next(iter(batches), None)
+    first = first if isinstance(first, Batch) else None
     for key, value in arguments.items():
-        if value.ndim == 2 and not value.is_floating_point():  # a longer text than the tiny one
+        if isinstance(value, torch.Tensor) and value.ndim == 2 and not value.is_floating_point():  # a longer text
             if first is not None and first.tokens is not None:
                 arguments[key] = torch.as_tensor(first.tokens[:1, :_TOKENS]).long()
             else:
@@ -68,17 +74,44 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
         with evaluating(model):
             found = why_not_finite(model, [arguments], layer_paths(model, blocks_of(model)))
             if not found and fresh:
-                found = wiring_of(model, arguments, own=True, causal=first is not None and asks_for_the_next(first))
+                found = mute_norms(model) or wiring_of(
+                    model, arguments, own=True, causal=first is not None and asks_for_the_next(first)
+                )
     except Exception:  # whatever a stranger's model raises: the first refusal says more
         raise error from None
     if not found:
         raise error
-    length = next((v.shape[1] for v in arguments.values() if v.ndim > 1), 0)
-    data = Data(source="made up" if first is None else first.source, sequences=1, tokens=length, length=length,
-                skip_first=0)  # fmt: skip
-    notes = (f"the wiring alone was looked at: {error}",)
+    length = next((v.shape[1] for v in arguments.values() if isinstance(v, torch.Tensor) and v.ndim > 1), 0)
+    return _told(model, name, error, length, "made up" if first is None else first.source, wired=found)
+
+
+def _told(
+    model: nn.Module, name: str, error: InputError, length: int = 0, source: str = "nothing was read", **found: Any
+) -> Diagnosis:
+    """A diagnosis of what was found, and of what could not be looked at."""
+    data = Data(source=source, sequences=1, tokens=length, length=length, skip_first=0)
     result = Diagnosis(
-        schema=SCHEMA, model=name or type(model).__name__, family="", data=data, wired=found, notes=notes,
-        n_parameters=sum(p.numel() for p in model.parameters()),
+        schema=SCHEMA, model=name or type(model).__name__, family="", data=data, **found,
+        notes=(f"the wiring alone was looked at: {error}",), n_parameters=sum(p.numel() for p in model.parameters()),
     )  # fmt: skip
     return result.model_copy(update={"verdicts": verdicts(result)})
+
+
+def mute_norms(model: nn.Module) -> tuple[Wired, ...]:
+    """Norms in blocks whose gains are all 0, by the names of their modules."""
+    dead: dict[int, list[str]] = {}
+    paths = {module: path for path, module in model.named_modules()}
+    for i, block in enumerate(blocks_of(model)):
+        for module in block.modules():
+            gain = getattr(module, "weight", None)
+            if "norm" in type(module).__name__.lower() and isinstance(gain, nn.Parameter) and not bool(gain.any()):
+                dead.setdefault(i, []).append(paths[module])
+    if not dead or len(dead) == len(blocks_of(model)):  # all of them: gains to which 1 is added
+        return ()
+    every = [path for each in dead.values() for path in each]
+    text = sentences.norm_of_zeros(tuple(dead), every)
+    found = Wired(
+        name="norm of zeros", layers=tuple(dead), text=text, advice="gains start at 1; load or initialise them again",
+        cause="tested: the gains were read",
+    )  # fmt: skip
+    return (found,)

@@ -69,29 +69,48 @@ class Attentions(TorchFunctionMode):
             factor = _factor(product, args[0].detach(), left, right, self._maps)
             self._scores = None if factor is None else (factor, left.shape[-1], tuple(product.shape))
             self._product, self._maps = None, []
+        elif func is torch.nn.functional.scaled_dot_product_attention and isinstance(out, Tensor):
+            self._in_one_call(*args, **(kwargs or {}))
         return out
+
+    def _in_one_call(self, query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> None:
+        """PyTorch's own attention, which says by what it multiplies scores; its weights sum to 1."""
+        size, scale = query.shape[-1], named.get("scale")
+        left, right = query.detach(), key.detach().transpose(-2, -1)
+        before = None if _is_normed(left, right) else _before(left, right, self._maps)
+        if before is not None:
+            self.seen.append(Scores(self.block, (size**-0.5 if scale is None else scale) * before, size, None))
+        self._maps = []
 
 
 def _factor(product: Tensor, scores: Tensor, left: Tensor, right: Tensor, maps: list[Tensor]) -> float | None:
     """What queries times keys, as their maps give them, are multiplied with; None where a norm stands between."""
-    sizes = [x.float().square().sum(axis) for x, axis in ((left, -1), (right, -2))]
-    if any(float(s.std() / s.mean()) < _NORMED for s in sizes if s.numel() > 2 and float(s.mean()) > 0):
-        return None  # QK-norm: its gains and scale are a matter of its own
+    if _is_normed(left, right):
+        return None
     x, y = product.float().flatten(), scores.float().flatten()
     fits = torch.isfinite(y) & (y > -1e4)
     x, y = x[fits], y[fits]
     square = float((x - x.mean()).square().sum())
     if not square:
         return None
-    slope = float((x - x.mean()) @ (y - y.mean())) / square
+    return float((x - x.mean()) @ (y - y.mean())) / square * _before(left, right, maps)
+
+
+def _is_normed(left: Tensor, right: Tensor) -> bool:
+    """Whether queries or keys have one size each, as QK-norm leaves them: its gains and scale are its own matter."""
+    sizes = [x.float().square().sum(axis) for x, axis in ((left, -1), (right, -2))]
+    return any(float(s.std() / s.mean()) < _NORMED for s in sizes if s.numel() > 2 and float(s.mean()) > 0)
+
+
+def _before(left: Tensor, right: Tensor, maps: list[Tensor]) -> float:
+    """What queries, or keys too, were multiplied with since their maps gave them."""
     size = left.numel()
     read = [m for m in maps if m.numel() in (size, right.numel(), 3 * size)][-3:]
-    if read:
-        whole = math.prod(float(m.float().square().mean().sqrt()) for m in read) ** (2 / len(read))
-        if whole > 0:
-            before = float(left.float().square().mean().sqrt() * right.float().square().mean().sqrt()) / whole
-            slope *= before if not 1 / 1.25 < before < 1.25 else 1.0  # queries, or keys too, were scaled before
-    return slope
+    whole = math.prod(float(m.float().square().mean().sqrt()) for m in read) ** (2 / len(read)) if read else 0.0
+    if not whole > 0:
+        return 1.0
+    before = float(left.float().square().mean().sqrt() * right.float().square().mean().sqrt()) / whole
+    return before if not 1 / 1.25 < before < 1.25 else 1.0
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -139,17 +158,16 @@ def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal:
     """What is wired wrongly in a fresh model, in evaluation mode; three short passes.
 
     Args:
-        arguments: of its forward. own: it is of no known family, whose scale of scores and skips are known.
+        arguments: of its forward. own: it is of no known family, whose scale of scores its configuration has.
         causal: it is to read no later token.
     """
     found: list[Wired] = []
     with torch.no_grad():
-        if own:
-            blocks, mode = blocks_of(model), Attentions()
-            with _watched(blocks, mode) as seen, mode:
-                model(**arguments)
-            found += _scores(mode.seen)
-            found += _skips(blocks, seen)
+        blocks, mode = blocks_of(model), Attentions()
+        with _watched(blocks, mode) as seen, mode:
+            model(**arguments)
+        found += _scores(mode.seen, own=own)
+        found += _skips(blocks, seen)
         found += _who_sees_whom(model, arguments, causal)
     return tuple(found)
 
@@ -158,10 +176,10 @@ def _layers(seen: list[Scores]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(s.block for s in seen if s.block >= 0))
 
 
-def _scores(seen: list[Scores]) -> Iterator[Wired]:
+def _scores(seen: list[Scores], *, own: bool) -> Iterator[Wired]:
     bent = [s for s in seen if s.row is not None and (abs(s.row[0] - 1) > 0.01 or s.row[1] > 0.01)]
     off = [s for s in seen if s.factor > 0 and abs(math.log(s.factor * math.sqrt(s.d_head))) > math.log(_SCORED)]
-    if off and not bent:
+    if own and off and not bent:
         factor, size = off[0].factor, off[0].d_head
         yield Wired(
             name="score scale",
