@@ -326,7 +326,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
         return "simulate", "fidelity simulate: no closed form here adds the values of a first attention"
     differ = next(_why_positions_differ(p, inputs), "") if p.skip.ndim == 1 else ""
     if differ and (a.kind != "encoder-decoder" or _can_be_followed(p, inputs)):
-        return "kernel", f"fidelity kernel, position by position: {differ}"
+        return "kernel", f"fidelity kernel: {differ}"
     if a.causal:
         averages = "a sweep is averaged over positions, which is not exact for causal models, least for gradients"
     elif differ:
@@ -335,7 +335,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel follows every position"
         )
     else:
-        averages = "all positions are alike, so one number per layer is enough"
+        averages = "all positions are alike"
     return "moments", f"fidelity moments: {averages}"
 
 
@@ -347,9 +347,9 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
     if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
         yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"
     if a.causal:
-        yield "positions of a causal stack differ, so averaging over them is not exact"
+        yield "in a causal stack every position differs"
     if a.kind == "encoder-decoder":
-        yield "positions of a causal decoder differ, so averaging over them is not exact"
+        yield "in a causal decoder every position differs"
     if a.kind != "encoder":
         return
     if a.head == "classes" and (a.class_token or pairs <= _LONG):

@@ -47,7 +47,7 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     ]
     assert list(json.loads(file.read_text()))[:4] == ["schema", "architecture", "scheme", "reads"]
     assert lines[5].startswith("layer  stream var  token corr  attention var  ffn var  grad var  grad corr")
-    assert lines[7].startswith("0 ") and lines[13].startswith("47 ") and "41 of 48 layers left out" in lines[14]
+    assert lines[7].startswith("0 ") and lines[12].startswith("47 ") and "42 of 48 layers left out" in lines[13]
     assert "source              theory (moments)" in out
     assert str(picture) in out and picture.read_text().startswith("<?xml")
     assert Profile.load(file).n_sublayers == 96

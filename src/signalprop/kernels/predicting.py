@@ -172,7 +172,7 @@ def _of_encoder_decoder(
 
 
 def _on_grid(grid: Grid) -> str:
-    return f"{len(grid.n)} of {grid.tokens:,} positions, interpolated in between; fidelity kernel follows all of them"
+    return f"{len(grid.n)} of {grid.tokens:,} positions are followed, the others interpolated"
 
 
 def _tokens(kernel: FloatArray, keep: Keep | Grid) -> int:

@@ -25,9 +25,10 @@ from signalprop.results.text import (
     text_table,
     tokens_in_words,
 )
-from signalprop.results.verdicts import PAGE, findings_of, halves
+from signalprop.results.verdicts import findings_of, halves
 
 LARGEST_SPREAD = 100.0  # of ln, as a factor in print
+_FEWER = 0.1  # by which one network scatters less over many sequences, of ln, that is worth a line
 GRADIENT_RATIO = 100.0  # from which a gradient is compared with those of known models
 
 
@@ -60,7 +61,7 @@ def summary(profile: Profile) -> list[str]:
     lines = [
         f"source              {profile.source} ({profile.fidelity}{seeds})",
         f"stream, first/last  variance {number(entered.get('variance'))} -> {variance(stream, -1)}, "
-        f"token correlation {number(entered.get('token_correlation'))} -> {number(stream.token_correlation[-1])}",
+        f"correlation {_short(entered.get('token_correlation'))} -> {_short(stream.token_correlation[-1])}",
     ]
     if profile.gradient is not None:
         lines.append(f"gradient ratio      {variance(profile.gradient['stream_in'], 0)} (first over last, variance)")
@@ -69,25 +70,33 @@ def summary(profile: Profile) -> list[str]:
     sensitivity = profile.sensitivity()
     lines.append(
         f"sensitivity         mean {number(sensitivity['mean'])}, median {number(sensitivity['median'])} "
-        "(branch/stream variance, summed)"
+        "(branch/stream variance)"
     )
     return lines + [f"note                {note}" for note in profile.notes]
 
 
 def one_network(profile: Profile) -> list[str]:
-    """A line with how far single networks of this width lie from the prediction; none where it is not derived."""
+    """How far single networks of this width lie from the prediction, as standard deviations; empty where that is not
+    derived."""
     stream = profile.forward["stream_out"]
     if stream.variance_sd is None or stream.token_correlation_sd is None:
         return []
     parts = [
         f"variance x/÷ {factor(stream.variance_sd[-1])}",
-        f"token correlation ± {number(stream.token_correlation_sd[-1])}",
+        f"correlation ± {_short(stream.token_correlation_sd[-1])}",
     ]
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
-    parts += [] if first is None else [f"gradient ratio x/÷ {factor(first[0])}"]
+    parts += [] if first is None else [f"gradient x/÷ {factor(first[0])}"]
     many = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd_many
-    of_many = "" if many is None else f"; over many sequences x/÷ {factor(many[0])}"
-    return [f"one network         {', '.join(parts)}{of_many} (standard deviation)"]
+    lines = [f"one network         {', '.join(parts)}"]
+    if first is not None and many is not None and first[0] - many[0] > _FEWER:
+        lines.append(f"{'':<20}over many sequences its gradient lies x/÷ {factor(many[0])} off")
+    return lines
+
+
+def _short(value: float | None) -> str:
+    """A correlation in three digits."""
+    return "-" if value is None else f"{value:.3g}"
 
 
 def factor(sd: float) -> str:
@@ -112,11 +121,10 @@ def as_known(profile: Profile) -> list[str]:
     apart = {name: abs(math.log(row["gradient_ratio"]) - total) for name, row in known_good().items()}
     near = sorted(apart, key=lambda name: apart[name])[:2]
     near = [name for name in near if name == near[0] or apart[name] < math.log(10)]
-    names = " and ".join(f"{name} ({number(known_good()[name]['gradient_ratio'])})" for name in near)
+    names = ", ".join(f"{name} ({known_good()[name]['gradient_ratio']:.3g})" for name in near)
     return [
-        f"{'':<20}as in {names}, which train{'s' * (len(near) == 1)}: {number(math.exp(parts.lower))} in the lower "
-        f"half of the layers, where the stream grows {number(math.exp(parts.lower_growth))}-fold, "
-        f"{number(math.exp(parts.upper))} in the upper half ({PAGE}models-that-are-known-to-train)"
+        f"{'':<20}like {names}, which train{'s' * (len(near) == 1)}",
+        f"{'':<20}{number(math.exp(parts.lower))} over the lower half, {number(math.exp(parts.upper))} over the upper",
     ]
 
 

@@ -19,7 +19,7 @@ from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.results.text import number, percent, spread, text_table
 
-MAX_ROWS = 7  # so that a result fits in 24 lines of a terminal
+MAX_ROWS = 6  # so that a result fits in 24 lines of a terminal
 
 
 def variance(series: Series, index: int) -> str:
