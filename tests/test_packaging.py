@@ -111,7 +111,13 @@ def test_its_metadata(wheel: Path) -> None:
     assert (metadata["Name"], metadata["Version"]) == ("signalprop", PROJECT["version"])
     assert (metadata["License-Expression"], metadata["Requires-Python"]) == ("Apache-2.0", ">=3.11")
     needed = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(re.split(r"[><= ]", line)[0] for line in needed) == ["numpy", "pydantic", "rich", "safetensors", "typer"]
+    assert sorted(re.split(r"[><= ]", line)[0] for line in needed) == [
+        "numpy",
+        "pydantic",
+        "rich",
+        "safetensors",
+        "typer",
+    ]
     assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
 
 
