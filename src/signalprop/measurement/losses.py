@@ -114,7 +114,7 @@ def lent_gradients(model: nn.Module) -> Iterator[None]:
     for p in parameters:
         p.requires_grad_(True)
         p.grad = None
-    handles = [p.register_post_accumulate_grad_hook(_drop) for p in parameters]
+    handles = [p.register_post_accumulate_grad_hook(_drop) for p in parameters]  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
