@@ -253,7 +253,7 @@ def tally(tried: Iterator[tuple[str, str]], title: str, what: str) -> int:
         counts[kind] += 1
         if problem:
             raw += 1
-            print(f"RAW {problem}".encode("ascii", "backslashreplace").decode(), flush=True)
+            print(f"RAW {' '.join(problem.split())}".encode("ascii", "backslashreplace").decode(), flush=True)
         if counts.total() % 500 == 0:
             print(f"{counts.total()} {what}, {raw} raw, {time.monotonic() - begun:.0f} s", flush=True)
         if asked_to_end:
