@@ -125,21 +125,21 @@ class TestMeasuring:
     def test_arguments_that_the_model_does_not_take(self) -> None:
         mask = {"attention_mask": torch.ones(2, 5, dtype=torch.long)}
         for call in (sp.measure, input_kernels):
-            with pytest.raises(InputError, match="LlamaForCausalLM does not take attention_mask: You must specify"):
+            with pytest.raises(InputError, match="LlamaForCausalLM failed on attention_mask: You must specify"):
                 call(llama(), mask)
 
     @pytest.mark.parametrize(
         ("inputs", "says"),
         [
-            (ids(2, 8).float(), "does not take input_ids: Expected .* Long, Int"),
-            (lambda model: model(ids(2, 8).half()), "does not take input_ids: Expected .* Long, Int"),
+            (ids(2, 8).float(), "failed on input_ids: Expected .* Long, Int"),
+            (lambda model: model(ids(2, 8).half()), "failed on input_ids: Expected .* Long, Int"),
             (
                 {"input_ids": ids(2, 8), "labels": ids(2, 8).float()},
-                "does not take input_ids, labels: .* Long",
+                "failed on input_ids, labels: .* Long",
             ),
-            ({"inputs_embeds": torch.randn(2, 8, 7)}, "does not take inputs_embeds: .* must match"),
-            ({"input_ids": ids(2, 8), "attention_mask": torch.ones(2, 3, 3, 3)}, "does not take input_ids, attention"),
-            ([[1, 2], [3, 4]], "does not take input_ids, [a-z_]+: 'list'"),
+            ({"inputs_embeds": torch.randn(2, 8, 7)}, "failed on inputs_embeds: .* must match"),
+            ({"input_ids": ids(2, 8), "attention_mask": torch.ones(2, 3, 3, 3)}, "failed on input_ids, attention"),
+            ([[1, 2], [3, 4]], "failed on input_ids, [a-z_]+: 'list'"),
             (ids(2, 8).to_sparse(), r"layout torch\.sparse_coo; give a dense one"),
             (ids(2, 8).to("meta"), "on the meta device, which has no numbers"),
             (np.array([None]), "an array of object; expected numbers"),
@@ -159,7 +159,7 @@ class TestMeasuring:
     def test_ids_and_targets_that_the_model_does_not_have(self) -> None:
         many = torch.full((1, 4), 10**6)
         for batch in ({"input_ids": many}, {"input_ids": ids(1, 4), "labels": many}):
-            with pytest.raises(InputError, match="GPT2LMHeadModel does not take input_ids"):
+            with pytest.raises(InputError, match="GPT2LMHeadModel failed on input_ids"):
                 sp.measure(gpt2(), batch)
         headless = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
         targets = np.full((2, 4), 49)

@@ -211,7 +211,7 @@ def output_of(model: nn.Module, arguments: Dictionary[str, Any], inputs: Any = N
     """What a model gives for its keyword arguments, or what `inputs` returns, where that is a function that calls it.
 
     Raises:
-        InputError: it does not take them.
+        InputError: it fails on them.
     """
     try:
         return inputs(model) if is_function(inputs) else call(model, arguments)
@@ -221,7 +221,7 @@ def output_of(model: nn.Module, arguments: Dictionary[str, Any], inputs: Any = N
         if "memory" in str(error):
             raise
         given = ", ".join(arguments) or "nothing"
-        raise InputError(f"the {type(model).__name__} does not take {given}: {first_line(error)}") from error
+        raise InputError(f"{type(model).__name__} failed on {given}: {first_line(error)}") from error
 
 
 class Probe:

@@ -23,14 +23,13 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks, loss_and_logits
 from signalprop.measurement.losses import loss_of
-from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.measuring import arguments_of, output_of
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.groups import parameter_groups
 from signalprop.results.text import number
-from signalprop.streams.calls import call
 
 SCHEMA = "signalprop/coordinates/1"
 Optimizer = Literal["adamw", "muon", "sgd"]
@@ -182,7 +181,7 @@ def _changes(
     steppers = _steppers(model, optimizer, lr)
     for _ in range(steps):
         model.zero_grad()
-        loss_of(call(model, arguments), batch, None).backward()  # type: ignore[no-untyped-call]
+        loss_of(output_of(model, arguments), batch, None).backward()  # type: ignore[no-untyped-call]
         for stepper in steppers:
             stepper.step()
     after = _probes(model, arguments)
@@ -210,7 +209,7 @@ def _probes(model: Transformer, arguments: dict[str, Any]) -> dict[str, Tensor]:
     hooks = Hooks(attached.outer)
     hooks.sites(attached.plan.sites, see)
     with hooks, torch.no_grad():
-        output = call(model, arguments)
+        output = output_of(model, arguments)
     plan, rows = attached.plan, attached.layout
     out = {describe(rows, i): seen[site] for i, site in enumerate(plan.branch) if site in seen}
     for k, group in enumerate(groups(rows)):

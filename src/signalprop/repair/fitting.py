@@ -22,7 +22,7 @@ from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks, logits_of
-from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.measuring import arguments_of, output_of
 from signalprop.network.kinds import ROLE
 from signalprop.repair.epsilons import Epsilon, norms_of
 from signalprop.repair.initialisation import plain
@@ -30,7 +30,6 @@ from signalprop.repair.largest_activations import Place, inner_maps, largest, no
 from signalprop.repair.record import record_of
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
-from signalprop.streams.calls import call
 from signalprop.streams.proof import gain_and_bias
 
 Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
@@ -367,7 +366,7 @@ def exact_logits(model: nn.Module, arguments: Dictionary[str, Any]) -> Tensor:
         for norm in norms_of(attached):
             hooks.after(norm, lambda norm, args, kwargs, _: _rms(norm, (*args, *kwargs.values())[0], offset))
     with evaluating(model), torch.no_grad(), hooks:
-        return logits_of(call(model, arguments))
+        return logits_of(output_of(model, arguments))
 
 
 def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:

@@ -19,7 +19,6 @@ from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
 from signalprop.measurement.measuring import output_of
 from signalprop.network.kinds import ROLE
-from signalprop.streams.calls import call
 from signalprop.sublayers.experts.roles import Settings as ExpertsSettings
 
 # Who divides by what: of attention and cross-attention, of feed-forwards, and of experts.
@@ -66,7 +65,7 @@ def norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn
     if isinstance(head, nn.Module):
         hooks.before(head, lambda _, args, kwargs: read.extend((*args, *kwargs.values())[:1]))
     with evaluating(model), torch.no_grad(), hooks:
-        call(attached.outer, arguments)
+        output_of(attached.outer, arguments)
     found = made.get(id(read[-1])) if read else None
     return ends.final_norm if found is None else found[0]
 
