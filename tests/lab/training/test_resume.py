@@ -1,4 +1,4 @@
-"""Runs in processes of their own that are stopped, killed or starved, and go on to the same numbers."""
+"""Runs that are stopped, killed or starved go on to the same numbers; in processes of their own (slow) too."""
 
 from __future__ import annotations
 
@@ -7,22 +7,147 @@ import random
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import trained
+from signalprop.errors import InputError
 from signalprop_lab.training.recipe import parse
+from signalprop_lab.training.result import Result
 from signalprop_lab.training.run import train
 from signalprop_lab.training.weight_files import WEIGHTS
-from trained import checkpoint_steps, finish, recipe_of, result_of, run, same_course, start, stderr_of, stop, wait_for
+from trained import checkpoint_steps, finish, recipe_of, run, same_course, start, stderr_of, stop, wait_for
+
+
+class Crash(Exception):
+    """What nobody expects."""
+
+
+def here(folder: Path, out: Path, **options: Any) -> Result:
+    return train(parse(recipe_of(folder)), out, progress=False, **options)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the text and a run that nothing disturbed are."""
     folder = tmp_path_factory.mktemp("resume")
+    here(folder, folder / "whole")
+    return folder
+
+
+def test_a_run_that_crashed_goes_on_bit_by_bit(folder: Path) -> None:
+    out = folder / "crashed"
+    for crash in (1, 8, 16):  # before the first checkpoint, between two, at an evaluation
+
+        def keep_going(step: int, loss: float, crash: int = crash) -> bool:
+            if step == crash:
+                raise Crash
+            return True
+
+        with pytest.raises(Crash):
+            here(folder, out, keep_going=keep_going, resume=True)
+    (out / ".0123.tmp").write_bytes(b"half")
+    assert here(folder, out, resume=True).status == "finished"
+    assert same_course(folder / "whole", out)
+    one, other = (load_file(folder / name / "final" / WEIGHTS) for name in ("whole", "crashed"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_sigterm(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = folder / "stopped"
+
+    def keep_going(step: int, loss: float) -> bool:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    first = here(folder, out, keep_going=keep_going)
+    assert (first.status, first.steps, first.eval_loss) == ("stopped", 5, None)
+    assert first.reason == "SIGTERM after step 5; it can be resumed" and checkpoint_steps(out) == [3, 5]
+    assert "SIGTERM: stopping with a checkpoint after this step" in capfd.readouterr().err
+    after = here(folder, out, resume=True)
+    assert same_course(folder / "whole", out)
+    assert after.status == "finished" and after.seconds >= first.seconds > 0
+
+
+def test_a_finished_run_is_not_touched(folder: Path) -> None:
+    out = folder / "whole"
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    here(folder, out, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_two_at_once(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def keep_going(step: int, loss: float) -> bool:
+        with pytest.raises(InputError, match=f"another process is training in {out}; wait for it, or choose a new"):
+            here(folder, out, resume=True)
+        return step < 4
+
+    assert here(folder, out, keep_going=keep_going).status == "pruned"
+
+
+def test_after_damage_it_goes_on_from_the_last_good_one(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a good one it starts anew."""
+    shutil.copytree(folder / "whole", out := tmp_path / "run")
+    assert checkpoint_steps(out) == [21, 24]
+    (out / "result.json").unlink()
+    os.truncate(out / "checkpoints" / "checkpoint-24" / WEIGHTS, 100)
+    here(folder, out, resume=True)
+    said = capfd.readouterr().err
+    assert said.count("is not used") == 1 and "checkpoint-24 is not used: model.safetensors has 100 bytes" in said
+    assert same_course(folder / "whole", out)
+
+    (out / "result.json").unlink()
+    for item in (out / "checkpoints").iterdir():
+        (item / "complete.json").unlink()
+    here(folder, out, resume=True)
+    assert capfd.readouterr().err.count("so it was not written to its end") == 2
+    assert same_course(folder / "whole", out)
+
+
+def test_what_only_watches_a_run_does_not_end_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of JSON wait until they can be written; TensorBoard's begin a new file."""
+    out, aside = tmp_path / "run", tmp_path / "aside"
+    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    metrics, board = out / "metrics.jsonl", out / "tensorboard"
+
+    def hide(step: int, loss: float) -> bool:
+        if step in (4, 12, 20):
+            shutil.rmtree(board)
+        if step == 12:
+            metrics.rename(aside)
+            metrics.mkdir()
+            board.write_text("")
+        if step == 16:
+            metrics.rmdir()
+            aside.rename(metrics)
+            board.unlink()
+        return True
+
+    result = here(folder, out, keep_going=hide)
+    assert result.status == "finished"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 2 and f"cannot write {metrics} (Is a directory)" in said and f"write {board}" in said
+    assert same_course(folder / "whole", out)
+    shown = read(str(board)).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == [24]
+    assert shown.Scalars("eval/loss")[-1].value == pytest.approx(result.eval_loss)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a process of its own, whose number of threads may be another."""
+    folder = tmp_path_factory.mktemp("apart")
     run(recipe_of(folder), folder / "whole")
     return folder
 
@@ -53,149 +178,29 @@ def killed_until_done(folder: Path, out: Path, kills: int, seed: int) -> int:
         done += 1
 
 
-class TestKilled:
-    def test_the_same_course_bit_by_bit(self, folder: Path) -> None:
-        assert killed_until_done(folder, folder / "killed", 3, seed=1) >= 1
-        assert same_course(folder / "whole", folder / "killed")
-        one, other = (load_file(folder / name / "final" / WEIGHTS) for name in ("whole", "killed"))
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-        assert not list((folder / "killed").rglob("*.tmp"))
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("seed", range(2, 8))
-    def test_many_times(self, seed: int, folder: Path) -> None:
-        out = folder / f"killed{seed}"
-        killed_until_done(folder, out, 8, seed)
-        assert same_course(folder / "whole", out)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 8))
+def test_killed_many_times(seed: int, apart: Path) -> None:
+    out = apart / f"killed{seed}"
+    assert killed_until_done(apart, out, 8, seed) >= 1
+    assert same_course(apart / "whole", out)
+    assert not list(out.rglob("*.tmp"))
 
 
-class TestStopped:
-    def test_sigterm(self, folder: Path) -> None:
-        out = folder / "stopped"
-        process = start(recipe_of(folder), out, stderr_of(out))
-        wait_for(out / "checkpoints" / "checkpoint-3", process)
-        assert stop(process, signal.SIGTERM) == 0
-        result = result_of(out)
-        step = result["steps"]
-        assert result["status"] == "stopped" and result["reason"] == f"SIGTERM after step {step}; it can be resumed"
-        assert step in checkpoint_steps(out) and step < trained.STEPS
-        assert "SIGTERM: stopping with a checkpoint after this step" in stderr_of(out).read_text()
-
-        run(recipe_of(folder), out, resume=True)
-        assert same_course(folder / "whole", out)
-        after = result_of(out)
-        assert after["status"] == "finished" and after["seconds"] > result["seconds"] > 0
-
-    def test_a_finished_run_is_not_touched(self, folder: Path) -> None:
-        out = folder / "whole"
-        before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-        run(recipe_of(folder), out, resume=True)
-        assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-
-
-class TestDamaged:
-    @pytest.fixture
-    def out(self, folder: Path, tmp_path: Path) -> Path:
-        """The run as it was before its result was written."""
-        shutil.copytree(folder / "whole", tmp_path / "run")
-        (tmp_path / "run" / "result.json").unlink()
-        return tmp_path / "run"
-
-    def test_it_goes_on_from_the_last_good_one(self, folder: Path, out: Path) -> None:
-        assert checkpoint_steps(out) == [21, 24]
-        os.truncate(out / "checkpoints" / "checkpoint-24" / WEIGHTS, 100)
-        said = run(recipe_of(folder), out, resume=True)
-        assert said.count("is not used") == 1 and "checkpoint-24 is not used: model.safetensors has 100 bytes" in said
-        assert same_course(folder / "whole", out)
-
-    def test_without_a_good_one_it_starts_anew(self, folder: Path, out: Path) -> None:
-        for item in (out / "checkpoints").iterdir():
-            (item / "complete.json").unlink()
-        said = run(recipe_of(folder), out, resume=True)
-        assert said.count("so it was not written to its end") == 2
-        assert same_course(folder / "whole", out)
-
-
-class TestNoRoom:
-    @pytest.mark.slow
-    def test_a_full_disk(self, folder: Path, tmp_path: Path) -> None:
-        """The system refuses to let a file grow, as it does on a full disk."""
-        out = tmp_path / "full"
-        recipe = recipe_of(folder)
-        process = start(recipe, out, stderr_of(out))
-        wait_for(out / "checkpoints" / "checkpoint-6", process)
-        stop(process)
-        had = checkpoint_steps(out)
-        said = tmp_path / "said"
-        assert finish(start(recipe, out, said, resume=True, file_size=60_000)) == 2
-        text = said.read_text()
-        assert text.count("\n") == 1 and "cannot write the checkpoint" in text and "File too large" in text
-        assert f"the one of step {had[-1]} is kept" in text
-        assert checkpoint_steps(out) == had
-        run(recipe, out, resume=True)
-        assert same_course(folder / "whole", out)
-
-
-class TestLogs:
-    """What only watches a run does not end it."""
-
-    def test_lines_that_cannot_be_written_for_a_while(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        out, aside = tmp_path / "run", tmp_path / "aside"
-
-        def hide(step: int, loss: float) -> bool:
-            lines = out / "metrics.jsonl"
-            if step == 4:
-                lines.rename(aside)
-                lines.mkdir()
-            if step == 12:
-                lines.rmdir()
-                aside.rename(lines)
-            return True
-
-        result = train(parse(recipe_of(folder)), out, keep_going=hide, progress=False)
-        assert result.status == "finished"
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"cannot write {out / 'metrics.jsonl'} (Is a directory)" in said
-        assert same_course(folder / "whole", out)
-
-    def test_tensorboard_s_folder_is_removed(
-        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """What is logged later is in a new one; a file in its place is said once."""
-        out = tmp_path / "run"
-        read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
-
-        def remove(step: int, loss: float) -> bool:
-            if step in (4, 20):
-                shutil.rmtree(out / "tensorboard")
-            if step == 12:
-                shutil.rmtree(out / "tensorboard")
-                (out / "tensorboard").write_text("")
-            if step == 16:
-                (out / "tensorboard").unlink()
-            return True
-
-        result = train(parse(recipe_of(folder)), out, keep_going=remove, progress=False)
-        assert result.status == "finished"
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"cannot write {out / 'tensorboard'}" in said and "the run goes on" in said
-        assert same_course(folder / "whole", out)
-        shown = read(str(out / "tensorboard")).Reload()
-        assert [event.step for event in shown.Scalars("train/loss")] == [24]
-        assert shown.Scalars("eval/loss")[-1].value == pytest.approx(result.eval_loss)
-
-
-class TestTwoAtOnce:
-    def test_one_is_refused(self, folder: Path, tmp_path: Path) -> None:
-        out, said = tmp_path / "run", tmp_path / "said"
-        first = start(recipe_of(folder), out, stderr_of(out))
-        wait_for(out / "recipe.yaml", first)
-        assert finish(start(recipe_of(folder), out, said, resume=True)) == 2
-        assert (
-            said.read_text()
-            == f"signalprop: another process is training in {out}; wait for it, or choose a new directory\n"
-        )
-        assert finish(first) == 0
-        assert same_course(folder / "whole", out)
+@pytest.mark.slow
+def test_a_full_disk(apart: Path, tmp_path: Path) -> None:
+    """The system refuses to let a file grow, as it does on a full disk."""
+    out = tmp_path / "full"
+    recipe = recipe_of(apart)
+    process = start(recipe, out, stderr_of(out))
+    wait_for(out / "checkpoints" / "checkpoint-6", process)
+    stop(process)
+    had = checkpoint_steps(out)
+    said = tmp_path / "said"
+    assert finish(start(recipe, out, said, resume=True, file_size=60_000)) == 2
+    text = said.read_text()
+    assert text.count("\n") == 1 and "cannot write the checkpoint" in text and "File too large" in text
+    assert f"the one of step {had[-1]} is kept" in text
+    assert checkpoint_steps(out) == had
+    run(recipe, out, resume=True)
+    assert same_course(apart / "whole", out)
