@@ -5,6 +5,8 @@ A process is forked from one that has imported PyTorch, so that it lives for its
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import multiprocessing
 import os
@@ -12,6 +14,7 @@ import resource
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +65,24 @@ def run(
     status = trained.finish(process, _SECONDS)
     out, err, changes = (path.read_text(encoding="utf-8") for path in beside.values())
     return Ended(status, out, err, tuple(changes.splitlines()))
+
+
+def here(arguments: Sequence[str], folder: Path, *, room: int | None = None) -> Ended:
+    """The same in this process, which is quicker and cannot be killed."""
+    from signalprop import cli
+
+    folder.mkdir(exist_ok=True)
+    out, err, before = io.StringIO(), io.StringIO(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    warn = warnings.showwarning
+    try:
+        if room is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = cli.run([*arguments])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        warnings.showwarning = warn
+    return Ended(status, out.getvalue(), err.getvalue(), ())
 
 
 def _command(
@@ -235,7 +256,7 @@ def prepare(given: Path) -> None:
         (("predict", "gpt2", *tiny, "--json", "p.json"), given),
         (cases(given)["apply"].arguments, given / "applied"),
     ):
-        ended = run(arguments, folder)
+        ended = here(arguments, folder)
         assert ended.status == 0, ended.err
 
 

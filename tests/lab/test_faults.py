@@ -59,6 +59,7 @@ def test_killed_in_place_of_a_change(name: str, kills: int, given: Path, tmp_pat
         assert killing.different(whole, folder, case.written) == []
 
 
+@slow
 @pytest.mark.parametrize(("number", "status", "word"), [(signal.SIGTERM, 143, "terminated"),
                                                         (signal.SIGINT, 130, "interrupted")])  # fmt: skip
 def test_stopped_nothing_stays(number: signal.Signals, status: int, word: str, given: Path, tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_half_a_file_of_a_model_is_refused(command: str, file: str, given: Path,
     mine, folder = tmp_path / "given", tmp_path / "out"
     shutil.copytree(given, mine)
     os.truncate(mine / file, (mine / file).stat().st_size // 2)
-    ended = killing.run(killing.cases(mine)[command].arguments, folder)
+    ended = killing.here(killing.cases(mine)[command].arguments, folder)
     assert ended.status == 2, ended.err
     said = [line for line in ended.err.splitlines() if line.startswith("signalprop: ")]
     assert len(said) == 1 and str((mine / file).parent) in said[0] and "Traceback" not in ended.err
@@ -131,7 +132,7 @@ class TestDisks:
     def test_no_room_for_the_weights(self, name: str, given: Path, tmp_path: Path) -> None:
         """safetensors has an error of its own for it; the system refuses to let a file grow, as on a full disk."""
         case = killing.cases(given)[name]
-        ended = killing.run(case.arguments, tmp_path / "full", room=20_000)
+        ended = killing.here(case.arguments, tmp_path / "full", room=20_000)
         assert ended.status == 2, ended.err
         line = ended.err.splitlines()[-1]
         assert line.startswith(f"signalprop: cannot write {case.once[0]}: ") and "File too large" in line
@@ -139,7 +140,7 @@ class TestDisks:
         assert {path.name for path in (tmp_path / "full").iterdir()} == set()
 
     @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full here")
-    @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
+    @pytest.mark.parametrize("redirected", [">/dev/full", pytest.param(">&-", marks=slow)])
     def test_standard_output_that_takes_nothing(self, redirected: str) -> None:
         command = f"{shlex.quote(sys.executable)} -m signalprop predict tgs --layers 2 {redirected}"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120)
@@ -152,7 +153,7 @@ class TestDisks:
     @pytest.mark.parametrize("name", ["fold", "apply", "report"])
     def test_a_read_only_directory(self, name: str, given: Path, mounted: Path) -> None:
         subprocess.run(["mount", "-o", "remount,ro", mounted], check=True)
-        ended = killing.run(killing.cases(given)[name].arguments, mounted)
+        ended = killing.here(killing.cases(given)[name].arguments, mounted)
         assert ended.status == 2 and ended.err.count("\n") == 1, ended.err
         assert ended.err.startswith("signalprop: cannot write ") and list(mounted.iterdir()) == []
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import trained
 from commandline import Command
 
 TINY = {
@@ -34,6 +35,7 @@ TINY = {
 
 def written(folder: Path, data: dict) -> Path:
     path = folder / "sweep.yaml"
+    data["base"]["data"]["source"] = str(trained.write_text(folder))
     path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
     return path
 
