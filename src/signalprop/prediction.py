@@ -141,7 +141,7 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
     from signalprop.attachment.arguments import batch_in, statistics_in
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
-    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
+    from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.streams.calls import remember
     from signalprop.streams.wrappers import unwrapped
 
@@ -152,7 +152,8 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
     if batch is not None and batch.tokens is not None:
         a = shortened(a, batch.tokens.shape[1])
     table = parametrization_of(attached, a)
-    notes = "; ".join(filter(None, (equal_layers(attached), _TRAINED * has_trained_norms(model))))
+    said = (not_alike(attached), _TRAINED * has_trained_norms(model))
+    notes = "; ".join(filter(None, said))
     return table, notes, statistics_in(attached.mapping, inputs, arguments)
 
 

@@ -159,7 +159,7 @@ def _live(
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.live_model import in_its_mode
-    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
+    from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.measurement import measure
     from signalprop.streams.calls import remember
     from signalprop.streams.wrappers import unwrapped
@@ -188,7 +188,7 @@ def _live(
     measured = _measured(draw, len(given), progress)
     read = {SEQUENCES: len(given) * measured.statistics[SEQUENCES], "networks": 1}
     measured = replace(measured, statistics={**measured.statistics, **read})
-    notes = (AS_RANDOM, *notes, equal_layers(attached))
+    notes = (AS_RANDOM, *notes, not_alike(attached))
     return parametrization_of(attached, a), pooled(given).statistics(a), measured, tuple(filter(None, notes))
 
 
@@ -203,7 +203,7 @@ def _called(
     """As `_live`, of a model that is called as its user calls it, once."""
     from signalprop.attachment.arguments import batch_in
     from signalprop.attachment.live_model import in_its_mode
-    from signalprop.attachment.parametrization_of import equal_layers, parametrization_of
+    from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.measurement import measure
 
     a = attached.mapping.architecture
@@ -215,7 +215,7 @@ def _called(
     )  # fmt: skip
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
     statistics = default_statistics(a) if batch is None else batch.statistics(a)
-    notes = (AS_RANDOM, equal_layers(attached))
+    notes = (AS_RANDOM, not_alike(attached))
     return parametrization_of(attached, a), statistics, measured, tuple(filter(None, notes))
 
 

@@ -55,6 +55,7 @@ class BatchArguments:
                 out[argument] = frames.transpose(1, 2).contiguous() if self.features_first else frames
             elif value is not None:
                 ids = torch.as_tensor(np.ascontiguousarray(value, dtype=np.int64))
+                ids = ids.clamp(min=0) if name == "targets" else ids  # which number its loss ignores, nobody says
                 out[argument] = ids.T.contiguous() if self.tokens_first and ids.ndim == 2 else ids
         return out
 

@@ -281,7 +281,8 @@ def mapping_of_streams(model: nn.Module, architecture: Architecture | None = Non
     names = {name for pair in _BRANCHES for name in pair}
     lists = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.ModuleList))
     for path, layers in lists:
-        if len(layers) and all(names <= dict(layer.named_children()).keys() for layer in layers):
+        held = [set() if layer is None else dict(layer.named_children()).keys() for layer in layers]
+        if held and all(names <= children for children in held):
             return _mapping_of_layers(model, path, layers, architecture or _architecture(model, len(layers)))
     return None
 

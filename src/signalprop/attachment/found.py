@@ -108,11 +108,15 @@ def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack])
 
 
 def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerMap]:
-    """One per branch of all layers. A factor on the stream between two layers is part of the sum before it."""
+    """One per branch of all layers. A factor on the stream between two layers is part of the sum before it.
+
+    Not where more than factors stands between layers: there streams are those that leave layers.
+    """
     items: list[SublayerMap] = []
+    factors = not changed_between([stack])
     for layer in stack.layers:
         own = _items(model, layer, a)
-        if layer.scale != 1.0 and items and own:
+        if layer.scale != 1.0 and factors and items and own:
             last = items[-1]
             skip, multiplier = (layer.scale * number(value) for value in (last.skip, last.multiplier))
             items[-1] = replace(last, skip=skip, multiplier=multiplier, leaves=own[0].enters)
@@ -154,6 +158,7 @@ def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]
                 call=branch.output.call,
                 calls=branch.output.calls,
                 norm=branch.post_norm if placed == "res-post" else branch.norm,
+                normed=branch.normed,
                 post_norm=branch.post_norm if placed == "sandwich" else None,
                 carrier=branch.modules[0],
                 skip=_number(model, branch.skip),
@@ -204,7 +209,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "norm_placement": placements[0] if len(set(placements)) == 1 else placements,
         "parallel": not two and all(pairs) and set(placements) <= {"pre", "none"},
         "branches": tuple(_sorts(layer, two and i >= len(stacks[0].layers)) for i, layer in enumerate(layers)),
-        "final_norm": stacks[-1].final_norm is not None,
+        "final_norm": bool(stacks[-1].final_norm or stacks[-1].final_reads),
         "positions": "none",
         "vocab_size": max(UNKNOWN, known(("vocab_size",)) or UNKNOWN),
         "seq_len": known(_LENGTH) or 512,

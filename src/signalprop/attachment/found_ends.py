@@ -17,7 +17,7 @@ from signalprop.attachment.mapping import EmbeddingMap, HeadMap
 from signalprop.families.base import SINUSOIDS
 from signalprop.network.activations import activation
 from signalprop.streams.parts import Seen, Stack
-from signalprop.streams.proof import norm_of
+from signalprop.streams.proof import fitted_norm, norm_of
 from signalprop.streams.replay import rows_of
 from signalprop.streams.roles import LIMIT, Proof, is_map
 
@@ -45,7 +45,7 @@ def embedding_of(
     table: Any = model.get_submodule(first["token"])
     fields: dict[str, Any] = {
         "vocab_size": int(table.weight.shape[0]),
-        "embedding_norm": first.get("norm") is not None,
+        "embedding_norm": first.get("norm") is not None or "normed" in first,
         "embedding_scale": first["scale"],
         "embedding_dropout": ends.dropout(rows_of(proof.tensors[starts[0]])),  # type: ignore[index]
         "input": "tokens",
@@ -62,6 +62,7 @@ def embedding_of(
         position=first.get("position"),
         segment=first.get("segment"),
         norm=first.get("norm"),
+        normed="normed" in first,
         scale=first["scale"],
         decoder_position=last.get("position") if last is not first else None,
         decoder_norm=last.get("norm") if last is not first else None,
@@ -77,6 +78,7 @@ def head_of(
     none: dict[str, Any] = {"head": "none", "tied_embeddings": False}
     final = stacks[-1].final_norm
     seen = Seen(final, "output") if final is not None else stacks[-1].branches[-1].stream_out
+    seen = seen if stacks[-1].final_reads is None else Seen(stacks[-1].final_reads, "input")
     end = rows_of(proof.tensors[seen]) if seen in proof.tensors else None  # type: ignore[index]
     logits = proof.output
     out = None if logits is None or not logits.is_floating_point() or not logits.ndim else rows_of(logits)
@@ -144,12 +146,29 @@ class _Ends:
                 scale = _multiple(target, total)
                 if scale is not None:
                     return self._sorted(token, others, outs, {"norm": norm, "scale": _plain(scale)})
+        for token, other in ((one, two) for one in outs for two in outs if one != two):
+            columns = torch.stack([outs[token].flatten(), outs[other].flatten()], 1)
+            scale, own = torch.linalg.lstsq(columns, target.flatten()[:, None], driver="gelsd").solution[:, 0].tolist()
+            read = self._reads_ids(token) > self._reads_ids(other)
+            if read and scale and own and _near(scale * outs[token] + own * outs[other], target):
+                table: Any = self.model.get_submodule(other)  # with a factor of its own: x-transformers
+                size = abs(own / scale) * float(table.weight.detach().double().square().mean().sqrt())
+                rows = outs[other] * own / scale
+                return {"token": token, "norm": norm, "scale": _plain(scale), "position": size, "position_rows": rows}
+        for token, n in ((path, n) for n in range(3) for path in outs) if norm is None else ():
+            for others in combinations([path for path in outs if path != token], n):
+                if self._normed(outs[token] + sum(outs[path] for path in others), target):
+                    return self._sorted(token, others, outs, {"norm": None, "scale": 1.0, "normed": True})
         for token in outs:
             for scale in (1.0, math.sqrt(self.width)):
                 rest = target / scale - outs[token]
                 if found := self._rest(rest):
                     return {"token": token, "norm": norm, "scale": scale, "position_rows": rest, "position": found}
         return "the stream does not begin with a sum of tables"
+
+    def _normed(self, read: Tensor, given: Tensor) -> bool:
+        """Whether one is the other through a norm without weights, which is a function."""
+        return read.shape == given.shape and fitted_norm("", read.float(), given.float()).kind != "unknown"
 
     def _looked_up(self, path: str, table: nn.Embedding) -> Tensor | None:
         """The rows that a table was asked for, before a factor that the module itself multiplies them with."""

@@ -196,7 +196,7 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
 
 def _item(item: SublayerMap, known: Replayed, a: Architecture) -> SublayerMap:
     """A sublayer with its weights."""
-    norms = known.norms or (None, None)
+    norms = [path or None for path in known.norms or ("", "")]
     scale = None if known.shape is None or abs(known.shape.scale / a.score_scale - 1) < 1e-6 else known.shape.scale
     return replace(item, weights=_weights(known), score_scale=scale, query_norm=norms[0], key_norm=norms[1])
 
@@ -233,7 +233,8 @@ def _fields(
     heads = only("heads", [s.heads for s in shapes], 1)
     rotations = [s.rotation for s in own if s is not None and s.rotation is not None]
     causal = only("masks", [s.causal for s in own[-len(stacks[-1].layers) :]], False)
-    norms = [modules[norm.path] for norm in found.norms]
+    norms = [modules[norm.path] for norm in found.norms if not norm.function]
+    epsilons = [*map(epsilon, norms), *(norm.eps for norm in found.norms if norm.function)]
     qk_norms = [bool(one.norms) and (one.per_head or "whole") for one in attentions]
     own_rates = [module.dropout for module in modules.values() if isinstance(module, nn.MultiheadAttention)]
     fields: dict[str, Any] = {
@@ -250,7 +251,7 @@ def _fields(
         "qkv_bias": biased(("query", "key", "value")),
         "norm": next((norm.kind for norm in found.norms), "layernorm"),
         "norm_bias": any(isinstance(gain_and_bias(module)[1], Tensor) for module in norms),
-        "norm_eps": next((e for module in norms if (e := epsilon(module)) is not None), 1e-5),
+        "norm_eps": next((e for e in epsilons if e is not None), 1e-5),
         "positions": "none",
         "dropout": _dropout(model, branches, modules),
         "attention_dropout": max(own_rates) if own_rates else _setting(model, _ATTENTION_DROPOUTS),

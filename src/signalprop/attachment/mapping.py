@@ -70,6 +70,7 @@ class SublayerMap:
             was moved after the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
             Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
+        normed: a norm reads the stream before the branch that is a function, without weights: no module.
         enters, leaves: where the stream before and after the sublayer is seen, in place of all that the fields above
             tell of it.
     """
@@ -98,6 +99,7 @@ class SublayerMap:
     value_skip: Number = 0.0
     attention_gain: Number = 1.0
     shape: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    normed: bool = False
     enters: Seen | None = None
     leaves: Seen | None = None
 
@@ -106,7 +108,8 @@ class SublayerMap:
 class EmbeddingMap:
     """The model's input, for reading its parameters: the tables (or the patch map, as `token`), the norm on their sum.
 
-    `position`, `segment`: tables that are added. `scale`: the factor on the sum before the norm.
+    `position`, `segment`: tables that are added. `normed`: the norm is a function, without weights.
+    `scale`: the factor on the sum before the norm.
     A table that the model computes (sinusoidal positions) is given by its root mean square. `decoder_position` and
     `decoder_norm`: those of the decoder of an encoder-decoder, where they are others. `class_tokens`: the vectors that
     stand before patches (class, distillation). `convolutions`: the maps that read frames, in order.
@@ -116,6 +119,7 @@ class EmbeddingMap:
     position: Module | Tensor | float | None = None
     segment: Module | Tensor | None = None
     norm: Module | None = None
+    normed: bool = False
     scale: float = 1.0
     decoder_position: Module | Tensor | float | None = None
     decoder_norm: Module | None = None

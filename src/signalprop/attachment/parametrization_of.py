@@ -135,6 +135,11 @@ def _multipliers(row: AttachedRow, place: str, a: Architecture, offset: float) -
     }
 
 
+def not_alike(attached: Attached) -> str:
+    """Notes on what a prediction takes as alike, or as drawn apart, and is not."""
+    return "; ".join(filter(None, (equal_layers(attached), small_class_token(attached))))
+
+
 def equal_layers(attached: Attached) -> str:
     """A note where two layers hold equal weights: what they add to the stream is not independent, as is predicted.
 
@@ -153,6 +158,27 @@ def equal_layers(attached: Attached) -> str:
     return (
         f"{one.label} and {other.label} hold equal weights (nn.TransformerEncoder begins with copies of one layer); "
         "the prediction takes layers as drawn apart, and copies add up to more"
+    )
+
+
+def small_class_token(attached: Attached) -> str:
+    """A note where the class token enters with another size than the patches: a norm divides its gradient by that.
+
+    A ViT of 4 layers and width 64 whose patches have a variance 400 times that of its class token: the variance of the
+    gradient that enters the first layer is 13 times what is predicted for tokens of one size.
+    """
+    ends = attached.ends
+    if not ends.class_tokens or ends.token is None or not isinstance(ends.position, Held | None):
+        return ""
+    position = table_rms(ends.position, "position") ** 2
+    weight = tensors_of(ends.token, "patches")[0]
+    patches = weight[0].numel() * rms(weight, "patches") ** 2 + position
+    token = rms(tensors_of(ends.class_tokens[0], "class token")[0], "class token") ** 2 + position
+    if not token or not patches or 0.25 < token / patches < 4:
+        return ""
+    return (
+        f"the class token enters with a variance of {token:.2g}, patches of variance 1 give {patches:.2g}: first "
+        "gradients are predicted for tokens of one size, and one that is smaller has a larger gradient before its norm"
     )
 
 
@@ -251,7 +277,7 @@ def embedding(attached: Attached, a: Architecture) -> Embedding:
     needed = [("token", a.has_token_table or a.input == "patches"), ("position", a.positions in ADDED)]
     needed += [("segment", a.n_segments > 0), ("convolutions", a.input == "frames")]
     needed += [("decoder_position", a.decoder_positions in ADDED and a.decoder_positions != a.positions)]
-    for name, wanted in [*needed, ("norm", a.embedding_norm)]:
+    for name, wanted in [*needed, ("norm", a.embedding_norm and not attached.mapping.embedding.normed)]:
         if wanted and (getattr(e, name) is None or (name == "convolutions" and not e.convolutions)):
             raise InputError(
                 f"the mapping's embedding names no {name}, which the architecture has; give EmbeddingMap({name}=...)"

@@ -277,7 +277,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
     pair = {k: torch.cat([v, v]) if isinstance(v, Tensor) and v.ndim and len(v) == len(read) else v
             for k, v in arguments.items()}  # fmt: skip
     said = _logits(model, pair)
-    if said is None or len(said) != 2 * len(read) or said.ndim < 2:
+    if said is None or said.ndim < 2 or len(said) != 2 * len(read):
         return
     n, size = len(read), float(said.abs().max())
     after, before = (_logits(model, pair | {name: torch.cat(both)}) for both in ([read, other], [other, read]))
@@ -297,7 +297,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
     last = read.clone()
     last[:, -1] = read[:, 0] if bool((read[:, 0] != read[:, -1]).any()) else read[:, 1]
     ahead = _logits(model, pair | {name: torch.cat([last, read])})
-    if causal and ahead is not None and said.ndim == 3 and bool((last != read).any()):
+    if causal and ahead is not None and said.ndim == 3 and said.shape[1] > 1 and bool((last != read).any()):
         change = float((ahead[: len(read), :-1] - said[: len(read), :-1]).abs().max())
         if change > _SAME * size:
             yield Wired(

@@ -31,10 +31,11 @@ def loss_of(
             raise InputError("loss= has to return one number with a gradient (a tensor of one element)")
         return value
     own, logits = loss_and_logits(output)
-    if isinstance(own, Tensor):
-        return own
     if tokens_first and isinstance(logits, Tensor) and logits.ndim == 3:
         logits = logits.transpose(0, 1)
+    fits = isinstance(batch, Batch) and isinstance(logits, Tensor) and logits.shape[:-1] == batch.targets.shape
+    if isinstance(own, Tensor) and not fits:
+        return own
     ids = None if isinstance(batch, Batch) else next_ids(logits, batch, tokens_first)
     if ids is not None:
         return F.cross_entropy(logits[:, :-1].flatten(0, -2).float(), ids.flatten().long(), ignore_index=-1)

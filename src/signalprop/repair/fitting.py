@@ -143,7 +143,8 @@ def fit(
     arguments = arguments_of(model, attached.mapping, batch)
     epsilon = Epsilon.of(attached)
     ends = attached.ends
-    divided = epsilon.movable or (ends.norm is None and ends.decoder_norm is None)  # the tables, not a norm after them
+    unnormed = ends.norm is None and ends.decoder_norm is None and not attached.mapping.embedding.normed
+    divided = epsilon.movable or unnormed  # the tables, not a norm after them
     tied = norm_of_tied_head(attached, arguments) if divided else None
     places = places_of(attached, along=epsilon.movable, tied=tied)
     places = [replace(place, stream=0) for place in places] if held else places

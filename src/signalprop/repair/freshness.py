@@ -200,7 +200,8 @@ def _deviations(chi: float, freedom: float, wider: float) -> float:
 
 def _largest_singular_value(x: Tensor) -> float:
     generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(x.shape[1], generator=generator).to(x.device)
+    x = x.float() if x.dtype.itemsize < 4 else x
+    vector = torch.randn(x.shape[1], generator=generator).to(x)
     size = 0.0
     for _ in range(_STEPS):
         image = x @ (vector / vector.norm())

@@ -94,7 +94,7 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
             if index >= 0:
                 yield Place(row.label, what, plan.sites[index], stream=-1)
         on_branch = row.placement == "res-post"
-        if on_branch or not reads_bare(row):
+        if row.norm is not None and (on_branch or not reads_bare(row)):
             yield Place(row.label, "norm", Site(_module(row.norm), "output"), stream=-int(on_branch))
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
@@ -129,7 +129,7 @@ def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterato
 
 def reads_bare(row: AttachedRow) -> bool:
     """Whether the branch reads the stream without a norm."""
-    absent = row.norm is None or isinstance(row.norm, nn.Identity)
+    absent = (row.norm is None and not row.item.normed) or isinstance(row.norm, nn.Identity)
     return row.placement in ("res-post", "none") or (row.placement == "pre" and absent)
 
 

@@ -82,6 +82,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
             raise tiny_pass.failure(f"{_where(rows, sites, index)} was not reached")
         return seen
 
+    read_before: Tensor | None = None
     for i, row in enumerate(attached.rows):
         where, item = row.label, row.item
         calls = len(tiny_pass.outputs.get(id(carriers[i]), []))
@@ -95,7 +96,12 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
                 f"{where}: the branch is not what its carrier outputs; the mapping's `carrier` has to be the last "
                 "map of the branch (after it only dropout), `branch` the module after it"
             )
-        _check_reading(tiny_pass, row, readers[i], stream)
+        read = stream
+        if i and read_before is not None and sites.stream_in[i] == sites.stream_in[i - 1] and not rows.parallel[i]:
+            item_before = attached.rows[i - 1].item  # no module sees the stream between the two
+            read = number(item_before.skip) * read_before + _wide(item_before.multiplier) * at(sites.branch[i - 1])
+        _check_reading(tiny_pass, row, readers[i], read)
+        read_before = read
         norm = norms[i]
         if row.placement == "post":
             if norm is None:
@@ -145,12 +151,20 @@ def _check_reading(tiny_pass: TinyPass, row: AttachedRow, readers: Sequence[nn.M
             raise InputError(f"{where}: its norm does not read {name}; fix `norm` or `reads` of the mapping")
         normed = _only(tiny_pass.outputs, norm, f"{where}: its norm", tiny_pass)
         source, name = [normed, normed * row.item.norm_scale], "its norm's output"
+    if row.item.normed:  # by a function, which leaves nothing but a factor on every token of a stream without its mean
+        source, name = [_direction(stream), _direction(stream - stream.mean(-1, keepdim=True))], "its norm's output"
     for reader in readers:
         seen = _only(tiny_pass.inputs, reader, f"{where}: a map of the mapping's `weights`", tiny_pass)
+        seen = _direction(seen) if row.item.normed else seen
         if not any(same(seen, each) for each in source):
             raise InputError(
                 f"{where}: a map that begins the branch does not read {name}; fix `weights`, `norm` or the placement"
             )
+
+
+def _direction(x: Tensor) -> Tensor:
+    """Every token over its length."""
+    return x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
 
 
 def _check_sum(total: Tensor, terms: list[tuple[Any, Tensor]], where: str, *, free: bool) -> None:

@@ -29,6 +29,8 @@ class Surgeon:
         for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
             self.row(i, here, row, kept.get(i, 0.0))
             if match_eps:
+                if here.item.normed and row.eps_factor != 1:
+                    raise InputError(f"{here.label}: its norm is a function, whose epsilon stays; leave match_eps out")
                 self.rescale_eps(here.norm, row.eps_factor, here.label)
         finals = ends.final_norms
         for final, factor in zip(finals, plan.final_eps[-len(finals) :] if finals else (), strict=True):
@@ -107,7 +109,8 @@ class Surgeon:
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""
         if here.norm is None:
-            raise InputError(f"{here.label}: the scheme scales a norm, and the mapping names none")
+            what = "the model's is a function" if here.item.normed else "the mapping names none"
+            raise InputError(f"{here.label}: the scheme scales a norm, and {what}; take one that scales branches")
         if id(here.norm) not in self.scaled_norms:
             multiply(here.norm, branch_scale=row.norm_scale)
         if self.scaled_norms.setdefault(id(here.norm), row.norm_scale) != row.norm_scale:
@@ -120,6 +123,8 @@ class Surgeon:
             self.change(owner, name, float(getattr(owner, name)) * ratio)
         elif here.query_norm is not None:
             multiply(here.query_norm, branch_scale=ratio)
+        elif self.attached.mapping.architecture.qk_norm:
+            raise InputError(f"{here.label}: the scheme scales scores, and the norms of its queries are functions")
         elif here.weights["query"].rows is not None:
             raise InputError(
                 f"{here.label}: the scheme scales scores; this model has no number for it and fuses its queries"

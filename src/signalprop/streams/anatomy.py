@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from signalprop.streams.containers import Container, called_again, containers, side_by_side
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack
 from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
 from signalprop.streams.tape import Call, Node, Tape
 
 _SMALLEST = 0.02  # share of the largest stack's parameters from which on a stack is worth a word
-
-
-@dataclass(frozen=True)
-class Container:
-    """Modules that could be layers: a list's, or siblings whose names end in numbers."""
-
-    path: str
-    members: tuple[tuple[str, nn.Module], ...]
-    parameters: int
-
-
-def containers(model: nn.Module) -> list[Container]:
-    """All of them, the largest first; of equal ones the outermost."""
-    found = []
-    for path, module in model.named_modules():
-        children = list(module.named_children())
-        groups: dict[str, list[tuple[str, nn.Module]]] = {}
-        alike = isinstance(module, nn.ModuleDict) and len({type(child) for _, child in children}) == 1
-        if alike or isinstance(module, (nn.ModuleList, nn.Sequential)):
-            groups[""] = children
-        else:
-            for name, child in children:
-                if match := re.fullmatch(r"(.*?)_?\d+", name):
-                    groups.setdefault(f"{match[1]} {type(child).__name__}", []).append((name, child))
-            groups = {name: members for name, members in groups.items() if len(members) > 1}
-        for name, members in groups.items():
-            prefix = f"{path}." if path else ""
-            size = sum(p.numel() for p in {id(p): p for _, m in members for p in m.parameters()}.values())
-            if members and size:
-                place = path if not name else f"{prefix}{name.split()[0]}*"
-                found.append(Container(place, tuple((prefix + n, m) for n, m in members), size))
-    return sorted(found, key=lambda one: (-one.parameters, one.path.count(".")))
 
 
 class Finder:
@@ -65,11 +34,15 @@ class Finder:
                         self._seen.setdefault(id(node.numbers), []).append((call, side, node))  # type: ignore[arg-type]
 
     def stacks(self) -> list[Stack]:
-        """Those that were found, the largest first."""
+        """Those that were found, the largest first; of lists side by side and of blocks in a loop where there is none."""
+        others = [*side_by_side(self.model), *called_again(self.model, self.tape.counts)]
+        return self._among(containers(self.model)) or self._among(sorted(others, key=lambda one: -one.parameters))
+
+    def _among(self, candidates: Sequence[Container]) -> list[Stack]:
         found: list[Stack] = []
         taken: list[str] = []
         largest = 0
-        for one in containers(self.model):
+        for one in candidates:
             if one.parameters < _SMALLEST * largest:
                 break
             paths = [path for path, _ in one.members]
@@ -102,11 +75,13 @@ class Finder:
             ((call, path) for path, module in one.members for call in self.calls if call.module is module),
             key=lambda run: run[0].begins,
         )
-        if not runs:
+        if not runs or one.layers:
             return self._loose(one)
         layers, width, last = [], 0, None
         for call, path in runs:
-            layer, node = self._layer(call, path)
+            layer, entry, node = self._layer(call, path)
+            if last is not None and entry is not None and last[1].time <= entry.time:
+                layer = replace(layer, linked=Origins(last[1]).of(entry)[0] == -1)
             layers.append(layer)
             if node is not None:
                 last, width = (call, node), node.shape[-1] if node.shape else 0
@@ -116,10 +91,11 @@ class Finder:
         if 2 * len(understood) <= len(layers) or last is None:
             return None
         known, final = _post_norms(layers, self._final_norm(*last))
-        return Stack(one.path, known, width, one.parameters, final)
+        by_function = None if final or known[-1].branches[-1:] == () else self._final_reader(*last)
+        return Stack(one.path, known, width, one.parameters, final, by_function)
 
-    def _layer(self, call: Call, path: str) -> tuple[Layer, Node | None]:
-        """A layer that is a module, from one run of it; and the stream after it."""
+    def _layer(self, call: Call, path: str) -> tuple[Layer, Node | None, Node | None]:
+        """A layer that is a module, from one run of it; and the stream before and after it."""
         ends = [call.first_given, *call.gave] if call.first_given is not None else list(call.gave)
         entries = [call.first_read, *call.read] if call.first_read is not None else list(call.read)
         inside = [c for c in self.calls if call.begins < c.begins and c.ends < call.ends]
@@ -131,12 +107,12 @@ class Finder:
                 found = steps(end, entry, given)
                 if found is not None and any(step.parts for step in found[0]):
                     norm = None if found[0][0].parts else self._norm_between(found[0][0], inside)
-                    return Layer(path, self._branches(found[0], inside, call), entry_norm=norm), end
+                    return Layer(path, self._branches(found[0], inside, call), entry_norm=norm), entry, end
         if not entries or not ends:
-            return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None
+            return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None, None
         if all(end.numbers is entries[0].numbers for end in ends[:1]):
-            return Layer(path, (), "it gives what it reads"), None
-        return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None
+            return Layer(path, (), "it gives what it reads"), None, None
+        return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None, None
 
     def _loose(self, one: Container, *, runs: bool = True) -> Stack | None:
         """A stack whose layers are not modules that run: their parts are called one by one.
@@ -144,10 +120,11 @@ class Finder:
         Args:
             runs: whether a layer may be a part itself.
         """
+        layered = one.layers or tuple((path,) for path, _ in one.members)
         prefixes = [path for path, _ in one.members]
         inside = [c for c in self.calls if any(_within(c.path, prefix) for prefix in prefixes)]
         inside = [c for c in inside if runs or c.path not in prefixes]
-        if not inside or one.path.endswith("*"):
+        if not inside or (one.path.endswith("*") and not one.layers):
             return None
         given = _given(inside)
         for call in sorted(inside, key=lambda c: -c.ends):
@@ -159,16 +136,18 @@ class Finder:
             return None
         all_branches = self._branches(found[0], inside, None)
         layers = []
-        for prefix in prefixes:
-            own = tuple(b for b in all_branches if b.modules and _within(b.modules[0], prefix))
+        for parts in layered:
+            own = tuple(b for b in all_branches if b.modules and any(_within(b.modules[0], part) for part in parts))
             if own:
-                layers.append(Layer(prefix, own))
-            elif any(_within(c.path, prefix) for c in inside):
+                layers.append(Layer(parts[0], own, parts=parts if len(parts) > 1 else ()))
+            elif any(_within(c.path, part) for c in inside for part in parts):
                 return None  # the stream passes by this one: its parts may be stacks themselves
-        if 2 * len(layers) <= len(prefixes):
+        if 2 * len(layers) <= len(layered):
             return None
-        final = self._final_norm(max(inside, key=lambda c: c.ends), end)
-        return Stack(one.path, tuple(layers), end.shape[-1], one.parameters, final, called=False)
+        last = max(inside, key=lambda c: c.ends)
+        final = self._final_norm(last, end)
+        by_function = None if final else self._final_reader(last, end)
+        return Stack(one.path, tuple(layers), end.shape[-1], one.parameters, final, by_function, called=False)
 
     def _branches(self, found: Sequence[Step], inside: list[Call], layer: Call | None) -> tuple[Branch, ...]:
         out: list[Branch] = []
@@ -208,8 +187,11 @@ class Finder:
         elif part.moved or step.moved:
             caveat = "its entries are put in another order before the addition"
         reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)
+        bare = any(next(c.module.children(), None) is None for c in readers)
+        normed = None if norm is not None or bare else self._reads_normed(step.before, inside, made)
+        reads = normed or reads
         placement: Placement = "none"
-        if norm is not None:
+        if norm is not None or normed is not None:
             placement = "pre" if post is None else "sandwich"
         elif post is not None:
             placement = "res-post"
@@ -231,6 +213,7 @@ class Finder:
             norm=None if norm is None else norm.path,
             post_norm=None if post is None else post.path,
             reads=None if reads is None else reads.path,
+            normed=normed is not None,
             caveat=caveat,
         )
 
@@ -247,15 +230,12 @@ class Finder:
 
     def _is_norm(self, call: Call) -> bool:
         """Whether a run gives what it reads, normed: through norms, centring and scales alone."""
-        if call.first_read is None or call.first_given is None or call.first_read.shape != call.first_given.shape:
-            return False
-        if _numbers(call.first_read) is _numbers(call.first_given):
-            return False
-        time, norms = Origins(call.first_read).of(call.first_given)
-        if time != -1 or norms == 0:
-            return False
-        found = steps(call.first_given, call.first_read, {})
-        return found is not None and not any(step.parts for step in found[0])
+        return _normed(call.first_read, call.first_given)
+
+    def _reads_normed(self, stream: Node, calls: Sequence[Call], made: float = math.inf) -> Call | None:
+        """The first run that reads the stream through a norm that is a function."""
+        later = (c for c in calls if stream.time < c.begins < made)
+        return next((c for c in later if _normed(stream, c.first_read)), None)
 
     def _norm_between(self, step: Step, inside: list[Call]) -> str | None:
         found = (
@@ -276,6 +256,12 @@ class Finder:
     def _final_norm(self, last: Call, end: Node) -> str | None:
         after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
         return next((c.path for c in after if not _within(c.path, last.path) and self._is_norm(c)), None)
+
+    def _final_reader(self, last: Call, end: Node) -> str | None:
+        """The path of what reads the stream's end through a norm that is a function."""
+        after = [c for c in self.calls if c.begins > last.begins and not _within(c.path, last.path)]
+        found = self._reads_normed(end.numbers, after)
+        return None if found is None else found.path
 
     def _see(self, node: Node, layer: Call | None) -> Seen | None:
         """Where hooks see a tensor: in the layer if they can, the very tensor rather than a view of it."""
@@ -377,6 +363,17 @@ def _added(node: Node) -> Node | None:
         if reader.operation in ("scale", "moved") and (found := _added(reader)) is not None:
             return found
     return None
+
+
+def _normed(read: Node | None, given: Node | None) -> bool:
+    """Whether one tensor is the other, normed: through norms, centring and scales alone."""
+    if read is None or given is None or read.shape != given.shape or read.numbers is given.numbers:
+        return False
+    time, norms = Origins(read).of(given)
+    if time != -1 or norms == 0:
+        return False
+    found = steps(given, read, {})
+    return found is not None and not any(step.parts for step in found[0])
 
 
 def _numbers(node: Node | None) -> Node | None:

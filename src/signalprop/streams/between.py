@@ -38,6 +38,8 @@ def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
         earlier.append((f"what left {before.path}", tensors[left]))
         if after.entry_norm is None and tensors[left].shape == tensors[enters].shape:
             said, scale = _told(tensors[enters], earlier)
+            if not said and not after.linked:
+                said = f"what enters comes from what left {before.path} by more than sums and factors"
             layers[i] = replace(after, between=said, scale=scale)
     return replace(stack, layers=tuple(layers))
 

@@ -47,7 +47,8 @@ class Branch:
         output: what is added, before its multiplier. stream_in, stream_out: the stream before and after (after the
             norm on the sum, where there is one). total: the sum. None: no module sees it.
         norm: that reads the stream before the branch (`pre`, `sandwich`) or stands on the sum (`post`). post_norm: on
-            the branch. reads: the first module that reads the stream.
+            the branch. reads: the first module that reads the stream; of a branch that is `normed`, what a
+            norm gives that is a function and not a module (F.rms_norm in the forward).
         parallel: it is added in one sum with the branch before it.
         caveat: why `total` cannot be proved, where that is known beforehand.
         error: largest difference of the two sides of the equation over the largest entry of the sum, in float64;
@@ -67,6 +68,7 @@ class Branch:
     norm: str | None = None
     post_norm: str | None = None
     reads: str | None = None
+    normed: bool = False
     parallel: bool = False
     caveat: str = ""
     error: float | None = None
@@ -85,7 +87,9 @@ class Layer:
     Attributes:
         entry_norm: path of a norm on the stream that it begins with, where that is not on the sum before.
         between: what the model does to the stream before it, in words; '' where what left the last layer enters it.
-        scale: the factor on the stream, where that is all.
+        scale: the factor on the stream, where that is all. linked: what enters comes from what left the last layer
+            through sums and factors; equal numbers alone are no stream (two that are still the same). parts: paths of
+            what it is made of, where that is not one module.
     """
 
     path: str
@@ -94,6 +98,12 @@ class Layer:
     entry_norm: str | None = None
     between: str = ""
     scale: float = 1.0
+    linked: bool = True
+    parts: tuple[str, ...] = ()
+
+    def holds(self, path: str) -> bool:
+        """Whether a module is in the layer."""
+        return any(path == part or path.startswith(f"{part}.") for part in self.parts or (self.path,))
 
     @property
     def rewired(self) -> bool:
@@ -107,7 +117,8 @@ class Stack:
 
     Attributes:
         path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
-        final_norm: path of the norm that reads the stream after the last layer. reads_memory: its layers read another
+        final_norm: path of the norm that reads the stream after the last layer; final_reads: of the module that reads
+            what a norm gives there that is a function. reads_memory: its layers read another
             stack's stream. tokens_first: the stream is (tokens, batch, features), as in torch's own
             layers; reads_tokens_first: so is what the model is called with.
     """
@@ -117,6 +128,7 @@ class Stack:
     width: int
     parameters: int
     final_norm: str | None = None
+    final_reads: str | None = None
     called: bool = True
     reads_memory: bool = False
     tokens_first: bool = False

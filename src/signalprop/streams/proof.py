@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,14 +24,18 @@ class Norm:
     """What a norm computes: output = normed * (offset + weight) + bias.
 
     Attributes:
+        path: of the norm; of one that is a `function`, of the module that reads what it gives.
         kind: `layernorm`, `rmsnorm`; `unknown` where neither fits. offset: None where it has no weight.
         error: largest difference over the largest entry of its output, in float64; None where it did not run.
+        eps: under its root, as far as numbers tell.
     """
 
     path: str
     kind: Literal["layernorm", "rmsnorm", "unknown"]
     offset: float | None
     error: float | None
+    function: bool = False
+    eps: float | None = None
 
 
 def prove(
@@ -43,16 +48,18 @@ def prove(
         for branch in stack.branches:
             wanted |= {s for s in (branch.stream_in, branch.output, branch.total) if s is not None}
             norms |= dict.fromkeys(n for n in (branch.norm, branch.post_norm) if n is not None)
+            wanted |= {Seen(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
         ends = (*(layer.entry_norm for layer in stack.layers), stack.final_norm)
         norms |= dict.fromkeys(n for n in ends if n is not None)
-        wanted |= places_between(stack)
+        wanted |= places_between(stack) | ({Seen(stack.final_reads, "input")} if stack.final_reads else set())
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Seen(path, side) for path in norms for side in both}
     tensors, _ = tensors_of_pass(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
     proved = tuple(with_between(stack, tensors) for stack in proved)
-    return proved, tuple(norm_of(model, path, tensors) for path in norms)
+    functions = (norm for stack in proved for norm in _functions(stack, tensors, parameters))
+    return proved, (*(norm_of(model, path, tensors) for path in norms), *functions)
 
 
 def tensors_of_pass(
@@ -85,17 +92,33 @@ def _layer(layer: Layer, tensors: Dictionary[Seen, Tensor], parameters: Dictiona
     """The layer with the error of every sum."""
     groups: list[list[Branch]] = []
     for branch in layer.branches:
-        if branch.parallel and groups:
+        if groups and (branch.parallel or _unseen(groups[-1][-1], branch)):
             groups[-1].append(branch)
         else:
             groups.append([branch])
     return replace(layer, branches=tuple(b for group in groups for b in _sum(group, tensors, parameters)))
 
 
+def _unseen(before: Branch, branch: Branch) -> bool:
+    """Whether no module sees the stream between two branches, so that one equation has to do for both."""
+    return before.total is None and branch.stream_in is None and before.placement != "post"
+
+
+def _terms(group: list[Branch], parameters: Dictionary[str, Tensor]) -> list[Any]:
+    """The factors in total = f0 * stream_in + f1 * output1 + ..., of branches added at once or one after the other."""
+    factors: list[Any] = [_number(group[0].skip, parameters)]
+    for branch in group:
+        if branch is not group[0] and not branch.parallel:
+            skip = _number(branch.skip, parameters)
+            factors = [factor * skip for factor in factors]
+        factors.append(_number(branch.multiplier, parameters))
+    return factors
+
+
 def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> list[Branch]:
-    """Branches that are added at once, with the error of their sum."""
+    """Branches of one sum, with its error."""
     first = group[0]
-    places = [first.stream_in, first.total, *(branch.output for branch in group)]
+    places = [first.stream_in, group[-1].total, *(branch.output for branch in group)]
     caveat = next((branch.caveat for branch in group if branch.caveat), "")
     if not caveat and any(place is None for place in places):
         caveat = "no module sees the stream " + ("before it" if first.stream_in is None else "after it")
@@ -108,8 +131,8 @@ def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dic
     total = values[1].double()
     if any(v.numel() != total.numel() for v in values):
         return [replace(branch, caveat="its shape is not the stream's") for branch in group]
-    factors = [first.skip, *(branch.multiplier for branch in group)]
-    products = [_number(f, parameters) * v.double() for f, v in zip(factors, [values[0], *values[2:]], strict=True)]
+    factors = _terms(group, parameters)
+    products = [f * v.double() for f, v in zip(factors, [values[0], *values[2:]], strict=True)]
     if any(product.numel() != total.numel() for product in products):
         return [replace(branch, caveat="its multiplier's shape is not the stream's") for branch in group]
     terms = [product.reshape(total.shape) for product in products]
@@ -125,36 +148,81 @@ def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
     return whole(parameters[factor.parameter]).detach().double() if factor.parameter else factor.value
 
 
+def _functions(
+    stack: Stack, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
+) -> Iterator[Norm]:
+    """What the norms of a stack compute that are functions: of a stream that no module sees, of the sum that it is."""
+    for layer in stack.layers:
+        stream: Any = None
+        for branch in layer.branches:
+            if branch.stream_in in tensors:
+                stream, group = tensors[branch.stream_in].double(), []
+            if branch.normed and branch.reads is not None:
+                read = _total(stream, group, tensors, parameters) if group else stream
+                yield _function(branch.reads, read, tensors)
+            group = [*group, branch]
+    if stack.final_reads is not None:
+        end = stack.branches[-1].stream_out
+        yield _function(stack.final_reads, tensors.get(end) if end is not None else None, tensors)
+
+
+def _total(
+    stream: Any, group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
+) -> Any:
+    """The stream after branches that are added to it; None where an output was not seen."""
+    outputs = [tensors.get(branch.output) if branch.output is not None else None for branch in group]
+    if stream is None or any(output is None or output.numel() != stream.numel() for output in outputs):
+        return None
+    factors = _terms(group, parameters)
+    return sum(
+        (f * x.double().reshape(stream.shape) for f, x in zip(factors[1:], outputs, strict=True)), factors[0] * stream
+    )
+
+
+def _function(reads: str, stream: Tensor | None, tensors: Dictionary[Seen, Tensor]) -> Norm:
+    given = tensors.get(Seen(reads, "input"))
+    if stream is None or given is None or given.numel() != stream.numel():
+        return Norm(reads, "unknown", None, None, function=True)
+    return replace(fitted_norm(reads, stream, given.reshape(stream.shape)), function=True)
+
+
 def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
     """Which norm it is, by its numbers: of all kinds and offsets the one that comes nearest."""
     x, y = tensors.get(Seen(path, "input")), tensors.get(Seen(path, "output"))
     if x is None or y is None or x.shape != y.shape:
         return Norm(path, "unknown", None, None)
-    module, wide, given = model.get_submodule(path), x.double(), y.double()
-    own = epsilon(module)
+    module = model.get_submodule(path)
     weight, bias = map(whole, gain_and_bias(module))
     if any(isinstance(held, Tensor) and held.is_meta for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # fetched only while it runs
     if any(isinstance(held, Tensor) and held.shape != x.shape[-held.ndim :] for held in (weight, bias)):
         return Norm(path, "unknown", None, None)  # over channels that are not last
+    return fitted_norm(path, x, y, weight, bias, epsilon(module), centred=isinstance(module, nn.LayerNorm))
+
+
+def fitted_norm(
+    path: str, x: Tensor, y: Tensor, weight: Any = None, bias: Any = None, own: float | None = None, *,
+    centred: bool = False,
+) -> Norm:  # fmt: skip
+    """The norm that comes nearest; `centred`: a LayerNorm in any case, as of a stream without a mean both kinds fit."""
+    wide, given = x.double(), y.double()
     shift = bias.detach().double() if isinstance(bias, Tensor) else 0.0
-    centred = wide - wide.mean(-1, keepdim=True)
+    middle = wide - wide.mean(-1, keepdim=True)
     tries = []
-    for (kind, base), eps in product((("layernorm", centred), ("rmsnorm", wide)), _USUAL if own is None else (own,)):
+    kinds = (("layernorm", middle), ("rmsnorm", wide))[: 1 if centred else 2]
+    for (kind, base), eps in product(kinds, _USUAL if own is None else (own,)):
         normed = base / (base.square().mean(-1, keepdim=True) + eps).sqrt()
         gains: list[tuple[float | None, Any]] = [(None, 1.0)]
         if isinstance(weight, Tensor):
             gains = [(offset, offset + weight.detach().double()) for offset in (0.0, 1.0)]
         for offset, gain in gains:
             error = float((normed * gain + shift - given).abs().max() / given.abs().max().clamp_min(1e-30))
-            tries.append((error, kind, offset))
+            tries.append((error, kind, offset, eps))
     limit = 64 * max(torch.finfo(one).eps for one in (y.dtype, torch.float32))  # which many compute in, whatever x is
-    if isinstance(module, nn.LayerNorm):  # of a stream without a mean both kinds fit
-        tries = [one for one in tries if one[1] == "layernorm"]
-    error, kind, offset = min(tries, key=lambda one: one[0])
+    error, kind, offset, eps = min(tries, key=lambda one: one[0])
     if not error <= limit:
         return Norm(path, "unknown", None, error)
-    return Norm(path, kind, offset, error)  # type: ignore[arg-type]
+    return Norm(path, kind, offset, error, eps=eps)  # type: ignore[arg-type]
 
 
 def affine(module: nn.Module) -> tuple[str, str]:

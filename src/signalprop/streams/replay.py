@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Rows = slice | Sequence[int] | None
+BY_FUNCTION = ("", "")
 # The words of names, in the order in which maps are tried; only the replay decides.
 _WORDS = {
     "query": r"(^|[._])(q|query|wq|q_proj|to_q|q_lin)\b|query",
@@ -114,7 +115,7 @@ class Replayed:
         weights: role -> (path of its map, output features there; None: all). error: largest difference of what the last
             map reads from the replay, over its largest entry. shape: of an attention.
         activation: of a feed-forward. across: keys and values read another stack's stream. norms: paths of those of
-            queries and keys. per_head: these are of one head.
+            queries and keys, BY_FUNCTION of root mean squares without modules. per_head: these are of one head.
     """
 
     weights: dict[str, tuple[str, Rows]]
@@ -181,6 +182,8 @@ def attention(
             _normed(q, k, heads, kv_heads, hints), _shapes(q, heads, kv_heads, order, hints, like, bool(memory))
         ):
             if shape.scale == 0:
+                continue
+            if norms == BY_FUNCTION and (shape.window or shape.table or shape.slopes):
                 continue
             bias = hints.tables.get(shape.table)
             if shape.table and (bias is None or len(bias) != heads):
@@ -349,6 +352,13 @@ def _normed(
     for one, other in product(*([hit for hit in side if hit is not None] for side in found)):
         if one[1] != other[1] or q.shape != k.shape or not torch.equal(q, k):
             yield one[0], other[0], (one[1], other[1]), one[2]
+    if not hints.norms:
+        for eps in (torch.finfo(torch.float32).eps, 1e-6):
+            yield (*(_over_rms(_split(x, n), eps) for x, n in ((q, heads), (k, kv_heads))), BY_FUNCTION, True)
+
+
+def _over_rms(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 def _after(x: Tensor, heads: int, path: str, tensors: tuple[Tensor, Tensor]) -> tuple[Tensor, str, bool] | None:

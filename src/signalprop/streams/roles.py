@@ -63,6 +63,8 @@ def prove_roles(
     for branch in (branch for stack in stacks for branch in stack.branches):
         wanted |= {seen for seen in (branch.stream_in, branch.stream_out, branch.output) if seen is not None}
         wanted |= {Seen(path, "output") for path in (branch.norm, branch.post_norm) if path is not None}
+        wanted |= {Seen(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
+    wanted |= {Seen(stack.final_reads, "input") for stack in stacks if stack.final_reads is not None}
     tensors, output = _first_sequence(*tensors_of_pass(model, arguments, wanted), stacks[0])
     proved = {norm.path for norm in norms if norm.kind != "unknown"}
     replay = _Replay(model, tensors, maps, proved)
@@ -114,6 +116,8 @@ class _Replay:
         """The stream after a stack, and after its final norm."""
         if stack.final_norm is not None:
             return self.at(stack.final_norm, "output")
+        if stack.final_reads is not None:
+            return self.at(stack.final_reads, "input")
         return self.seen(stack.branches[-1].stream_out)
 
     def branch(self, layer: Layer, branch: Branch, memory: Tensor | None) -> Replayed | str:
@@ -123,7 +127,7 @@ class _Replay:
         if entry is None or given is None:
             return f"what {branch.module} reads or outputs was not seen"
         self.tokens = len(entry)
-        own = [path for path in self.maps if path.startswith(f"{layer.path}.")]
+        own = [path for path in self.maps if path != layer.path and layer.holds(path)]
         seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
         ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
         refused, homes = None, self._homes(layer, branch)
@@ -144,7 +148,7 @@ class _Replay:
         module = self.model.get_submodule(branch.module) if branch.sort == "attention" else None
         if isinstance(module, nn.MultiheadAttention):
             return self._multi_head(branch, module, entry, memory, given)
-        last = self._ends(layer.path, ran, given)
+        last = next((m for m in ran if same(m.gave, given)), None)
         if last is None:
             return f"{branch.module} does not end in a linear map"
         maps = [m for m in ran if same(m.read, entry)]
@@ -244,6 +248,8 @@ class _Replay:
         """What the branch's first maps read."""
         if branch.placement in ("pre", "sandwich") and branch.norm is not None:
             return self.at(branch.norm, "output")
+        if branch.normed and branch.reads is not None:
+            return self.at(branch.reads, "input")
         return self.seen(branch.stream_in)
 
     def _given(self, branch: Branch) -> Tensor | None:
@@ -291,7 +297,7 @@ class _Replay:
 
     def _numbers(self, layer: Layer) -> dict[str, Any]:
         """What the configuration and a layer's modules hold, by name; the configuration's first."""
-        near = [m for path, m in self.model.named_modules() if path == layer.path or path.startswith(f"{layer.path}.")]
+        near = [m for path, m in self.model.named_modules() if layer.holds(path)]
         return {name: value for place in [*near, text_config(self.model)] for name, value in _numbers(place)}
 
     def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
@@ -300,7 +306,7 @@ class _Replay:
         for path, module in self.model.named_modules():
             gain, _ = gain_and_bias(module)
             one = isinstance(gain, Tensor) and gain.ndim == 1 and not isinstance(module, nn.Embedding)
-            if one and path.startswith(f"{layer.path}.") and path not in own:
+            if one and path != layer.path and layer.holds(path) and path not in own:
                 yield path
 
     def _rotations(self, text: Any) -> Iterator[Rotation]:

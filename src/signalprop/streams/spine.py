@@ -183,6 +183,14 @@ def _unread(step: Step, later: Step) -> bool:
     return True
 
 
+def _only_scales(node: Node, calls: Sequence[Call]) -> bool:
+    """Whether a module gives a tensor that only multiplies by a parameter, all it has: LayerScale."""
+    if node.operation != "scale" or not isinstance(node.factors[0], Tensor):
+        return False
+    own = [p for call in calls for p in call.module.parameters(recurse=False)]
+    return [p.data_ptr() for p in own] == [node.factors[0].data_ptr()] and not node.factors[0].is_meta
+
+
 def _times(part: Part, factors: Sequence[Factor]) -> Part:
     part.factors = [*part.factors, *factors]
     return part
@@ -201,13 +209,17 @@ def parts_of(
             part.again = True
             return [part]
         calls = given.get(id(here), [])
+        if calls and _only_scales(here, calls) and given.get(id(here.inputs[0].numbers)):
+            part.factors.append(here.factors[0])
+            part.node = here.inputs[0]
+            continue
         if calls:
             part.calls = calls
             return [part]
         if here.operation == "add" and len(here.inputs) > 1:
             pairs = zip(here.inputs, here.factors, strict=True)
             return [inner for one, factor in pairs for inner in parts_of(one, [*part.factors, factor], given, stream)]
-        if here.operation == "scale":
+        if here.operation == "scale" or (here.operation == "add" and here.inputs):  # with a bias: proved where it is 0
             part.factors.append(here.factors[0])
             part.node = here.inputs[0]
         elif here.operation == "moved" and here.inputs:

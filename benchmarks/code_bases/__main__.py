@@ -1,0 +1,63 @@
+"""What every verb does with models that are not of transformers: records/code-bases.json and code-bases.md.
+
+    python -m benchmarks.code_bases               # all of them: ten minutes of one core
+    python -m benchmarks.code_bases NAME ...      # these alone: printed, and nothing is written
+    python -m benchmarks.code_bases --page        # only the page, of what is stored
+
+Every model is small and random, written for this in the shape of a public code base, and runs in a process of its own.
+Two need packages: pip install x-transformers lightning peft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+
+import torch
+
+from benchmarks.code_bases import elsewhere, language, variations
+from benchmarks.code_bases.page import FILE, write
+from benchmarks.code_bases.verbs import VERBS, examined
+from benchmarks.reach import in_a_process
+from signalprop.files.storage import read_json, write_json
+
+CASES = {**language.CASES, **variations.CASES, **elsewhere.CASES}
+
+
+def main() -> None:
+    """Command line of the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--page", action="store_true", help="run nothing; write the page of what is stored")
+    parser.add_argument("--verb", choices=VERBS, help="print what this one says of each")
+    given = parser.parse_args()
+    unknown = [name for name in given.names if name not in CASES]
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)} among {', '.join(CASES)}")
+    if given.page:
+        write(read_json(FILE))
+        return
+    import transformers
+    import transformers.models.gpt2.modeling_gpt2  # once for all processes
+
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.backends.mha.set_fastpath_enabled(False)  # in evaluation nn.TransformerEncoder would pass over its modules
+    models = {}
+    for i, name in enumerate(given.names or CASES):
+        record = models[name] = in_a_process(name, lambda name: examined(CASES[name]))
+        how = {verb: record[verb]["how"] for verb in VERBS} if record["ran"] else record["reason"]
+        print(f"{i + 1}/{len(given.names or CASES)} {name}: {how}", flush=True)
+        if given.names:
+            print(json.dumps(record, indent=1))
+    if not given.names:
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        record = {"versions": versions, "models": models}
+        write_json(FILE, record)
+        write(record)
+
+
+if __name__ == "__main__":
+    main()
