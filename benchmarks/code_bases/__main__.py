@@ -16,13 +16,14 @@ import warnings
 
 import torch
 
-from benchmarks.code_bases import elsewhere, language, variations
+from benchmarks.code_bases import callings, frameworks, language, series, variations, vision, wrappers
 from benchmarks.code_bases.page import FILE, write
 from benchmarks.code_bases.verbs import VERBS, examined
 from benchmarks.reach import in_a_process
 from signalprop.files.storage import read_json, write_json
 
-CASES = {**language.CASES, **variations.CASES, **elsewhere.CASES}
+ROOMS = (language, frameworks, variations, callings, series, vision, wrappers)
+CASES = {name: case for room in ROOMS for name, case in room.CASES.items()}
 
 
 def main() -> None:

@@ -18,16 +18,18 @@ SIGNS = {"works": "yes", "noted": "noted", "refused": "-", "wrong": "WRONG", "ra
 TEXT = """\
 # Models that are not of transformers
 
-Written by `python -m benchmarks.code_bases`: do not edit. {n} models in the shapes of public code bases, written for this
-record (nothing is copied), as their users call them; {ran} ran. By verb, how many: a *refusal* is one line that says what to
-do; *wrong* is a number away from plain hooks or from simulated networks without a word; *raw* is any other error.
+Written by `python -m benchmarks.code_bases`: do not edit. {n} models in the shapes of public code bases, written for
+this record (nothing is copied), as their users call them; {ran} ran. By verb, how many: a *refusal* is one line that
+says what to do; *wrong* is a number away from plain hooks or from simulated networks without a word; *raw* is any
+other error. *Noted*: a prediction that is further off, with a note that says why.
 
 {table}
 
-Largest distances from plain hooks after every layer (relative; of correlations, absolute), over all models that were measured: {distances}.
-Predicted and initialised models: the logarithm of the last stream variance over the mean of six networks of width 64 is at most {predicted}.
+Largest distances from plain hooks after every layer (relative; of correlations, absolute), over all models that were
+measured: {distances}. bfloat16 is left out.
 
-`yes`: works. `noted`: further off, and a note of the prediction says why. `-`: refused; the lines stand below.
+Predicted and initialised models, the logarithm of the last stream variance over the mean of six networks of width 64,
+at most: {predicted}.
 
 {models}
 
@@ -44,7 +46,9 @@ def counts(models: dict[str, Any]) -> dict[str, Counter[str]]:
 
 def largest(models: dict[str, Any], verb: str, what: str) -> tuple[float, str]:
     """The largest distance of a verb that works, and of which model."""
-    found = [(abs(r[verb][what]), name) for name, r in models.items() if r["ran"] and what in r[verb] and name != "bfloat16"]
+    found = [
+        (abs(r[verb][what]), name) for name, r in models.items() if r["ran"] and what in r[verb] and name != "bfloat16"
+    ]
     return max(found, default=(float("nan"), ""))
 
 
@@ -53,10 +57,19 @@ def write(record: dict[str, Any]) -> None:
     models = record["models"]
     by_verb = counts(models)
     rows = [[verb, *(str(by_verb[verb][how]) for how in HOW)] for verb in VERBS]
-    shown = [[name, *(SIGNS[r[verb]["how"]] for verb in VERBS)] if r["ran"] else [name, r["reason"], *[""] * (len(VERBS) - 1)]
-             for name, r in models.items()]  # fmt: skip
-    far = [f"{what} {largest(models, verb, what)[0]:.1e} ({verb})" for verb in ("measure", "Probe") for what in ("variance", "correlation", "gradient")]
-    off = "; ".join(f"{largest(models, verb, 'variance')[0]:.2f} ({verb}: {largest(models, verb, 'variance')[1]})" for verb in USED)
+    empty = [""] * (len(VERBS) - 1)
+    shown = [
+        [name, *(SIGNS[r[verb]["how"]] for verb in VERBS)] if r["ran"] else [name, r["reason"], *empty]
+        for name, r in models.items()
+    ]
+    far = [
+        f"{what} {largest(models, verb, what)[0]:.1e} ({verb})"
+        for verb in ("measure", "Probe")
+        for what in ("variance", "correlation", "gradient")
+    ]
+    off = "; ".join(
+        f"{largest(models, verb, 'variance')[0]:.2f} ({verb}: {largest(models, verb, 'variance')[1]})" for verb in USED
+    )
     lines: dict[str, list[str]] = {}
     for name, r in models.items():
         for verb in VERBS:

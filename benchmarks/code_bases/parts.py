@@ -1,4 +1,4 @@
-"""What the models of this folder share: a case, norms, attention, feed-forwards, and the usual shell of a language model."""
+"""What the models of this folder share: a case, norms, attention, feed-forwards, and a language model's shell."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else first(next(iter(output)))
 
 
+def in_list(path: str) -> Callable[[nn.Module], list[nn.Module]]:
+    """The members of the list, or the dictionary of modules, of that path."""
+
+    def found(model: nn.Module) -> list[nn.Module]:
+        held: Any = model.get_submodule(path)
+        return list(held.values() if isinstance(held, nn.ModuleDict) else held)
+
+    return found
+
+
 @dataclass(frozen=True)
 class Case:
     """A model as its user has it.
@@ -42,7 +52,8 @@ class Case:
         make: builds it. inputs: what a user hands to `inputs=`; called anew for each verb.
         layers: the modules after which the oracle looks at the stream, in the order in which they run.
         stream: the stream in what one gives, (batch, tokens, features). held: the tensor of that which gradients reach.
-        side: of those modules: what they give, or what they read. tokens_first: it is (tokens, batch, features) there. loss: of the output; default: a random projection.
+        side: of those modules: what they give, or what they read. tokens_first: it is (tokens, batch, features) there.
+        loss: of the output; default: a random projection.
         needs: a package.
     """
 
@@ -137,7 +148,7 @@ class Attention(nn.Module):
             q, k = rms(q), rms(k)
         k, v = (t.repeat_interleave(HEADS // self.kv, 1) for t in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal and memory is None)
-        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class FeedForward(nn.Module):
@@ -145,10 +156,14 @@ class FeedForward(nn.Module):
 
     def __init__(self, act: Callable[[Tensor], Tensor] = F.gelu, *, bias: bool = True, width: int = D) -> None:
         super().__init__()
-        self.up, self.down, self.act = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias), act
+        self.up, self.down, self.act = (
+            nn.Linear(width, 4 * width, bias=bias),
+            nn.Linear(4 * width, width, bias=bias),
+            act,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.act(self.up(x)))
 
 
 class Gated(nn.Module):
@@ -159,7 +174,7 @@ class Gated(nn.Module):
         self.w1, self.w3, self.w2 = (nn.Linear(a, b, bias=False) for a, b in ((D, 160), (D, 160), (160, D)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 def squared_relu(x: Tensor) -> Tensor:
@@ -178,7 +193,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x))
 
 
 class LM(nn.Module):
@@ -199,7 +214,7 @@ class LM(nn.Module):
         self.head = nn.Linear(D, WORDS, bias=False)
 
     def embedded(self, idx: Tensor) -> Tensor:
-        return self.embed(idx) + self.positions(torch.arange(idx.shape[1]))  # type: ignore[no-any-return]
+        return self.embed(idx) + self.positions(torch.arange(idx.shape[1]))
 
     def run(self, x: Tensor) -> Tensor:
         for block in self.blocks:

@@ -1,19 +1,25 @@
-"""Blocks that differ from the usual one in one thing: norms, sums, multipliers, mixers, outputs, containers, loops."""
+"""Blocks that differ from the usual one in one thing: norms, sums, multipliers, mixers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from benchmarks.code_bases.language import cross_entropy
 from benchmarks.code_bases.parts import (
-    D, HEADS, LAYERS, WORDS, Attention, Block, Case, FeedForward, LM, RMSNorm, ids, rms,
+    HEADS,
+    LAYERS,
+    LM,
+    Attention,
+    Block,
+    Case,
+    D,
+    FeedForward,
+    RMSNorm,
+    rms,
 )  # fmt: skip
 
 # --- norms and sums ---------------------------------------------------------------------------------------------------
@@ -22,13 +28,13 @@ from benchmarks.code_bases.parts import (
 class PostNorm(Block):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(x + self.attn(x))
-        return self.norm2(x + self.mlp(x))  # type: ignore[no-any-return]
+        return self.norm2(x + self.mlp(x))
 
 
 class DeepNorm(Block):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(x * 1.7 + self.attn(x))
-        return self.norm2(x * 1.7 + self.mlp(x))  # type: ignore[no-any-return]
+        return self.norm2(x * 1.7 + self.mlp(x))
 
 
 class Sandwich(Block):
@@ -38,7 +44,7 @@ class Sandwich(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.after1(self.attn(self.norm1(x)))
-        return x + self.after2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+        return x + self.after2(self.mlp(self.norm2(x)))
 
 
 class NormOnBranch(Block):
@@ -46,7 +52,7 @@ class NormOnBranch(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.norm1(self.attn(x))
-        return x + self.norm2(self.mlp(x))  # type: ignore[no-any-return]
+        return x + self.norm2(self.mlp(x))
 
 
 class ReZero(Block):
@@ -56,7 +62,7 @@ class ReZero(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.resweight * self.attn(x)
-        return x + self.resweight * self.mlp(x)  # type: ignore[no-any-return]
+        return x + self.resweight * self.mlp(x)
 
 
 class LayerScaleParameter(Block):
@@ -66,7 +72,7 @@ class LayerScaleParameter(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.gamma_1 * self.attn(self.norm1(x))
-        return x + self.gamma_2 * self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+        return x + self.gamma_2 * self.mlp(self.norm2(x))
 
 
 class Scale(nn.Module):
@@ -87,7 +93,7 @@ class LayerScaleModule(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x)))
-        return x + self.ls2(self.mlp(self.norm2(x)))  # type: ignore[no-any-return]
+        return x + self.ls2(self.mlp(self.norm2(x)))
 
 
 class DepthMultiplier(Block):
@@ -95,7 +101,7 @@ class DepthMultiplier(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x)) * (1.4 / LAYERS**0.5)
-        return x + self.mlp(self.norm2(x)) * (1.4 / LAYERS**0.5)  # type: ignore[no-any-return]
+        return x + self.mlp(self.norm2(x)) * (1.4 / LAYERS**0.5)
 
 
 class Parallel(Block):
@@ -103,7 +109,7 @@ class Parallel(Block):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        return x + self.attn(y) + self.mlp(y)  # type: ignore[no-any-return]
+        return x + self.attn(y) + self.mlp(y)
 
 
 class Sphere(Block):
@@ -150,6 +156,13 @@ class Hyper(LM):
         return streams.sum(2)
 
 
+class SqrtEmbedding(LM):
+    """Gemma: embeddings times sqrt(width), norms before and after."""
+
+    def embedded(self, idx: Tensor) -> Tensor:
+        return self.embed(idx) * D**0.5
+
+
 # --- mixers -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +187,7 @@ class Experts(nn.Module):
 class Mixture(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.mlp = Experts()  # type: ignore[assignment]
+        self.mlp = Experts()
 
 
 class Mamba(nn.Module):
@@ -198,7 +211,7 @@ class Mamba(nn.Module):
             decay = torch.exp(-dt[:, t, :, None] * self.A_log.exp())
             state = decay * state + (dt * u)[:, t, :, None] * b[:, t, None, :]
             out.append((state * c[:, t, None, :]).sum(-1))
-        return self.out_proj((torch.stack(out, 1) + self.skip * u) * F.silu(z))  # type: ignore[no-any-return]
+        return self.out_proj((torch.stack(out, 1) + self.skip * u) * F.silu(z))
 
 
 class MambaPair(nn.Module):
@@ -231,20 +244,22 @@ class TimeMix(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         before = F.pad(x, (0, 0, 1, -1))
-        k, v, r = (m(x * a + before * (1 - a)) for m, a in zip((self.key, self.value, self.receptance), self.mix, strict=True))
+        k, v, r = (
+            m(x * a + before * (1 - a)) for m, a in zip((self.key, self.value, self.receptance), self.mix, strict=True)
+        )
         top = bottom = torch.zeros_like(x[:, 0])
         out = []
         for t in range(x.shape[1]):
             e = k[:, t].clamp(max=20).exp()
             top, bottom = self.decay.exp().neg().exp() * top + e * v[:, t], self.decay.exp().neg().exp() * bottom + e
             out.append(top / bottom)
-        return self.output(r.sigmoid() * torch.stack(out, 1))  # type: ignore[no-any-return]
+        return self.output(r.sigmoid() * torch.stack(out, 1))
 
 
 class RWKV(Block):
     def __init__(self) -> None:
         super().__init__()
-        self.attn = TimeMix()  # type: ignore[assignment]
+        self.attn = TimeMix()
 
 
 class LinearAttention(Attention):
@@ -252,210 +267,13 @@ class LinearAttention(Attention):
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         scores = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
         y = scores @ v / scores.sum(-1, keepdim=True)
-        return self.out(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 class Linear(Block):
     def __init__(self) -> None:
         super().__init__()
         self.attn = LinearAttention()
-
-
-# --- outputs, containers, loops ---------------------------------------------------------------------------------------
-
-
-class Returns(LM):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-
-    def forward(self, idx: Tensor) -> Any:
-        logits = super().forward(idx)
-        loss = cross_entropy(logits[:, :-1], idx[:, 1:])
-        return {"loss": loss, "tuple": (loss, logits), "dict": {"logits": logits, "loss": loss}, "dataclass": Out(loss, logits)}[self.how]
-
-
-@dataclass
-class Out:
-    """What some forwards give."""
-
-    loss: Tensor
-    logits: Tensor
-
-
-class Cached(Block):
-    """Gives (stream, keys)."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return super().forward(x), x[..., :2]
-
-
-class CachedLM(LM):
-    def run(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x, _ = block(x)
-        return x
-
-
-class InPairs(LM):
-    """lucidrains': a list of (attention, feed-forward), called one after the other, in which some are None."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: nn.ModuleList([nn.Sequential(nn.LayerNorm(D), Attention()), nn.Sequential(nn.LayerNorm(D), FeedForward()), None]))  # type: ignore[list-item]
-
-    def run(self, x: Tensor) -> Tensor:
-        for attn, ff, _ in self.blocks:
-            x = attn(x) + x
-            x = ff(x) + x
-        return x
-
-
-class TwoLists(LM):
-    """Attentions in one list, feed-forwards in another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(FeedForward() for _ in range(LAYERS))
-        self.attentions = nn.ModuleList(Attention() for _ in range(LAYERS))
-        self.norms1, self.norms2 = (nn.ModuleList(nn.LayerNorm(D) for _ in range(LAYERS)) for _ in range(2))
-
-    def run(self, x: Tensor) -> Tensor:
-        for norm1, attn, norm2, ff in zip(self.norms1, self.attentions, self.norms2, self.blocks, strict=True):
-            x = x + attn(norm1(x))
-            x = x + ff(norm2(x))
-        return x
-
-
-class Numbered(LM):
-    """layer_0, layer_1, ...: no list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for i, block in enumerate(self.blocks):
-            setattr(self, f"layer_{i}", block)
-        del self.blocks
-
-    def run(self, x: Tensor) -> Tensor:
-        for i in range(LAYERS):
-            x = getattr(self, f"layer_{i}")(x)
-        return x
-
-
-class Looped(LM):
-    """ALBERT: one block, called again and again. `times`: adds an embedding of the pass before each (universal transformer)."""
-
-    def __init__(self, times: bool = False, n: int = 1) -> None:
-        super().__init__(n=n)
-        self.times = nn.Embedding(LAYERS, D) if times else None
-        if n == 1:
-            self.block = self.blocks[0]
-            del self.blocks
-
-    def run(self, x: Tensor) -> Tensor:
-        blocks = [self.block] if hasattr(self, "block") else list(self.blocks)
-        for i in range(LAYERS // len(blocks)):
-            for block in blocks:
-                x = block(x if self.times is None else x + self.times.weight[i])
-        return x
-
-
-class Checkpointed(LM):
-    def run(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return x
-
-
-class Dropped(LM):
-    """LayerDrop: a block is passed over in training."""
-
-    def run(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            if not self.training or float(torch.rand(())) > 0.2:
-                x = block(x)
-        return x
-
-
-class KeywordOnly(LM):
-    def forward(self, *, tokens: Tensor) -> Any:  # type: ignore[override]
-        return super().forward(tokens)
-
-
-class TakesBatch(LM):
-    def forward(self, batch: dict[str, Tensor]) -> Any:  # type: ignore[override]
-        return super().forward(batch["tokens"])
-
-
-class Encoded(LM):
-    """Two stacks of one's own: the decoder's blocks read what the encoder gives."""
-
-    def __init__(self) -> None:
-        super().__init__(Across)
-        self.encoder = nn.ModuleList(Block(causal=False) for _ in range(2))
-
-    def forward(self, source: Tensor, target: Tensor) -> Any:  # type: ignore[override]
-        memory, x = self.embedded(source), self.embedded(target)
-        for block in self.encoder:
-            memory = block(memory)
-        for block in self.blocks:
-            x = block(x, memory)
-        return self.head(self.final(x))
-
-
-class Across(Block):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm3, self.cross = nn.LayerNorm(D), Attention(fused=False)
-
-    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        x = x + self.cross(self.norm3(x), memory)
-        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
-
-
-class SqrtEmbedding(LM):
-    """Gemma: embeddings times sqrt(width), norms before and after."""
-
-    def embedded(self, idx: Tensor) -> Tensor:
-        return self.embed(idx) * D**0.5
-
-
-def _numbered(model: nn.Module) -> list[nn.Module]:
-    return [model.get_submodule(f"layer_{i}") for i in range(LAYERS)]
-
-
-def _pairs(model: Any) -> list[nn.Module]:
-    """Where a sum is seen: the next norm reads it."""
-    return [block[0][0] for block in model.blocks[1:]] + [model.final]
-
-
-def _entries(model: Any) -> list[nn.Module]:
-    return [*list(model.norms1)[1:], model.final]
-
-
-def looped(model: Any) -> list[nn.Module]:
-    """The one block of a loop."""
-    return [model.block]
-
-
-class FromDictionary(LM):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleDict({f"block_{i}": block for i, block in enumerate(self.blocks)})
-
-    def run(self, x: Tensor) -> Tensor:
-        for block in self.blocks.values():
-            x = block(x)
-        return x
-
-
-class FromSequence(LM):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*self.blocks)
-
-    def run(self, x: Tensor) -> Tensor:
-        return self.blocks(x)  # type: ignore[no-any-return]
 
 
 _SUM: Callable[[Any], Tensor] = lambda out: out[0] + out[1]  # noqa: E731
@@ -478,23 +296,4 @@ CASES = {
     "Mamba, (hidden, residual)": Case(lambda: MambaLM(MambaPair, final=RMSNorm()), stream=_SUM),
     "RWKV": Case(lambda: LM(RWKV)),
     "linear attention": Case(lambda: LM(Linear)),
-    "gives the loss alone": Case(lambda: Returns("loss"), loss=lambda out: out),
-    "gives a tuple": Case(lambda: Returns("tuple"), loss=lambda out: out[0]),
-    "gives a dictionary": Case(lambda: Returns("dict"), loss=lambda out: out["loss"]),
-    "gives a dataclass": Case(lambda: Returns("dataclass"), loss=lambda out: out.loss),
-    "blocks give (stream, cache)": Case(lambda: CachedLM(Cached)),
-    "blocks in a dictionary": Case(FromDictionary),
-    "blocks in a Sequential": Case(FromSequence),
-    "pairs in a list, with None": Case(InPairs, layers=_pairs, side="input"),
-    "attentions and feed-forwards in two lists": Case(TwoLists, layers=_entries, side="input"),
-    "layer_0, layer_1, ...": Case(Numbered, layers=_numbered),
-    "one block in a loop (ALBERT)": Case(Looped, layers=looped),
-    "one block in a loop, with times (universal transformer)": Case(lambda: Looped(True), layers=looped),
-    "two blocks in a loop": Case(lambda: Looped(n=2)),
-    "gradient checkpointing": Case(Checkpointed),
-    "LayerDrop": Case(Dropped),
-    "keywords alone": Case(KeywordOnly, lambda: {"tokens": ids()}),
-    "takes a dictionary": Case(TakesBatch, lambda: ({"tokens": ids()},)),
-    "called by a function": Case(LM, lambda: lambda model: model(ids())),
-    "encoder-decoder of one's own": Case(Encoded, lambda: (ids(), ids().flip(1))),
-}  # fmt: skip
+}

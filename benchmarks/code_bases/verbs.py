@@ -74,7 +74,7 @@ class Oracle:
         """The numbers, after the backward pass."""
         for handle in self.handles:
             handle.remove()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         gradients = [float("nan") if h.grad is None else float(h.grad.double().var(correction=0)) for h in self.held]
         streams = [x.transpose(0, 1) if self.case.tokens_first else x for x in self.streams]
         return {
@@ -131,7 +131,10 @@ def judged(off: Record, limits: dict[str, float]) -> Record:
 
 def anatomy(case: Case) -> Record:
     found = sp.anatomy(fresh(case), case.inputs())
-    return {"how": "works" if found.proved else "refused", **({} if found.proved else {"reason": str(found).splitlines()[0]})}
+    return {
+        "how": "works" if found.proved else "refused",
+        **({} if found.proved else {"reason": str(found).splitlines()[0]}),
+    }
 
 
 def measure(case: Case) -> Record:
@@ -142,20 +145,20 @@ def measure(case: Case) -> Record:
 def probe(case: Case) -> Record:
     model = fresh(case)
     with sp.Probe(model) as watching:
-        loss_of(case)(called(model, case.inputs())).backward()  # type: ignore[no-untyped-call]
+        loss_of(case)(called(model, case.inputs())).backward()
         profile = watching.profile()
     assert profile is not None, "a step without a Profile"
     return distances(case, profile, by_hooks(case))
 
 
 def monitor(case: Case) -> Record:
-    """Two steps in training mode at a learning rate of 0, one in evaluation mode, whose numbers are held against plain hooks."""
+    """Two steps in training mode at a learning rate of 0; one in evaluation mode, held against plain hooks."""
     model = fresh(case).train()
     optimizer, values = torch.optim.SGD(model.parameters(), lr=0.0), {}
     with sp.SignalMonitor(model, every=1, skip_first=0, tolerance=None) as watching:
         for step in range(3):
             loss = loss_of(case)(called(model.train(step < 2), case.inputs()))
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             values = watching.step(loss) or values
             optimizer.step()
             optimizer.zero_grad()
@@ -178,12 +181,18 @@ def predict(case: Case) -> Record:
 def _against_networks(case: Case, profile: Any, models: list[nn.Module]) -> Record:
     measured = [sp.measure(m, case.inputs(), loss=loss_of(case)) for m in models]
     out: Record = {}
-    for name, there in (("variance", lambda p: p.forward["stream_out"].variance[-1]), ("gradient", lambda p: p.gradient["stream_in"].variance[0])):
+    for name, there in (
+        ("variance", lambda p: p.forward["stream_out"].variance[-1]),
+        ("gradient", lambda p: p.gradient["stream_in"].variance[0]),
+    ):
         values = np.array([there(p) for p in measured])
         error = values.std(ddof=1) / len(values) ** 0.5 / values.mean()
         out[name] = float(np.log(there(profile) / values.mean()))
         out[f"{name}_error"] = float(error)
-    wrong = abs(out["variance"]) > PREDICTED + 4 * out["variance_error"] or abs(out["gradient"]) > 2 * PREDICTED + 4 * out["gradient_error"]
+    wrong = (
+        abs(out["variance"]) > PREDICTED + 4 * out["variance_error"]
+        or abs(out["gradient"]) > 2 * PREDICTED + 4 * out["gradient_error"]
+    )
     noted = any("gradient" in note for note in profile.notes)
     return {"how": "works" if not wrong else "noted" if noted else "wrong", **out}
 
@@ -228,13 +237,21 @@ def fold(case: Case) -> Record:
             refused = error
             continue
         off = float((one - other).abs().max() / one.abs().max())
-        return judged({"difference": off, "scheme": scheme}, {"difference": FOLD * max(1.0, torch.finfo(one.dtype).eps / 1e-7)})
+        return judged(
+            {"difference": off, "scheme": scheme}, {"difference": FOLD * max(1.0, torch.finfo(one.dtype).eps / 1e-7)}
+        )
     assert refused is not None
     raise refused
 
 
 def _plain(output: Any) -> Any:
-    return vars(output) if not isinstance(output, (Tensor, tuple, list, dict)) else dict(output) if isinstance(output, dict) else output
+    return (
+        vars(output)
+        if not isinstance(output, (Tensor, tuple, list, dict))
+        else dict(output)
+        if isinstance(output, dict)
+        else output
+    )
 
 
 def diagnosed(case: Case) -> Record:

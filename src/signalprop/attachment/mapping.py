@@ -119,12 +119,12 @@ class EmbeddingMap:
     position: Module | Tensor | float | None = None
     segment: Module | Tensor | None = None
     norm: Module | None = None
-    normed: bool = False
     scale: float = 1.0
     decoder_position: Module | Tensor | float | None = None
     decoder_norm: Module | None = None
     class_tokens: Sequence[str | Tensor] = ()
     convolutions: Sequence[Module] = ()
+    normed: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -70,8 +71,9 @@ def apply(
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
             statistics of the input. inputs: what the model is called with, as `measure` takes it; or InputStatistics
             (default: those of its tokens or of the batch, else Zipf's law).
-        initialize: draw the weights anew, if they are fresh. False keeps them and only installs multipliers: those of a
-            scheme times the model's own (Granite's). A Parametrization says all numbers, the model's own too.
+        initialize: draw the weights anew, if they are fresh; multipliers of the model's own that train (LayerScale,
+            ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's own. A
+            Parametrization says all numbers, the model's own too.
         redraw: draw them anew though something has been learnt in them.
         change_function: install the multipliers though the weights that are kept then compute something else.
         match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
@@ -132,7 +134,9 @@ def apply(
             "a scheme is put on one residual stream, and this model has several; build it with the scheme instead:"
             " sp.build(sp.scheme(NAME)(architecture))"
         )
-    _refuse_multipliers(attached)
+    draws = initialize and not without_numbers
+    own = own_trained(attached) if draws else []
+    _refuse_multipliers(attached, neutral=draws)
     if not without_numbers:
         confirm(attached, arguments)
     chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
@@ -144,13 +148,15 @@ def apply(
         table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)
     before = Outputs(attached, arguments) if trained else None
-    with all_or_nothing(model):
+    with all_or_nothing(model, own):
+        _to_one(own)
         record = install(attached, table, match_eps=match_eps, by_hand=mapping)
         record.pending = without_numbers and initialize
         record.kept = not initialize
-        if initialize and not without_numbers:
+        if draws:
             with all_or_nothing(model, everything(model)):
                 draw_weights(model, record, seed)
+                _to_one(own)  # which modules that reset themselves have set again
         if before:
             record.function_changed = before.changed_in_words()
             if record.function_changed and not change_function:
@@ -204,19 +210,33 @@ def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametr
     return replace(table, embedding=Embedding(**e.model_dump() | fixed))
 
 
-def _refuse_multipliers(attached: Attached) -> None:
+def own_trained(attached: Attached) -> list[Tensor]:
+    """A model's own multipliers that train (LayerScale, ReZero), each once."""
+    found = (value for row in attached.rows for value in (row.item.skip, row.item.multiplier))
+    return list({id(value): value for value in found if isinstance(value, Tensor)}.values())
+
+
+def _to_one(multipliers: Sequence[Tensor]) -> None:
+    """A scheme's numbers stand beside them."""
+    with torch.no_grad():
+        for multiplier in multipliers:
+            multiplier.fill_(1.0)
+
+
+def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
+    """Raise InputError for those that no factor makes up for; `neutral`: what trains becomes 1."""
     for row in attached.rows:
         item = row.item
-        trains = any(isinstance(value, Tensor) and number(value) != 1 for value in (item.skip, item.multiplier))
-        if trains or item.norm_scale != 1 or 0 in (number(item.skip), number(item.multiplier)):
+        stay = [v for v in (item.skip, item.multiplier) if not (neutral and isinstance(v, Tensor))]
+        if item.norm_scale != 1 or 0 in map(number, stay):
             raise InputError(
-                f"{row.label} has multipliers of its own that train, are 0 or stand on a norm (skip "
+                f"{row.label} has multipliers of its own that are 0 or stand on a norm (skip "
                 f"{number(item.skip):.3g}, branch {number(item.multiplier):.3g}); apply needs a model without"
             )
 
 
 def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
-    """The table with a model's own fixed multipliers as factors on the scheme's, where the model stays as it is."""
+    """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
     own = np.array([own_multipliers(row.item) for row in attached.rows])
     factor = attached.mapping.architecture.head_scale
     if (own == 1).all() and factor == 1:

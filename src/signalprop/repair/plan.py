@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
 
-from signalprop.attachment.mapping import Mapping, SublayerMap, describe, own_score_scale
+from signalprop.attachment.mapping import Mapping, SublayerMap, describe, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
@@ -239,9 +238,8 @@ def _rows(
 
 
 def own_multipliers(item: SublayerMap) -> tuple[float, float]:
-    """(skip, branch) that a model's own code multiplies with; what trains is left to the model, and counts as 1."""
-    skip, branch = (1.0 if isinstance(value, Tensor) else float(value) for value in (item.skip, item.multiplier))
-    return skip, branch
+    """(skip, branch) that a model's own code multiplies with, as they are now."""
+    return number(item.skip), number(item.multiplier)
 
 
 def _shared_dropouts(mapping: Mapping, p: Parametrization, rows: Layout, planned: list[RowPlan]) -> list[RowPlan]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, attach
 from signalprop.attachment.families import mapping_for, mapping_of
-from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, own_score_scale
+from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.module_swaps import Splice, refuse_adapters, restore
@@ -116,9 +116,11 @@ def _row(model: nn.Module, row: AttachedRow, record: Record, i: int) -> Sublayer
     p, done, item, path = record.parametrization, record.plan.rows[i], row.item, record.carriers[i]
     carrier: Any = model.get_submodule(path)
     rewired = done.treatment == "rewired"
+    trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (item.skip, item.multiplier))
+    own = (1.0, 1.0) if record.kept else tuple(trained)  # of weights that were kept, the table holds them
     changes: dict[str, Any] = {
-        "skip": carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]),
-        "multiplier": carrier.multiplier if rewired else float(p.branch[i]),
+        "skip": carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]) * own[0],
+        "multiplier": carrier.multiplier if rewired else float(p.branch[i]) * own[1],
         "norm_scale": done.norm_scale,
         "units": (done.before, 1.0 if rewired else 1 / done.scale, done.behind),
     }

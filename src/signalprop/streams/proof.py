@@ -148,14 +148,13 @@ def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
     return whole(parameters[factor.parameter]).detach().double() if factor.parameter else factor.value
 
 
-def _functions(
-    stack: Stack, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
-) -> Iterator[Norm]:
+def _functions(stack: Stack, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Iterator[Norm]:
     """What the norms of a stack compute that are functions: of a stream that no module sees, of the sum that it is."""
     for layer in stack.layers:
-        stream: Any = None
+        stream: Tensor | None = None
+        group: list[Branch] = []
         for branch in layer.branches:
-            if branch.stream_in in tensors:
+            if branch.stream_in is not None and branch.stream_in in tensors:
                 stream, group = tensors[branch.stream_in].double(), []
             if branch.normed and branch.reads is not None:
                 read = _total(stream, group, tensors, parameters) if group else stream
@@ -167,16 +166,18 @@ def _functions(
 
 
 def _total(
-    stream: Any, group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
-) -> Any:
+    stream: Tensor | None, group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
+) -> Tensor | None:
     """The stream after branches that are added to it; None where an output was not seen."""
-    outputs = [tensors.get(branch.output) if branch.output is not None else None for branch in group]
-    if stream is None or any(output is None or output.numel() != stream.numel() for output in outputs):
+    seen = [branch.output for branch in group if branch.output is not None and branch.output in tensors]
+    outputs = [tensors[place].double() for place in seen]
+    if stream is None or len(seen) < len(group) or any(x.numel() != stream.numel() for x in outputs):
         return None
-    factors = _terms(group, parameters)
-    return sum(
-        (f * x.double().reshape(stream.shape) for f, x in zip(factors[1:], outputs, strict=True)), factors[0] * stream
-    )
+    first, *factors = _terms(group, parameters)
+    total: Tensor = first * stream
+    for factor, output in zip(factors, outputs, strict=True):
+        total = total + factor * output.reshape(stream.shape)
+    return total
 
 
 def _function(reads: str, stream: Tensor | None, tensors: Dictionary[Seen, Tensor]) -> Norm:

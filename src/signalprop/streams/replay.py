@@ -354,7 +354,7 @@ def _normed(
             yield one[0], other[0], (one[1], other[1]), one[2]
     if not hints.norms:
         for eps in (torch.finfo(torch.float32).eps, 1e-6):
-            yield (*(_over_rms(_split(x, n), eps) for x, n in ((q, heads), (k, kv_heads))), BY_FUNCTION, True)
+            yield _over_rms(_split(q, heads), eps), _over_rms(_split(k, kv_heads), eps), BY_FUNCTION, True
 
 
 def _over_rms(x: Tensor, eps: float) -> Tensor:
