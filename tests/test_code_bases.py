@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-import signalprop as sp
 from benchmarks.code_bases.__main__ import CASES
 from benchmarks.code_bases.page import FILE
 from benchmarks.code_bases.verbs import ACTIONS, VERBS, examined
+
+import signalprop as sp
 from signalprop.files.storage import read_json
 
 WORKS = [

@@ -152,8 +152,8 @@ class ModdedBlock(FunctionBlock):
 
 
 class Modded(LM):
-    def __init__(self) -> None:
-        super().__init__(ModdedBlock, final=nn.Identity())
+    def __init__(self, block: type[nn.Module] = ModdedBlock) -> None:
+        super().__init__(block, final=nn.Identity())
         self.skip_weights = nn.Parameter(torch.ones(LAYERS // 2))
 
     def run(self, x: Tensor) -> Tensor:
@@ -166,6 +166,18 @@ class Modded(LM):
             if i < LAYERS // 2:
                 skips.append(x)
         return rms(x)
+
+
+class MixedSeen(FunctionBlock):
+    """The same block, whose mix is passed through an nn.Identity, as a refusal asks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lambdas, self.mixed = nn.Parameter(torch.tensor([1.0, 0.2])), nn.Identity()
+
+    def forward(self, x: Tensor, x0: Tensor | None = None) -> Tensor:
+        assert x0 is not None
+        return super().forward(self.mixed(self.lambdas[0] * x + self.lambdas[1] * x0))
 
 
 class UNetLM(LM):
@@ -227,6 +239,7 @@ CASES = {
     "nanochat, x0 lambdas .1": Case(lambda: Nanochat((1.0, 0.1)), layers=_H),
     "nanochat, loss alone": Case(lambda: Nanochat(None), lambda: (ids(), ids().roll(-1, 1)), _H, loss=lambda out: out),
     "modded-nanogpt": Case(Modded),
+    "modded-nanogpt, with nn.Identity": Case(lambda: Modded(MixedSeen)),
     "U-Net skips with scalars": Case(UNetLM),
     "x0 with scalars": Case(ReadsFirst),
     "DenseFormer": Case(DenseFormer),

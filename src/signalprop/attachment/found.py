@@ -21,6 +21,7 @@ from signalprop.streams.parts import Layer, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
 
 UNKNOWN = 2  # words, where no configuration says how many
+_IDENTITY = "let it pass through an nn.Identity() of the layer, where hooks see it"
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
 _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 
@@ -55,6 +56,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         tokens_first=_tokens_first(found, stacks),
         reads_tokens_first=stacks[0].reads_tokens_first,
         stream_only=True,
+        rewired=changed_between(stacks),
     )
 
 
@@ -82,10 +84,12 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
     why = layer.why
     for branch in layer.branches:
         if branch.output is None:
-            why = why or f"no module outputs what is added after {branch.reads or 'its stream'}"
+            why = why or f"no module outputs what is added after {branch.reads or 'its stream'}; {_IDENTITY}"
     first, last = (layer.branches[0], layer.branches[-1]) if layer.branches else (None, None)
     if first is not None and last is not None and (first.stream_in is None or last.stream_out is None):
-        why = why or "no module reads or outputs its stream"
+        why = why or f"no module reads or outputs its stream; {_IDENTITY}"
+    if why.endswith(_IDENTITY):
+        raise InputError(f"of {found.model} {layer.path} was not understood: {why}")
     if why or not layer.branches:
         raise InputError(
             f"give a mapping, which names the branches (docs/measuring.md; `signalprop anatomy` shows them): "

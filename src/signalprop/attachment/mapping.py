@@ -163,7 +163,8 @@ class Mapping:
             Of a layer that is not a module of its own: its modules, in the order in which they run. Empty: not known.
         notes: what readers of a result should know of the mapping. found: it was found in the model's numbers.
         tokens_first: the stream is (tokens, batch, features); reads_tokens_first: so are the ids that the model is
-            called with. stream_only: it knows the stream and the branches, not what their weights are.
+            called with. stream_only: it knows the stream and the branches, not what their weights are. rewired: the
+            first place where the stream that enters a layer is another than the last one's, in words.
     """
 
     architecture: Architecture
@@ -185,6 +186,7 @@ class Mapping:
     tokens_first: bool = False
     reads_tokens_first: bool = False
     stream_only: bool = False
+    rewired: str = ""
 
 
 @dataclass(frozen=True)

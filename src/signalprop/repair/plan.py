@@ -115,12 +115,16 @@ def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str) -> Plan:
     head_ratio = 1.0 if a.head == "none" else p.head.scale / mapping.head.scale
     plan = Plan(tuple(planned), tuple(finals), head_ratio, p.embedding.scale / mapping.embedding.scale)
     if mapping.stream_only:
-        _refuse_what_the_stream_does_not_tell(plan, p)
+        _refuse_what_the_stream_does_not_tell(mapping, plan, p)
     return plan
 
 
-def _refuse_what_the_stream_does_not_tell(plan: Plan, p: Parametrization) -> None:
+def _refuse_what_the_stream_does_not_tell(mapping: Mapping, plan: Plan, p: Parametrization) -> None:
     """Raise InputError where a scheme changes more than skips, branches and norms, which are all that is known."""
+    if mapping.rewired and any(row.behind != 1 or row.reads_stream for row in plan.rows):
+        raise InputError(
+            f"scheme {p.scheme!r} changes skips, and in this model {mapping.rewired}; 'layerscale' does not"
+        )
     scores = any(row.score_ratio != 1 for row in plan.rows)
     if scores or plan.head_ratio != 1 or plan.embedding_ratio != 1:
         what = "what is inside its branches" if scores else "the embeddings or the head"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from signalprop.streams.containers import Container, called_again, containers, side_by_side
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack
+from signalprop.streams.post_norms import post_norms
 from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
 from signalprop.streams.tape import Call, Node, Tape
 
@@ -78,24 +79,29 @@ class Finder:
         if not runs or one.layers:
             return self._loose(one)
         layers, width, last = [], 0, None
+        pairs = _carry_two([call for call, _ in runs])
         for call, path in runs:
-            layer, entry, node = self._layer(call, path)
+            layer, entry, node = self._layer(call, path, mixes=not pairs)
             if last is not None and entry is not None and last[1].time <= entry.time:
                 layer = replace(layer, linked=Origins(last[1]).of(entry)[0] == -1)
             layers.append(layer)
             if node is not None:
                 last, width = (call, node), node.shape[-1] if node.shape else 0
-        if _carry_two([call for call, _ in runs]) and any(_unknown(layer) for layer in layers):
+        if pairs and any(_unknown(layer) for layer in layers):
             return self._loose(one, runs=False)
         understood = [layer for layer in layers if layer.branches]
         if 2 * len(understood) <= len(layers) or last is None:
             return None
-        known, final = _post_norms(layers, self._final_norm(*last))
+        known, final = post_norms(layers, self._final_norm(*last))
         by_function = None if final or known[-1].branches[-1:] == () else self._final_reader(*last)
         return Stack(one.path, known, width, one.parameters, final, by_function)
 
-    def _layer(self, call: Call, path: str) -> tuple[Layer, Node | None, Node | None]:
-        """A layer that is a module, from one run of it; and the stream before and after it."""
+    def _layer(self, call: Call, path: str, *, mixes: bool) -> tuple[Layer, Node | None, Node | None]:
+        """A layer that is a module, from one run of it; and the stream before and after it.
+
+        Args:
+            mixes: whether it may begin with a sum with a stream of an earlier place (modded-nanogpt's x0).
+        """
         ends = [call.first_given, *call.gave] if call.first_given is not None else list(call.gave)
         entries = [call.first_read, *call.read] if call.first_read is not None else list(call.read)
         inside = [c for c in self.calls if call.begins < c.begins and c.ends < call.ends]
@@ -105,9 +111,12 @@ class Finder:
                 if entry.shape != end.shape or end.numbers is entry.numbers:
                     continue
                 found = steps(end, entry, given)
-                if found is not None and any(step.parts for step in found[0]):
-                    norm = None if found[0][0].parts else self._norm_between(found[0][0], inside)
-                    return Layer(path, self._branches(found[0], inside, call), entry_norm=norm), entry, end
+                run = [] if found is None else found[0]
+                while mixes and len(run) > 1 and _mixes(run[0], call):
+                    run = run[1:]
+                if any(step.parts for step in run):
+                    norm = None if run[0].parts else self._norm_between(run[0], inside)
+                    return Layer(path, self._branches(run, inside, call), entry_norm=norm), entry, end
         if not entries or not ends:
             return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None, None
         if all(end.numbers is entries[0].numbers for end in ends[:1]):
@@ -187,7 +196,9 @@ class Finder:
         elif part.moved or step.moved:
             caveat = "its entries are put in another order before the addition"
         reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)
-        bare = any(next(c.module.children(), None) is None for c in readers)
+        bare = any(
+            next(c.module.children(), None) is None and _numbers(c.first_given) is not step.before for c in readers
+        )
         normed = None if norm is not None or bare else self._reads_normed(step.before, inside, made)
         reads = normed or reads
         placement: Placement = "none"
@@ -302,28 +313,6 @@ class Finder:
         return name if p is not None and p.numel() == tensor.numel() else ""
 
 
-def _post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer, ...], str | None]:
-    """Layers whose entry norms are put on the sums before, where those have none (MiniMax): then it is a post-norm.
-
-    Returns:
-        The layers, and the norm after the last one; None where that is on the last sum.
-    """
-    after = [*(layer.entry_norm for layer in layers[1:]), final]
-    bare = [layer.branches[-1].placement == "none" if layer.branches else False for layer in layers]
-    if not all(bare) or None in after[:-1] or len(layers) < 2:
-        return tuple(layers), final
-    out = []
-    for i, (layer, norm) in enumerate(zip(layers, after, strict=True)):
-        last = layer.branches[-1]
-        if norm is not None:
-            seen = layers[i + 1].branches[0].stream_in if i + 1 < len(layers) else Seen(norm, "output")
-            last = replace(last, placement="post", norm=norm, stream_out=seen)
-        out.append(
-            replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None)
-        )
-    return tuple(out), None
-
-
 def _carry_two(runs: Sequence[Call]) -> bool:
     """Whether layers hand on two tensors of the stream's shape: what the last branch gave, and what it is added to."""
     for before, after in pairwise(runs):
@@ -332,6 +321,11 @@ def _carry_two(runs: Sequence[Call]) -> bool:
         if len(given & read) < 2:
             return False
     return len(runs) > 1
+
+
+def _mixes(step: Step, layer: Call) -> bool:
+    """Whether what is added was there before the layer began."""
+    return bool(step.parts) and all(part.again or part.node.time < layer.begins for part in step.parts)
 
 
 def _unknown(layer: Layer) -> bool:
@@ -349,7 +343,9 @@ def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:
     for call in sorted(calls, key=lambda c: c.ends):
         if call.first_given is not None and _numbers(call.first_given) is _numbers(call.first_read):
             made = out.get(id(call.first_given.numbers))
-            if made is not None and call.begins > made[0].ends:
+            if made is None:
+                out.setdefault(~id(call.first_given.numbers), []).append(call)  # what no module made
+            elif call.begins > made[0].ends:
                 made.append(call)
                 made.sort(key=lambda c: c.ends)
     return out

@@ -109,7 +109,8 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
     """The steps of the stream from its entry (None: from its start) to its end, in order, and where they begin.
 
     Args:
-        given: module calls by the id of the tensor (as numbers) that they give.
+        given: module calls by the id of the tensor (as numbers) that they give; by its complement those that hand on
+            what no module made (an nn.Identity).
 
     Returns:
         None where the end does not come from the entry.
@@ -236,4 +237,5 @@ def parts_of(
             part.normed = True
             part.node = here.inputs[0]
         else:
+            part.calls = given.get(~id(here), [])
             return [part]

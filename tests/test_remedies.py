@@ -1,0 +1,55 @@
+"""Five refusals of models that are not of transformers: the remedy in the line, followed word for word, works.
+
+docs/measuring.md has the same five as a table.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchmarks.code_bases.parts import LM, D, ids
+from benchmarks.code_bases.series import CASES as SERIES
+from benchmarks.code_bases.series import TorchEncoder
+from benchmarks.code_bases.variations import Bare, BareSeen
+from torch import nn
+
+import signalprop as sp
+
+
+def test_inputs_that_could_not_be_made_up() -> None:
+    model, inputs = SERIES["decision transformer"].make(), SERIES["decision transformer"].inputs()
+    with pytest.raises(sp.InputError, match=r"^give its inputs, what the model is called with: .* a dictionary"):
+        sp.measure(model, backward=False)
+    assert sp.measure(model, inputs, backward=False).forward["stream_out"].variance.shape == (8,)
+
+
+def test_a_loss_that_nobody_said() -> None:
+    model, inputs = SERIES["decision transformer"].make(), SERIES["decision transformer"].inputs()
+    with pytest.raises(sp.InputError, match=r"give loss=, a function of (its|the model's) output"):
+        sp.measure(model, inputs)
+    assert sp.measure(model, inputs, loss=lambda out: out[1].square().mean()).gradient is not None
+
+
+def test_branches_that_no_module_gives() -> None:
+    with pytest.raises(sp.InputError, match=r"let it pass through an nn.Identity\(\) of the layer"):
+        sp.measure(LM(Bare), ids())
+    assert sp.measure(LM(BareSeen), ids()).forward["branch"].variance.shape == (8,)
+
+
+def test_half_precision() -> None:
+    model = LM().bfloat16()
+    with pytest.raises(sp.InputError, match=r"so give model.float\(\)"):
+        sp.predict(model, ids())
+    assert sp.predict(model.float(), ids()).forward["stream_out"].variance.shape == (8,)
+
+
+def test_pytorchs_fast_path() -> None:
+    model: nn.Module = TorchEncoder(True, True)
+    try:
+        torch.backends.mha.set_fastpath_enabled(True)
+        with pytest.raises(sp.InputError, match=r"^call torch.backends.mha.set_fastpath_enabled\(False\) first"):
+            sp.apply(model, "xavier", redraw=True, inputs=ids())
+        torch.backends.mha.set_fastpath_enabled(False)
+        assert sp.apply(model, "xavier", redraw=True, inputs=ids()).architecture.d_model == D
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
