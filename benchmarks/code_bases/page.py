@@ -21,14 +21,14 @@ TEXT = """\
 Written by `python -m benchmarks.code_bases`: do not edit. {n} models in the shapes of public code bases, written for
 this record (nothing is copied), as their users call them; {ran} ran. By verb, how many: a *refusal* is one line that
 says what to do; *wrong* is a number away from plain hooks or from simulated networks without a word; *raw* is any
-other error. *Noted*: a prediction that is further off, with a note that says why.
+other error. *Noted*: a prediction that is further off, with a note that says why. Rows by commit: {commits}.
 
 {table}
 
 Largest distances from plain hooks after every layer (relative; of correlations, absolute), over all models that were
 measured: {distances}. bfloat16 is left out.
 
-Predicted and initialised models, the logarithm of the last stream variance over the mean of six networks of width 64,
+Predicted and initialised models, the logarithm of the last stream variance over the mean of three networks of width 64,
 at most: {predicted}.
 
 {models}

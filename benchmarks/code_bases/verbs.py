@@ -18,7 +18,7 @@ from signalprop.network.layout import STACKS, layer_ends, layout
 
 Record = dict[str, Any]
 LIMITS = {"variance": 1e-5, "correlation": 1e-5, "gradient": 1e-4}
-FOLD, SEEDS = 1e-4, 6
+FOLD, SEEDS = 1e-4, 3
 PREDICTED = 0.25  # of a logarithm: how far a variance may be predicted from the mean of SEEDS networks of width 64
 VERBS = ("anatomy", "measure", "Probe", "SignalMonitor", "predict", "apply", "check", "fold", "diagnose")
 USED = ("predict", "apply")
