@@ -332,7 +332,7 @@ def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
         if h is not None:
             return h
         nodes *= 2
-    return hermite(act, s)
+    return hermite(act, s, _MOST_TERMS)
 
 
 def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes: int) -> Hermite | None:
@@ -349,7 +349,7 @@ def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes
 def _polynomial(act: Activation, low: float, high: float, nodes: int) -> FloatArray | None:
     """Chebyshev's coefficients of `hermite` over ln s from low to high, (3 + terms, nodes)."""
     angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
-    h = hermite(act, np.exp((high + low) / 2 + (high - low) / 2 * np.cos(angle)))
+    h = hermite(act, np.exp((high + low) / 2 + (high - low) / 2 * np.cos(angle)), _MOST_TERMS)
     values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes])
     polynomial: FloatArray = values @ np.cos(np.outer(angle, np.arange(nodes))) * (2 / nodes)
     polynomial[:, 0] /= 2
