@@ -12,7 +12,7 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile
+from signalprop.results.profile import DRAWN, Profile
 from signalprop.results.series import Series
 from signalprop.schemes import scheme
 
@@ -122,3 +122,26 @@ def test_many(seed: int) -> None:
 def test_few_words_no_norms_and_large_scores(seed: int) -> None:
     p, batch = wide(seed)
     assert not differences(p, 24, batch), p.architecture
+
+
+def differ_in_silence(p: Parametrization, batch: Batch | None = None) -> bool | None:
+    """Whether averages and token kernels differ by more than a factor of 2, and the prediction does not warn; None:
+    they do not differ. A mean over drawn networks says its standard error."""
+    inputs = (batch or default_batch(p.architecture, batch_size=2)).statistics(p.architecture)
+    kernel, moments = (predict(p, inputs, fidelity=fidelity) for fidelity in ("kernel", "moments"))
+    apart = [np.abs(of(kernel).log_variance - of(moments).log_variance).max() for of in SERIES.values()]
+    if max(apart) <= np.log(2):
+        return None
+    said = predict(p, inputs)
+    return DRAWN not in said.statistics and not any(word in note for note in said.notes for word in WARNS)
+
+
+def test_fidelities_that_differ_by_a_factor_of_two_are_noted() -> None:
+    assert differ_in_silence(setting(26)) is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(60))
+def test_fidelities_that_differ_are_noted_everywhere(seed: int) -> None:
+    assert not differ_in_silence(setting(seed))
+    assert not differ_in_silence(*wide(seed))
