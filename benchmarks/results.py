@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
 from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 from signalprop_lab.training.sweep_definition import Sweep
-from signalprop_lab.training.tables import SCHEMA, verdict_lines, wrapped
+from signalprop_lab.training.tables import SCHEMA, verdict_lines
 from signalprop_lab.training.verdicts import verdicts
 
 FOLDER, PAGE = Path("records/results"), Path("records/results.md")
@@ -32,6 +33,17 @@ def store(directories: list[Path]) -> None:
     for directory in directories:
         results = read_json(directory / "results.json")
         write_json(FOLDER / f"{results['sweep']['name']}.json", results)
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs in lines of 120 columns; lists, tables and code as they are."""
+    parts = []
+    for part in text.strip().split("\n\n"):
+        plain = not part.lstrip().startswith(("|", "-", "#", "!", "```"))
+        parts.append(
+            "\n".join(textwrap.wrap(part, 120, break_long_words=False, break_on_hyphens=False)) if plain else part
+        )
+    return "\n\n".join(parts)
 
 
 INTRODUCTION = """\

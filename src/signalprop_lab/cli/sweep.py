@@ -39,7 +39,7 @@ def sweep(
     """Train every run of a sweep: schemes, sizes, learning rates, seeds.
 
     What is finished stays: the same command goes on after an interruption, and joins in on other machines that have
-    the directory. DIR/report.html and DIR/table.md have the means, DIR/results.csv every run. Exit status 1 when runs
+    the directory. DIR/report.html has the means, DIR/results.csv every run. Exit status 1 when runs
     failed.
 
     \b

@@ -26,6 +26,10 @@ from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 
 RESULTS = "results.json"
 _STARTED = "sweep.json"  # what a sweep's directory has from its beginning on
+_COURSE = (
+    "Above 0: as claimed. Mean ± standard error over the seeds, paired; every column is the mean over a fifth of the "
+    "steps. A difference that fades is a faster start, not a better model."
+)
 _SEVERITIES: dict[str, Severity] = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
 _NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
@@ -136,13 +140,10 @@ def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> li
 def _result_section(swept: Swept, cells: Sequence[Summary]) -> Section:
     sweep, store = swept.sweep, swept.store
     header, rows = tables.results_rows(store)
-    close = tables.not_told_apart(store)
-    caption = " ".join(
-        [
-            tables.legend(store, sweep),
-            *(["Not told apart: " + "; ".join(line[2:] for line in close) + "."] if close else []),
-        ]
-    )
+    close, same = tables.not_told_apart(store), verdicts.same_functions(cells)
+    caption = [tables.legend(store, sweep)]
+    caption += ["Not told apart: " + "; ".join(line[2:] for line in close) + "."] if close else []
+    caption += [f"The same function, equal to the last digit at every seed: {'; '.join(same)}."] if same else []
     found = verdicts.verdicts(store)
     claim = [
         Table(
@@ -153,8 +154,14 @@ def _result_section(swept: Swept, cells: Sequence[Summary]) -> Section:
     lead = " ".join(part for part in (sweep.claim, sweep.description) if part)
     lead = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", lead)  # links lead to pages beside the other one, in Markdown
     header = [name.replace("_", " ") for name in header]
-    table = Table("Result", header, rows, left=len(sweep.axes), caption=caption)
-    return Section(sweep.title or sweep.name, [_means(sweep, cells), *claim, table], lead)
+    table = Table("Result", header, rows, left=len(sweep.axes), caption=" ".join(caption))
+    more = []
+    if course := verdicts.course_rows(sweep, {item.name: item for item in cells}):
+        header = ["difference", *(f"to {(i + 1) / verdicts.PARTS:.0%} of the steps" for i in range(verdicts.PARTS))]
+        more.append(Table("Training loss over the steps", header, course, left=1, caption=_COURSE))
+    if budget := tables.beside_the_paper(store):
+        more.append(Table("What the paper ran", *budget, left=3))
+    return Section(sweep.title or sweep.name, [_means(sweep, cells), *claim, table, *more], lead)
 
 
 def _means(sweep: Sweep, cells: Sequence[Summary]) -> Chart:

@@ -1,4 +1,4 @@
-"""What a sweep comes to: one row per run (CSV), means with errors, verdicts on the paper's claim, a page.
+"""What a sweep comes to: one row per run (CSV), means with errors, verdicts on the paper's claim.
 
 Everything is made from one stored value (`results.json`): the sweep, its runs, where they ran.
 """
@@ -10,13 +10,11 @@ import io
 import itertools
 import math
 import statistics
-import textwrap
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError
 from signalprop.files.storage import finite, read_json, write_json, write_text
 from signalprop_lab.training.budgets import budgets
 from signalprop_lab.training.grid import Grid, Point, grid_of
@@ -34,20 +32,11 @@ from signalprop_lab.training.sweep_cells import (
 )
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep
 from signalprop_lab.training.verdicts import (
-    PARTS,
     Judged,
     claim_of,
-    course_rows,
-    foresight,
-    overall,
-    same_functions,
-    verdicts,
 )
 
 SCHEMA = "signalprop/results/1"
-COURSE = """\
-Above 0: as claimed. Mean ± standard error over the seeds, paired; every column is the mean over a fifth of the steps. A
-difference that fades is a faster start, not a better model."""
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -146,7 +135,6 @@ def writers(store: dict[str, Any], out: Path) -> dict[Path, Callable[[Path], Non
     return {
         out / "results.json": lambda path: write_json(path, store),
         out / "results.csv": lambda path: write_text(path, as_csv(store["rows"])),
-        out / "table.md": lambda path: write_text(path, page(store)),
     }
 
 
@@ -234,128 +222,27 @@ def not_told_apart(store: Store) -> list[str]:
     return lines
 
 
-def rates_table(store: Store) -> str:
-    """`rates_rows` as Markdown; empty where nothing was tuned."""
-    found = rates_rows(store)
-    return "" if found is None else markdown_table(*found)
-
-
-def rates_rows(store: Store) -> Cells | None:
-    """The score on every rung that a cell tried, of the seeds that tuned; None where nothing was tuned."""
-    sweep, items = Sweep(**store["sweep"]), summaries(store)
-    if sweep.tune is None:
-        return None
-    none = "on the plateau" if sweep.score == "plateau_steps" else "failed"
-    rates = sorted({rate for item in items for rate in item.tried if rate is not None})
-    lines = []
-    for item in items:
-        cells = []
-        for rate in rates:
-            cost = item.tried.get(rate)
-            cells.append("" if cost is None else number(abs(cost)) if math.isfinite(cost) else none)
-        lines.append([item.name, *cells])
-    return [sweep.tune.column, *(f"{rate:g}" for rate in rates)], lines
-
-
-def page(store: Store) -> str:
-    """Markdown: the claim, what was run, the table with errors, verdicts, the rungs that were tried."""
-    if store.get("schema") != SCHEMA:
-        raise InputError(f"these are not the results of a sweep: schema {store.get('schema')!r}; expected {SCHEMA}")
-    sweep = Sweep(**store["sweep"])
-    found = verdicts(store)
-    parts = [f"# {sweep.title or sweep.name}"]
-    if sweep.claim:
-        parts += ["## The claim", wrapped(sweep.claim)]
-    description = [wrapped(sweep.description)] if sweep.description else []
-    parts += ["## What was run", *description, *_beside_the_paper(store, sweep), *_what_was_run(store, sweep)]
-    parts += ["## Result", results_table(store), wrapped(legend(store, sweep))]
-    close = not_told_apart(store)
-    if close:
-        parts += ["Not told apart (less than two standard errors between them):", "\n".join(close)]
-    same = same_functions(summaries(store))
-    if same:
-        parts.append(wrapped("The same function, equal to the last digit at every seed: " + "; ".join(same) + "."))
-    if found:
-        parts += ["## Verdict", f"**{overall(found)}**", "\n".join(f"- {line}" for line in verdict_lines(found))]
-    rows = course_rows(sweep, {item.name: item for item in summaries(store)})
-    if rows:
-        header = ["training loss, difference", *(f"to {(i + 1) / PARTS:.0%} of the steps" for i in range(PARTS))]
-        parts += ["## Over the steps", wrapped(COURSE), markdown_table(header, rows)]
-    if sweep.tune is not None and store["rows"]:
-        which = "mean over the seeds" if sweep.seeds_at == "all" else f"seed {sweep.seeds[0]}"
-        parts += [f"## Every {sweep.tune.column.replace('_', ' ')}", f"{sweep.score}, {which}:", rates_table(store)]
-    return "\n\n".join(parts) + "\n"
-
-
 def verdict_lines(found: Sequence[Judged]) -> list[str]:
     """One per part of the claim: the part, the verdict with the budget, the numbers."""
     return [f"{claim_of(one.check).rstrip('.')}: **{one.words}** ({one.told})" for one in found]
 
 
-def _beside_the_paper(store: Store, sweep: Sweep) -> list[str]:
-    """A table of what the paper ran beside what was run here; nothing where no paper's claim is judged."""
-    paper = sweep.paper
-    had = {} if paper is None else budgets(store, summaries(store))
+def beside_the_paper(store: Store) -> Cells | None:
+    """What the paper ran beside what was run here; None where no paper's claim is judged."""
+    sweep = Sweep(**store["sweep"])
+    paper, had = sweep.paper, [*budgets(store, summaries(store)).values()] if sweep.paper else []
     if paper is None or not had:
-        return []
+        return None
     tuned = {key for axis in sweep.best_of for settings in sweep.axes[axis].values() for key in settings}
-    warm_ups = ", ".join(dict.fromkeys(one.warm_up for one in had.values()))
     how = "the best, tuned with the rate" if "schedule.warmup" in tuned else "not tuned"
     rates = sorted({row[sweep.tune.column] for row in store["rows"]}) if sweep.tune is not None else []
-    spent = dict.fromkeys(f"{find([one.per_parameter for one in had.values()]):.2g}" for find in (min, max))
-    rows = [
-        ["variant", paper.variant, ", ".join(dict.fromkeys(one.scheme for one in had.values()))],
-        ["warm-up", paper.warm_up, f"{warm_ups} ({how})"],
+    spent = dict.fromkeys(f"{find([one.per_parameter for one in had]):.2g}" for find in (min, max))
+    return ["", "paper", "here"], [
+        ["variant", paper.variant, ", ".join(dict.fromkeys(one.scheme for one in had))],
+        ["warm-up", paper.warm_up, f"{', '.join(dict.fromkeys(one.warm_up for one in had))} ({how})"],
         ["learning rates", paper.rates, ", ".join(f"{rate:g}" for rate in rates)],
         [f"{paper.unit} per parameter", f"{paper.per_parameter:g}", " to ".join(spent)],
     ]
-    return [markdown_table(["", "paper", "here"], rows)]
-
-
-def _what_was_run(store: Store, sweep: Sweep) -> list[str]:
-    lines = []
-    for axis, values in sweep.axes.items():
-        lines += [f"- {axis}:", *(f"  - {label}: {_settings(keys)}" for label, keys in values.items())]
-    if sweep.tune is not None:
-        ladder = ", ".join(f"{value:g}" for value in sweep.tune.values)
-        further = f", and up to {sweep.tune.extend} further on either side while the best is outermost"
-        more = further if sweep.tune.extend else ""
-        lines.append(f"- {sweep.tune.key}: tuned for every cell by {sweep.score}: {ladder}{more}")
-    if sweep.best_of:
-        lines.append(f"- {', '.join(sweep.best_of)}: tuned likewise; the best one stands for the cell")
-    where = "at the best value" if sweep.seeds_at == "best" and sweep.tune is not None else "everywhere"
-    lines.append(f"- seeds {', '.join(map(str, sweep.seeds))}, {where}")
-    lines += [f"- {line}" for line in foresight(sweep)]
-    rows = store["rows"]
-    seconds = sum(row.get("seconds") or 0.0 for row in rows)
-    statuses = Counter(row["status"] for row in rows)
-    revisions = Counter(_short(row.get("revision")) for row in rows)
-    text = (
-        f"{len(rows)} runs ({', '.join(f'{n} {kind}' for kind, n in statuses.items())}), {duration(seconds)} together."
-    )
-    text += "".join(f" {_environment(environment)}." for environment in store["environments"])
-    if rows:
-        shown = (revision if n == len(rows) else f"{revision} ({n} runs)" for revision, n in sorted(revisions.items()))
-        text += f" Revision of signalprop: {', '.join(shown)}."
-    yaml = require("yaml", "training")
-    base = yaml.safe_dump(store["base"], sort_keys=False, allow_unicode=True, width=110, default_flow_style=None)
-    return ["\n".join(lines), wrapped(text), "Every run, but for what the axes set:", f"```yaml\n{base}```"]
-
-
-def _short(revision: str | None) -> str:
-    """A revision as it is shown, which says so where files had been changed since, or where a run did not record it
-    and only the revision that stored the run is known."""
-    commit, _, more = (revision or "not known").partition("-")
-    return commit[:10] + {"": "", "stored": " at the latest"}.get(more, " with changes")
-
-
-def _settings(keys: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in keys.items()) or "as below"
-
-
-def _environment(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in environment.get("versions", {}).items())
-    return ", ".join(part for part in (environment.get("machine"), environment.get("device"), versions) if part)
 
 
 def legend(store: Store, sweep: Sweep) -> str:
@@ -386,14 +273,3 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def wrapped(text: str) -> str:
-    """Paragraphs in lines of 120 columns; lists, tables and code as they are."""
-    parts = []
-    for part in text.strip().split("\n\n"):
-        plain = not part.lstrip().startswith(("|", "-", "#", "!", "```"))
-        parts.append(
-            "\n".join(textwrap.wrap(part, 120, break_long_words=False, break_on_hyphens=False)) if plain else part
-        )
-    return "\n\n".join(parts)
