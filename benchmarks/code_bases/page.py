@@ -77,6 +77,7 @@ def write(record: dict[str, Any]) -> None:
                 lines.setdefault(r[verb]["reason"], []).append(f"{name} ({verb})")
     refusals = [f"- {', '.join(names)}: `{reason}`" for reason, names in lines.items()]
     write_text(PAGE, TEXT.format(
-        n=len(models), ran=sum(r["ran"] for r in models.values()), table=compact(["verb", *HOW], rows),
+        n=len(models),
+        commits=", ".join(f"{n} at {c}" for c, n in Counter(r["commit"] for r in models.values()).items()), ran=sum(r["ran"] for r in models.values()), table=compact(["verb", *HOW], rows),
         distances=", ".join(far), predicted=off, models=compact(["model", *VERBS], shown), refusals="\n".join(refusals),
     ))  # fmt: skip

@@ -318,7 +318,7 @@ class _Replay:
                 if "freq" in name and buffer.ndim == 1 and buffer.is_floating_point():
                     found.setdefault(tuple(buffer.double().tolist()), float(gain))
         bases = dict.fromkeys([v for n, v in _numbers(text) if n in ("rope_theta", "rotary_emb_base")] + [10_000.0])
-        sizes = [v for n, v in _numbers(text) if n in ("rotary_dim", "head_dim") and isinstance(v, int)]
+        sizes = [v for n, v in _numbers(text) if n in ("rotary_dim", "head_dim", "rope_n_elem") and isinstance(v, int)]
         sizes += [64, 32, 16, 8] if not found else []
         for base in bases:
             for size in sizes:
