@@ -76,8 +76,15 @@ def write(record: dict[str, Any]) -> None:
             if r["ran"] and "reason" in r[verb]:
                 lines.setdefault(r[verb]["reason"], []).append(f"{name} ({verb})")
     refusals = [f"- {', '.join(names)}: `{reason}`" for reason, names in lines.items()]
-    write_text(PAGE, TEXT.format(
+    commits = Counter(r["commit"] for r in models.values())
+    text = TEXT.format(
         n=len(models),
-        commits=", ".join(f"{n} at {c}" for c, n in Counter(r["commit"] for r in models.values()).items()), ran=sum(r["ran"] for r in models.values()), table=compact(["verb", *HOW], rows),
-        distances=", ".join(far), predicted=off, models=compact(["model", *VERBS], shown), refusals="\n".join(refusals),
-    ))  # fmt: skip
+        ran=sum(r["ran"] for r in models.values()),
+        commits=", ".join(f"{n} at {commit}" for commit, n in commits.items()),
+        table=compact(["verb", *HOW], rows),
+        distances=", ".join(far),
+        predicted=off,
+        models=compact(["model", *VERBS], shown),
+        refusals="\n".join(refusals),
+    )
+    write_text(PAGE, text)
