@@ -203,10 +203,18 @@ def announce(
     """
     seconds, most = sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0.0)
     takes = f"about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory{less and f'; {less} take less'}"
-    if seconds > _LONGEST and not chosen:
-        raise InputError(f"this would take {takes}; predict with --fidelity moments (the shortest) or kernel does it")
+    if not chosen:
+        refuse_hours(costs, takes)
     if seconds > LONG or most > _LARGE:
         note(f"this takes {takes}")
+
+
+def refuse_hours(costs: Sequence[Cost], takes: str = "") -> None:
+    """Refuse work of more than ten minutes that nobody chose to be done in this way; `takes`: its cost in words."""
+    seconds = sum(cost.seconds for cost in costs)
+    if seconds > _LONGEST:
+        takes = takes or f"about {seconds:,.0f} s or more; fewer layers (--layers) take less"
+        raise InputError(f"this would take {takes}; predict with --fidelity moments (the shortest) or kernel does it")
 
 
 def facts(*lines: tuple[str, object]) -> None:

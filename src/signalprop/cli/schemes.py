@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
     from signalprop.network.inputs import InputStatistics
     from signalprop.network.parametrization import Parametrization
+    from signalprop.prediction import Cost
     from signalprop.results.profile import Profile
 
 SCHEMA = "signalprop/schemes/1"
@@ -92,12 +93,16 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
     a = shortened(architecture)
     inputs, ranks = default_statistics(a), dict.fromkeys(everything, math.inf)
     tables: dict[str, Parametrization] = {}
+    costs: list[Cost] = []
     for name, item in everything.items():
         try:
             tables[name] = scheme(name)(a, inputs)
         except InputError as error:
             item["prediction"] = {"refused": str(error)}
-    output.announce([expected_cost_of_ranking(table, inputs) for table in tables.values()], chosen=False)
+        else:
+            costs.append(expected_cost_of_ranking(tables[name], inputs))
+            output.refuse_hours(costs)  # before the tables alone take minutes
+    output.announce(costs, chosen=False)
     predicted: list[tuple[Parametrization, Profile]] = []
     with output.progress("predicting") as step:
         for done, (name, table) in enumerate(tables.items(), start=1):

@@ -45,7 +45,7 @@ def read(source: Any, **changes: Any) -> Architecture:
 READERS[:] = [read]  # Architecture.from_hf
 
 
-def read_as(family: Family, config: Config, class_name: str, **changes: Any) -> Architecture:
+def read_as(family: Family, config: Config, class_name: str, /, **changes: Any) -> Architecture:
     """The Architecture of a configuration, read as one of a family; see `read`.
 
     Args:
