@@ -227,7 +227,7 @@ def _growth(d: Diagnosis) -> Iterable[Verdict]:
             kind="variance growth",
             layers=layers,
             text=f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
-            f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'faster than like branches can, aligned (2)'}",
+            f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'more than aligned branches give (2)'}",
             advice="" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast",
         )
 

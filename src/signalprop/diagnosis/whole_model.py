@@ -254,8 +254,8 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
         kind="unlike its own initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
-        + "; ".join(said[:8])
-        + (f"; and {len(said) - 8} more" if len(said) > 8 else ""),
+        + "; ".join(said[:3])
+        + (f"; and {len(said) - 3} more" if len(said) > 3 else ""),
         cause=cause,
         advice="signalprop check MODEL --scheme huggingface lists every weight",
     )

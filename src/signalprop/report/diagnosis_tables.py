@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, mean_of, paired
+from signalprop.network.shown import COLUMNS
 from signalprop.results.text import number, text_table
 
-_WIDTH = 110
 Rows = tuple[list[str], list[list[str]]]  # header and cells
 
 
@@ -53,7 +53,7 @@ def verdict_text(d: Diagnosis) -> str:
         body = verdict.text + (f". Likely cause: {verdict.cause}" if verdict.cause else "")
         body += f". Advice: {verdict.advice}" if verdict.advice else ""
         out.append(
-            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.kind}: {body}", _WIDTH, subsequent_indent=" " * 8)
+            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.kind}: {body}", COLUMNS, subsequent_indent=" " * 8)
         )
     return "\n".join(out)
 

@@ -200,7 +200,7 @@ def _last(column: Sequence[Number] | None) -> Number:
 
 
 def _cards(items: Items) -> list[Card]:
-    """Cards for networks whose tokens become one."""
+    """A card for every network: whether its tokens become one."""
     out = []
     for name, item in items.items():
         c = item.curves
@@ -209,6 +209,8 @@ def _cards(items: Items) -> list[Card]:
             said = f"from depth {depth} of {c.n_layers} on all tokens are one to the kernel"
             advice = "larger skips, smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
             out.append(Card("warning", name, "rank collapse", [said], advice))
+        else:
+            out.append(Card("good", name, "tokens stay apart", [f"no rank collapse in {c.n_layers} layers"]))
     return out
 
 

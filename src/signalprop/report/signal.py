@@ -272,7 +272,9 @@ def _signal_cards(found: Sequence[Shown]) -> list[Card]:
         warned = findings.warned(best.profile)
         if warned:
             title = ", ".join(dict.fromkeys(item.name for item in warned))
-            out.append(Card("warning", group, title, [f"{line} ({best.source})" for line in warned]))
+            texts = [f"{item.text} ({best.source}{item.confidence and f'; {item.confidence}'})" for item in warned]
+            remedies = "; ".join(dict.fromkeys(item.remedy for item in warned if item.remedy))
+            out.append(Card("warning", group, title, texts, remedies))
         else:
             out.append(Card("good", group, "healthy signal", [_healthy(best)]))
     return out
