@@ -145,7 +145,8 @@ class TestSummary:
         p = predicted("xavier", n_layers=96, norm_placement="post")
         (card,) = document({"p": p}).cards
         assert card.severity == "warning" and card.texts
-        assert card.texts == [f"{line} (predicted)" for line in findings.warnings(p)]
+        (finding,) = findings.warned(p)
+        assert (card.texts, card.advice) == ([f"{finding.text} (predicted; {finding.confidence})"], finding.remedy)
         assert document({"p": predicted("deepscalelm", n_layers=96, norm_placement="post")}).cards[0].severity == "good"
 
     def test_verdicts_come_first_and_name_the_layer_to_look_at(self) -> None:
