@@ -390,8 +390,7 @@ def passes_of_both(
         first.along = second.along.of_encoder(read) if keep is None else None
     if keep is not None:
         whole = np.zeros_like(memory)
-        whole[np.ix_(keep, keep)] = arrived
-        arrived = whole
+        whole[np.ix_(keep, keep)], arrived = arrived, whole
     at_last = through_final_norm(stack.p, read, arrived)
     log_scale = at_last.log_scale + total.log_scale
     if stack.a.has_final_norm:
