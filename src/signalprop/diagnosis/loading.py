@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from signalprop.errors import InputError, first_line, require
 from signalprop.files import checkpoint_loading
 from signalprop.files.checkpoint_folder import check_folder
-from signalprop.files.checkpoint_tokenizers import tokenizer_file
+from signalprop.files.checkpoint_tokenizers import has_tokenizer, tokenizer_file
 from signalprop.files.storage import check_regular
 from signalprop.files.tensor_files import stored_tensors
 from signalprop.files.validation import typed
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "float64", "bfloat16", "float16", "auto"]
 PRECISIONS = ("float32", "float64", "bfloat16", "float16", "auto")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_TOKENIZERS = ("tokenizer*", "vocab*", "merges.txt", "spiece.model", "sentencepiece*")
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
     try:
         if path.suffix.lower() == ".gguf":
             return checkpoint_loading.gguf_tokenizer(path)
-        if isinstance(place, Path) and not any(True for pattern in _TOKENIZERS for _ in place.glob(pattern)):
+        if isinstance(place, Path) and not has_tokenizer(place):
             return None
         return checkpoint_loading.tokenizer(place, trust_remote_code=trust_remote_code)
     except InputError:

@@ -26,6 +26,11 @@ FILES = (
 )  # fmt: skip
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a directory holds any of the files that a tokenizer is read from."""
+    return any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", *FILES))
+
+
 def tokenizer_of(folder: Path) -> Any:
     """The tokenizer in a checkpoint's directory."""
     settings = json_object(folder / "tokenizer_config.json")
