@@ -133,7 +133,7 @@ def test_damaged_documents(subject: str, tmp_path: Path) -> None:
 RESULT = {"schema": "signalprop/run/1", "status": "finished", "steps": 3, "train_loss": 1.0}
 RUN_FILES = {
     "metrics.jsonl": lines_of({"step": 1, "loss": 2.5, "learning_rate": 0.1}),
-    "signal.jsonl": lines_of({"step": 0, "profile": PROFILE.to_json()}),
+    "signal.jsonl": lines_of({"step": 0, "profile": predicted("xavier", n_layers=1).to_json()}),
     "result.json": files_of(RESULT),
     "environment.json": files_of({"versions": {"torch": "2"}, "python": "3.11"}),
     "recipe.yaml": damaged_bytes(b"scheme: xavier\n"),

@@ -64,7 +64,7 @@ def prepare(recipe: Recipe) -> Prepared:
 
 
 def next_tokens(window: IntArray, rng: np.random.Generator) -> Example:
-    """tokens (n,) and labels (n,) of n + 1 ids: the next token of every offset."""
+    """tokens (n,) and labels (n,) of n + 1 ids: the next token of every position."""
     return {"tokens": window[:-1], "labels": window[1:]}
 
 
@@ -73,7 +73,7 @@ class Masking:
     """Masked language modelling (Devlin et al. 2019, section 3.1).
 
     A share of the positions carries loss, never one of a special token. Of those, 80 % read the mask, 10 % a random
-    token and 10 % their own. If none was drawn, one offset carries loss.
+    token and 10 % their own. If none was drawn, one position carries loss.
 
     Attributes:
         plain: the ids that stand for text.
