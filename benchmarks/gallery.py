@@ -29,7 +29,7 @@ LARGEST = 60_000  # bytes of a picture
 
 TEXT = """# The papers' figures and tables, reproduced
 
-Written by `python -m benchmarks.gallery`: do not edit. `signalprop reproduce --list` lists the same rows, `signalprop
+Written by `python -m benchmarks.gallery`: do not edit. `signalprop reproduce` lists the same rows, `signalprop
 reproduce ID` computes one anew, and `signalprop reproduce --all --out DIR` all that run on any machine, with pictures
 and JSON. TGS is *Transformers Get Stable* (Kedia et al. 2024; v1: the arXiv version with the long appendix), SPA *Deep
 Transformers without Shortcuts* (He et al. 2023), COD *The Curse of Depth in Large Language Models* (Sun et al. 2025).

@@ -74,7 +74,6 @@ BOOK = Path(__file__)
         (["predict", "tgs", *TINY, "--fidelity", "simulate", "--device", "gpu"], "--device gpu: "),
         (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
         (["measure", "tgs", "--random-init"], "--random-init is for a directory"),
-        (["verify", "--quick", "--thorough"], "exclude each other"),
         (["verify", "--component", "perceptron"], "perceptron"),
         (["schemes", "magic"], ", deepscalelm, "),
         (["schemes", "--architecture", "tgs", "--option", "k=1"], "NAME of a scheme"),

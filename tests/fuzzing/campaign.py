@@ -63,7 +63,7 @@ COMMANDS: dict[str, tuple[int, list[str]]] = {
     "measure": (1, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50"]),
     "compare": (2, ["--layers", "1", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50", "--no-report"]),
     "verify": (1, ["--quick", "--component", "dropout"]),
-    "reproduce": (1, ["--list"]),
+    "reproduce": (1, []),
     "nonsense": (1, []),
 }
 COUNTS = ("-1", "0", "1", "2", "1.5", "nan", "x", "")  # of draws, removals, processes: what they multiply is the work

@@ -23,9 +23,8 @@ SCHEMA = "signalprop/reproductions/1"
 
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="ID", help="Figures and tables, e.g. tgs-fig1 cod-thm; see --list.")
+        list[str] | None, typer.Argument(metavar="ID", help="Figures and tables, e.g. tgs-fig1; none: list them.")
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List every figure and table, and where it stands.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Run all that runs on any machine.")] = False,
     scale: Annotated[
         str,
@@ -59,15 +58,13 @@ def reproduce(
 
     if scale not in SCALES:
         raise InputError(f"--scale is {scale!r:.40}; expected {' or '.join(SCALES)}")
-    if not (ids or listed or everything):
-        raise InputError("name figures or tables, e.g. signalprop reproduce tgs-fig1, or give --list or --all")
     if ids and everything:
         raise InputError("--all and names of figures exclude each other; give one of the two")
     rows = list(dict.fromkeys(find(name) for name in ids or ())) or list(ROWS)
-    if everything and not listed:
+    if everything:
         rows = [row for row in rows if row.runs]
     output.check_outputs(json_file)
-    if listed:
+    if not (ids or everything):
         listing = [[row.id, row.source, row.title, row.needs, row.state] for row in rows]
         output.deliver(
             json_file,

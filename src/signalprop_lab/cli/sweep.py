@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 
-from signalprop.cli import options as opt
 from signalprop.cli import output
-from signalprop_lab.cli.train import Device
 
 
 def sweep(
@@ -27,7 +25,6 @@ def sweep(
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
-    device: Device = None,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,
@@ -58,7 +55,6 @@ def sweep(
         raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
-    from signalprop_lab.training.processes import see_only
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
     from signalprop_lab.training.tables import restore, results_table, store_of, verdict_lines, writers
@@ -86,8 +82,6 @@ def sweep(
         if not table_only:
             for line in told:
                 to_stderr(line)
-            if device is not None:
-                see_only(opt.usable(device))
             run(grid, folder, jobs=jobs)
     except BaseException:  # what was done until an interruption
         for path, write in writers(store_of(grid, runs.entries()), folder).items():

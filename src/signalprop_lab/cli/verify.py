@@ -16,7 +16,6 @@ def verify(
         list[str] | None, typer.Option("--component", help="Only this component (repeatable); default: all.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Some four minutes on two cores.")] = False,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Hours: small standard errors.")] = False,
     seed: opt.Seed = 0,
     json_file: opt.Json = None,
 ) -> None:
@@ -30,16 +29,14 @@ def verify(
     Example:
       signalprop verify --quick --component attention
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import require
     from signalprop.results.text import text_table
 
-    if quick and thorough:
-        raise InputError("--quick and --thorough exclude each other")
     output.check_outputs(json_file)
     require("torch", "models")
     from signalprop_lab.verification.verify import verify as verified
 
-    effort = "quick" if quick else "thorough" if thorough else "default"
+    effort = "quick" if quick else "default"
     report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
 
     def show() -> None:

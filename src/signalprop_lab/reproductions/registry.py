@@ -103,7 +103,7 @@ def find(name: str) -> Row:
         return known[name]
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise InputError(f"no figure or table {name!r:.40}; {hint}signalprop reproduce --list shows all {len(ROWS)}")
+    raise InputError(f"no figure or table {name!r:.40}; {hint}signalprop reproduce shows all {len(ROWS)}")
 
 
 def run(row: Row, settings: Settings) -> Reproduction:

@@ -14,7 +14,7 @@ from tiny import gpt2
 
 
 def test_the_list_has_every_row(command: Command) -> None:
-    status, out, err = command("reproduce", "--list")
+    status, out, err = command("reproduce")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert len(lines) == len(ROWS) + 2
@@ -54,7 +54,6 @@ def test_a_row_that_breaks_does_not_stop_the_others(command: Command, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "--list or --all"),
         (["tgs-fig99"], "no figure or table 'tgs-fig99'"),
         (["tgs-tab24", "--scale", "huge"], "--scale is 'huge'; expected small or paper"),
         (["tgs-tab24", "--all"], "exclude each other"),
