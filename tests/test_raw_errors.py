@@ -178,6 +178,12 @@ class TestMeasuring:
             sp.SignalMonitor(gpt2()).record(1, loss)
 
 
+def test_a_family_that_is_no_name() -> None:
+    """`--set family=[1]` of a directory."""
+    with pytest.raises(InputError, match="family: Input should be a valid string"):
+        sp.Architecture.from_hf(gpt2(), family=[1])
+
+
 @pytest.mark.parametrize(
     "call",
     [sp.load, sp.Architecture.from_hf, sp.Profile.load, lambda path: sp.save(sp.build(TABLE), path)],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,3 +211,9 @@ def test_failures_and_interruptions(
         run(["predict", "tgs", "--cost"])
     monkeypatch.setattr("signalprop.results.cost.count_parameters", interrupt)
     assert command("predict", "tgs", "--cost") == (130, "", "signalprop: interrupted\n")
+
+
+@pytest.mark.parametrize("name", ["anatomy", "check"])
+def test_without_pytorch_the_extra_is_named(refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert re.search(r"this needs torch, .*pip install 'signalprop\[models\]'", refused(name, "x"))
