@@ -190,3 +190,13 @@ def test_one_sequence_is_kept_unless_tokens_come_first() -> None:
     assert first_sequence({"ids": IDS, "numbers": NUMBERS})["ids"].shape == (1, 16)
     assert first_sequence({"ids": IDS.T})["ids"].shape == (16, 4)
     assert first_sequence({"ids": IDS.flatten()})["ids"].shape == (64,)
+
+
+def test_what_nobody_can_run_is_one_line() -> None:
+    model = nn.Sequential(nn.Embedding(WORDS, WIDTH), Block(WIDTH), Block(WIDTH)).eval()
+    with pytest.raises(sp.InputError, match=r"ids is empty, of shape \(4, 0\)"):
+        sp.measure(Conditioned(), {"ids": IDS[:, :0], "numbers": NUMBERS})
+    with pytest.raises(sp.InputError, match="do not fit the forward of Conditioned: .*'ids'"):
+        arguments_in(Conditioned(), {"input_ids": IDS})
+    with pytest.raises(sp.InputError, match="TorchScript hides what is inside"):
+        sp.measure(torch.jit.trace(model, IDS), IDS)  # type: ignore[no-untyped-call]

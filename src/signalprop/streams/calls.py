@@ -53,8 +53,9 @@ def arguments_in(model: nn.Module, inputs: Any) -> dict[str, Any]:
         try:
             return _named(model, (), named)
         except TypeError as error:
-            first = next(iter(inspect.signature(model.forward).parameters), None)
-            if first is not None and first not in named:
+            first = next(iter(signature_of(model).parameters.values()), None)
+            tensor = first is not None and first.annotation in (Tensor, "Tensor", "torch.Tensor")
+            if first is not None and first.name not in named and not tensor:
                 try:  # a forward that takes a dictionary
                     return _named(model, (inputs,), {})
                 except TypeError:
@@ -78,6 +79,16 @@ def arguments_in(model: nn.Module, inputs: Any) -> dict[str, Any]:
     )
 
 
+def signature_of(model: nn.Module) -> inspect.Signature:
+    """What the model's forward takes."""
+    try:
+        return inspect.signature(model.forward)
+    except ValueError:
+        raise InputError(
+            f"give the model that this {type(model).__name__} was made from: TorchScript hides what is inside"
+        ) from None
+
+
 def is_function(inputs: Any) -> TypeGuard[Callable[[nn.Module], Any]]:
     """Whether inputs are a function of the model."""
     return callable(inputs) and not isinstance(inputs, (nn.Module, type))
@@ -85,7 +96,7 @@ def is_function(inputs: Any) -> TypeGuard[Callable[[nn.Module], Any]]:
 
 def call(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
     """Call the model with arguments by name."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = signature_of(model).parameters
     args: list[Any] = []
     for name, parameter in parameters.items():
         if parameter.kind in _POSITIONAL and name in arguments:
@@ -103,6 +114,9 @@ def remember(model: nn.Module, inputs: Any) -> dict[str, Any] | None:
     if inputs is None or isinstance(inputs, (Batch, InputStatistics)):
         return None
     arguments = arguments_in(model, inputs)
+    empty = next((k for k, v in arguments.items() if isinstance(v, Tensor) and v.ndim > 1 and not v.numel()), None)
+    if empty is not None:
+        raise InputError(f"{empty} is empty, of shape {tuple(arguments[empty].shape)}; expected a token and more")
     _known[model] = first_sequence(arguments)
     return arguments
 
@@ -141,7 +155,7 @@ def _tensor(value: Any) -> Any:
 
 def _named(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name; those of **kwargs beside the others. TypeError: the forward does not take them."""
-    signature = inspect.signature(model.forward)
+    signature = signature_of(model)
     bound = dict(signature.bind(*args, **kwargs).arguments)
     rest = next((n for n, p in signature.parameters.items() if p.kind is p.VAR_KEYWORD), None)
     return {**bound, **bound.pop(rest)} if rest in bound else bound
