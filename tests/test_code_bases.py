@@ -1,12 +1,16 @@
-"""Models that are not of transformers: what works and what is refused, of those of `benchmarks.code_bases`."""
+"""What records/code-bases.json claims of models that are not of transformers, and some of them again."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from benchmarks.code_bases.__main__ import CASES
-from benchmarks.code_bases.verbs import ACTIONS
+from benchmarks.code_bases.page import FILE
+from benchmarks.code_bases.verbs import ACTIONS, VERBS, examined
 
 import signalprop as sp
+from signalprop.files.storage import read_json
 
 WORKS = [
     ("nanochat, plain", "check"),  # norms that are functions: of the stream, of the embedding, of queries and keys
@@ -43,3 +47,23 @@ def test_what_works(name: str, verb: str) -> None:
 def test_what_is_refused(name: str, verb: str, why: str) -> None:
     with pytest.raises(sp.InputError, match=why.replace("(", r"\(")):
         ACTIONS[verb](CASES[name])
+
+
+STORED: dict[str, Any] = read_json(FILE)["models"]
+
+
+def test_the_record() -> None:
+    ran = {name: record for name, record in STORED.items() if record["ran"]}
+    assert set(STORED) <= set(CASES)
+    assert not [n for n, record in ran.items() if any(record[verb]["how"] in ("raw", "wrong") for verb in VERBS)]
+    watched = [n for n, r in ran.items() if all(r[v]["how"] == "works" for v in ("measure", "Probe", "SignalMonitor"))]
+    assert len(watched) >= 30
+    assert sum(record["predict"]["how"] == "works" for record in ran.values()) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STORED)
+def test_every_model_again(name: str) -> None:
+    record, was = examined(CASES[name]), STORED[name]
+    if record["ran"]:
+        assert {verb: record[verb]["how"] for verb in VERBS} == {verb: was[verb]["how"] for verb in VERBS}

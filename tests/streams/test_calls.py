@@ -196,7 +196,7 @@ def test_what_nobody_can_run_is_one_line() -> None:
     model = nn.Sequential(nn.Embedding(WORDS, WIDTH), Block(WIDTH), Block(WIDTH)).eval()
     with pytest.raises(sp.InputError, match=r"ids is empty, of shape \(4, 0\)"):
         sp.measure(Conditioned(), {"ids": IDS[:, :0], "numbers": NUMBERS})
-    with pytest.raises(sp.InputError, match="do not fit the forward of Conditioned: .*'ids'"):
+    with pytest.raises(sp.InputError, match=r"do not fit the forward of Conditioned: .*'ids'"):
         arguments_in(Conditioned(), {"input_ids": IDS})
     with pytest.raises(sp.InputError, match="TorchScript hides what is inside"):
         sp.measure(torch.jit.trace(model, IDS), IDS)  # type: ignore[no-untyped-call]
