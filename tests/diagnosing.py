@@ -113,7 +113,7 @@ def diagnosed(model: nn.Module, **options: Any) -> Diagnosis:
 
 def findings(found: Diagnosis, *severities: str) -> list[tuple[str, tuple[int, ...]]]:
     """(kind, layers) of the verdicts of these severities; that random weights predict nothing goes without saying."""
-    return [(v.kind, v.layers) for v in found.verdicts if v.severity in severities and v.kind not in UNTRAINED]
+    return [(v.name, v.layers) for v in found.findings if v.severity in severities and v.name not in UNTRAINED]
 
 
 def weights_of(model: nn.Module, layer: int, roles: Sequence[str]) -> list[tuple[torch.Tensor, Any]]:

@@ -38,6 +38,7 @@ from benchmarks.doctor.changes import (
     zero,
 )
 from benchmarks.doctor.table import Fault
+from benchmarks.doctor.threads import MORE
 
 CONVENTION = ("weights of another convention",)
 NOT_FINITE = ("not finite",)
@@ -225,7 +226,7 @@ WIRING = (
     Fault("over d_head", "own", _own("by d"), ("score scale",), "0.1768"),
     Fault("scaled after the softmax", "own", _own("after"), ("attention weights",), "softmax", "a ViT, issue 2"),
     Fault("softmax over queries", "own", _own("wrong axis"), ("attention weights",), "softmax"),
-    Fault("attention over the batch", "own", _own("over the batch"), ("attention over the batch",), "batch"),
+    Fault("attention over the batch", "own", _own("over the batch"), ("reads other sequences",), "batch"),
     Fault("no causal mask", "own", _own("no mask"), ("reads ahead",), "later"),
     Fault("a skip forgotten, attention", "own", _own("no skip, attention"), ("no skip",), (5,)),
     Fault("a skip forgotten, feed-forward", "own", _own("no skip, feed-forward"), ("no skip",), (5,)),
@@ -238,4 +239,4 @@ WIRING = (
     Fault("a doubled skip", "own", _own("doubled skip"), ("doubled skip",), (5,)),
 )  # fmt: skip
 
-FAULTS = (*TRAINED, *FRESH, *WIRING)
+FAULTS = (*TRAINED, *FRESH, *WIRING, *MORE)

@@ -42,7 +42,28 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", _GEMMA),
     "bert": ("BertForMaskedLM", "BertConfig", _SIZES | {"num_hidden_layers": 4, "pad_token_id": 0}),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", _GROUPED | _EXPERTS),
+    "gemma2, low caps": (
+        "Gemma2ForCausalLM", "Gemma2Config", _GEMMA | {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 2.0},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _GROUPED | {"num_hidden_layers": 4, "head_dim": 16}),
+    "mistral, window of 4": (
+        "MistralForCausalLM", "MistralConfig", _GROUPED | {"num_hidden_layers": 4, "sliding_window": 4}
+    ),
+    "granite": (
+        "GraniteForCausalLM", "GraniteConfig",
+        _GROUPED | {"num_hidden_layers": 4, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                    "residual_multiplier": 0.22, "attention_multiplier": 0.0625},
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", _SIZES | {"num_hidden_layers": 4}),
+    "opt": (
+        "OPTForCausalLM", "OPTConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 96, "num_attention_heads": 6, "ffn_dim": 192, "num_hidden_layers": 4,
+         "word_embed_proj_dim": 96, "max_position_embeddings": 2 * LENGTH, "dropout": 0.0, "pad_token_id": 256},
+    ),
+    "llama, two ahead": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
+    "llama, the same word": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
 }  # fmt: skip
+_ASKED = {"llama, two ahead": 2, "llama, the same word": 0}  # how far ahead the trained-for word is; others: 1
 _FRESH_LLAMA = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 12,
                 "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
 _FRESH_GEMMA = _FRESH_LLAMA | {"head_dim": 32, "query_pre_attn_scalar": 32}
@@ -104,7 +125,12 @@ def _kept(name: str, folder: Path | None) -> Any:
             }
         else:
             given = {"input_ids": ids, "labels": ids} | ({"output_router_logits": True} if name == "mixtral" else {})
-        model(**given).loss.backward()
+        if name in _ASKED:
+            far = _ASKED[name]
+            logits = model(ids).logits[:, : ids.shape[1] - far]
+            F.cross_entropy(logits.flatten(0, 1), ids[:, far:].flatten()).backward()
+        else:
+            model(**given).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 20, (steps - step) / 60)
@@ -132,6 +158,9 @@ def text_of(name: str) -> list[Batch]:
 
 # --- a decoder of one's own ----------------------------------------------------------------------------------------
 
+_DIAGONAL = {"hidden row": 0, "mask one off": 2, "inverted mask": 0}  # of the mask; 1 is right
+_NORMED = {"norm over tokens": (1, 2), "norm over batch": (0,)}  # axes of the second norm
+
 
 class Attention(nn.Module):
     """Causal self-attention in plain operations; `fault` is one of the words below."""
@@ -152,8 +181,10 @@ class Attention(nn.Module):
         )
         factor = {"no scale": 1.0, "times": math.sqrt(size), "by width": width**-0.5, "after": 1.0, "by d": 1 / size}
         scores = (query @ key.transpose(-1, -2)) * factor.get(self.fault, size**-0.5)
-        if self.fault != "no mask":  # in "hidden row" the first token may not see itself
-            hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(int(self.fault != "hidden row"))
+        if self.fault not in ("no mask", "padding"):  # in "hidden row" the first token may not see itself
+            hidden = torch.ones(tokens, tokens, dtype=torch.bool).triu(_DIAGONAL.get(self.fault, 1))
+            if self.fault == "inverted mask":
+                hidden = ~hidden
             scores = scores.masked_fill(hidden, -math.inf)
         weights = scores.softmax(-2 if self.fault == "wrong axis" else -1)
         if self.fault == "after":
@@ -162,6 +193,18 @@ class Attention(nn.Module):
             weights = torch.nan_to_num(weights)
         out = self.output((weights @ value).transpose(1, 2).reshape(n, tokens, width))
         return out.transpose(0, 1) if self.fault == "over the batch" else out
+
+
+class Over(nn.Module):
+    """A norm over other axes than the features."""
+
+    def __init__(self, axes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.axes = axes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, tokens, features)."""
+        return (x - x.mean(self.axes, keepdim=True)) / (x.var(self.axes, keepdim=True, correction=0) + 1e-5).sqrt()
 
 
 class Block(nn.Module):
@@ -173,9 +216,15 @@ class Block(nn.Module):
         self.attention = Attention(width, heads, fault)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.fault, self.here = fault, here
+        if fault in _NORMED:
+            self.norm2 = Over(_NORMED[fault])
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, features)."""
+        if self.here and self.fault == "detached":
+            x = x.detach()
+        if self.fault == "dropout":  # whose argument `training` was forgotten
+            x = F.dropout(x, 0.1)
         if self.fault == "post-norm":
             x = self.norm1(x + self.attention(x))
             return self.norm2(x + self.feed_forward(x))
@@ -203,7 +252,8 @@ class Decoder(nn.Module):
 
     def __init__(self, fault: str = "", layers: int = 12, width: int = 128, heads: int = 4, words: int = 1000) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(words, width), nn.Embedding(256, width)
+        self.tokens = nn.Embedding(words, width, padding_idx=0 if fault == "padding" else None)
+        self.positions = nn.Embedding(256, width)
         self.blocks = nn.ModuleList(Block(width, heads, fault, i == 5) for i in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
         for module in self.modules():
@@ -224,6 +274,13 @@ def decoder(fault: str = "") -> Decoder:
     """A fresh one."""
     torch.manual_seed(0)
     return Decoder(fault).eval()
+
+
+def masked_words() -> list[Batch]:
+    """The same for an encoder: some words are masked, and asked for."""
+    ids = words()[0].tokens
+    read, asked = mask_tokens(ids, 1000, 0, mask=1)
+    return [Batch(read, asked, source="words")]
 
 
 def words() -> list[Batch]:

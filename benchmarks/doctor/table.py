@@ -19,7 +19,8 @@ class Fault(NamedTuple):
     """One planted fault.
 
     Attributes:
-        name: in words. model: `trained NAME`, `fresh NAME` of `models`, or `own` for a decoder in plain PyTorch.
+        name: in words. model: `trained NAME`, `fresh NAME` of `models`, or `own` for a decoder in
+            plain PyTorch (`own encoder`: its text is for an encoder).
         plant: changes the model (or gives another). kinds: findings any of which names it.
         place: what the finding has to say of its place: layers, or words of its text. source: where people met it.
         least: severity from which findings count: `note` for what may be meant, too.
@@ -58,7 +59,9 @@ def build(name: str, folder: Any = None) -> tuple[Any, Any]:
     kind, _, rest = name.partition(" ")
     if kind == "trained":
         return models.trained(rest, folder), models.text_of(rest)
-    return (models.decoder(), models.words()) if kind == "own" else (models.fresh(rest), None)
+    if kind == "own":
+        return models.decoder(), models.masked_words() if rest == "encoder" else models.words()
+    return models.fresh(rest), None
 
 
 def said(model: nn.Module, text: Any, least: Any = "warning") -> list[Any]:

@@ -14,9 +14,10 @@ import signalprop as sp
 from diagnosing import UNTRAINED, diagnosed, findings, mapping_of, tiny, weights_of
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.result import Diagnosis, Verdict
+from signalprop.diagnosis.result import Diagnosis
 from signalprop.diagnosis.run import diagnose
 from signalprop.network.layout import ROLES
+from signalprop.results.findings import Finding
 
 N, SICK = 6, 3
 
@@ -32,10 +33,10 @@ def scaled(model: nn.Module, factor: float, roles: tuple[str, ...] = ROLES, laye
             weight[rows] *= factor
 
 
-def fault(found: Diagnosis) -> Verdict:
+def fault(found: Diagnosis) -> Finding:
     """The only fault; it comes first."""
-    (verdict,) = [v for v in found.verdicts if v.severity == "fault" and v.kind not in UNTRAINED]
-    assert next(v for v in found.verdicts if v.kind not in UNTRAINED) == verdict
+    (verdict,) = [v for v in found.findings if v.severity == "fault" and v.name not in UNTRAINED]
+    assert next(v for v in found.findings if v.name not in UNTRAINED) == verdict
     return verdict
 
 
@@ -48,7 +49,7 @@ class TestOneLayer:
         model = model_of(family)
         scaled(model, 8.0)
         verdict = fault(diagnosed(model))
-        assert (verdict.kind, verdict.layers) == ("scaled weights", (SICK,))
+        assert (verdict.name, verdict.layers) == ("scaled weights", (SICK,))
         ratios = [float(part.split()[-1]) for part in verdict.text.split(": ", 1)[1].split(":")[1].split(",")]
         assert len(ratios) == (7 if family == "llama" else 6)
         assert all(6.5 < ratio < 9.5 for ratio in ratios), verdict.text
@@ -58,7 +59,7 @@ class TestOneLayer:
         model = model_of(family)
         scaled(model, 0.0)
         verdict = fault(diagnosed(model))
-        assert (verdict.kind, verdict.layers) == ("zero weights", (SICK,))
+        assert (verdict.name, verdict.layers) == ("zero weights", (SICK,))
         assert "query, key, value, output" in verdict.text
         assert "never loaded" in verdict.cause
 
@@ -79,7 +80,7 @@ class TestOneLayer:
                     if f".{SICK}." in name and name.endswith(("c_attn.bias", "value.bias")):
                         bias[-32:][share] = 0
         verdict = fault(diagnosed(model))
-        assert (verdict.kind, verdict.layers) == ("dead heads", (SICK,))
+        assert (verdict.name, verdict.layers) == ("dead heads", (SICK,))
         assert f"{'heads 2-3' if len(dead) == 2 else 'head 3'} of 4" in verdict.text
         assert "weights of the head are 0" in verdict.cause
 
@@ -90,7 +91,7 @@ class TestOneLayer:
             weight[1, 2] = math.nan
         found = diagnosed(model, remove=True, cast=["bfloat16"])
         verdict = fault(found)
-        assert (verdict.kind, verdict.layers) == ("not finite", (SICK,))
+        assert (verdict.name, verdict.layers) == ("not finite", (SICK,))
         assert "holds 1 NaN" in verdict.text and "the first at [" in verdict.text
         assert found.loss is None and found.removal is None and not found.casts
         assert any("no finite loss" in note for note in found.notes)
@@ -103,7 +104,7 @@ class TestOneLayer:
         with torch.no_grad():
             norm.weight[0] = math.inf
         verdict = fault(diagnosed(model))
-        assert (verdict.kind, verdict.layers) == ("not finite", (SICK,))
+        assert (verdict.name, verdict.layers) == ("not finite", (SICK,))
         assert "holds 1 infinite numbers" in verdict.text and ".weight (parameter)" in verdict.text
 
 
@@ -159,7 +160,7 @@ class TestScaleInABuffer:
         for block in model.blocks:
             block.scale.fill_(held)  # type: ignore[operator]
         verdict = fault(diagnose(model.eval(), [own_batch()]))
-        assert verdict.kind == "norm output off"
+        assert verdict.name == "norm output off"
         assert verdict.layers == ((1, 2, 3) if held == 1.0 else (0, 1, 2, 3))
         assert "buffer" in verdict.cause and "to_empty" in verdict.cause
 
@@ -173,7 +174,7 @@ class TestGainOfDeepNorm:
         for layer in range(N):
             scaled(model, table.architecture.n_layers**0.5 * 8**0.5, ("value", "output", "up", "down"), layer)
         verdict = fault(diagnosed(model))
-        assert verdict.kind == "deepnorm gain" and verdict.layers == tuple(range(N))
+        assert verdict.name == "deepnorm gain" and verdict.layers == tuple(range(N))
         assert "(8N)^(1/4) = 2.63" in verdict.text and "multiplied instead of divided" in verdict.cause
 
 
@@ -181,7 +182,7 @@ class TestLayerNormScaling:
     @pytest.mark.parametrize("family", ["gpt2", "llama"])
     def test_not_in_effect(self, family: str) -> None:
         verdict = fault(diagnosed(model_of(family), expected="lns"))
-        assert verdict.kind == "layernorm scaling not in effect"
+        assert verdict.name == "layernorm scaling not in effect"
         assert verdict.layers == tuple(range(1, N))  # the first factor is 1
         assert "the factor at layer 5 is 1, LayerNorm Scaling makes it 0.408" in verdict.text
         assert "switch" in verdict.cause

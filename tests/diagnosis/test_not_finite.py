@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
-from signalprop.diagnosis.whole_model_values import Wired
+from signalprop.results.findings import Finding
 
 
 class Layer(nn.Module):
@@ -45,7 +45,7 @@ class Model(nn.Module):
         return x
 
 
-def found(fault: str) -> tuple[Wired, ...]:
+def found(fault: str) -> tuple[Finding, ...]:
     torch.manual_seed(0)
     model: Any = Model(fault).to(torch.float16 if fault == "range" else torch.float32)
     x = torch.randn(2, 5, 8).to(next(model.parameters()).dtype)

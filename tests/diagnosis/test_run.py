@@ -26,12 +26,12 @@ from signalprop.diagnosis.result import (
     LayerSignal,
     Removal,
     Removed,
-    Verdict,
     Weights,
 )
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.errors import InputError
+from signalprop.results.findings import Finding, Findings
 
 
 class TestSections:
@@ -164,13 +164,13 @@ def healthy(n: int = 12, **changes: Any) -> Diagnosis:
     )  # fmt: skip
 
 
-def said(found: Diagnosis, **fields: Any) -> tuple[Verdict, ...]:
+def said(found: Diagnosis, **fields: Any) -> tuple[Finding, ...]:
     return verdicts(found.model_copy(update=fields))
 
 
 class TestWords:
     def test_nothing_to_say(self) -> None:
-        assert verdicts(healthy()) == ()
+        assert verdicts(healthy()) == Findings()
 
     @pytest.mark.parametrize(
         ("severity", "kind", "changes", "words"),
@@ -203,8 +203,8 @@ class TestWords:
     )
     def test_signals(self, severity: str, kind: str, changes: dict[str, Any], words: str) -> None:
         (verdict,) = verdicts(healthy(**changes))
-        assert (verdict.kind, verdict.severity) == (kind, severity)
-        assert words in verdict.text and (verdict.cause or verdict.advice)
+        assert (verdict.name, verdict.severity) == (kind, severity)
+        assert words in verdict.text and (verdict.cause or verdict.remedy)
 
     def test_idle_layers_by_removal(self) -> None:
         costs = [Estimate(value=0.005 if k > 7 else 0.4, standard_error=0.001) for k in range(12)]
@@ -212,9 +212,9 @@ class TestWords:
             single=tuple(Removed(layers=(k,), loss=Estimate(value=3.0), increase=cost) for k, cost in enumerate(costs))
         )
         (verdict,) = said(healthy(), removal=removal)
-        assert (verdict.kind, verdict.severity, verdict.layers) == ("idle layers", "warning", (8, 9, 10, 11))
+        assert (verdict.name, verdict.severity, verdict.layers) == ("idle layers", "warning", (8, 9, 10, 11))
         assert "layers 8-11: removing any one changes the loss by +0.005 to +0.005 nats" in verdict.text
-        assert "lns" not in verdict.advice and "--task" in verdict.advice  # an initialisation comes too late
+        assert "lns" not in verdict.remedy and "--task" in verdict.remedy  # an initialisation comes too late
         unsure = removal.model_copy(
             update={
                 "single": tuple(
@@ -223,7 +223,7 @@ class TestWords:
                 )
             }
         )
-        assert [(v.kind, v.severity) for v in said(healthy(), removal=unsure)] == [("few tokens", "note")]
+        assert [(v.name, v.severity) for v in said(healthy(), removal=unsure)] == [("few tokens", "note")]
         few = removal.model_copy(update={"single": removal.single[:9]})
         (note,) = said(healthy(), removal=few)
         assert note.severity == "note" and "layer 8: removing it changes the loss by +0.005 nats" in note.text
@@ -241,12 +241,12 @@ class TestWords:
             row("int8", "weights", False, 5.0), row("int8", "weights", True, 0.002),
         )  # fmt: skip
         verdict, note = said(healthy(), casts=casts)
-        assert verdict.kind == "low precision" and verdict.layers == (1,)
+        assert verdict.name == "low precision" and verdict.layers == (1,)
         assert "weights +0.2, both not finite; least signal over noise after layer 1 (12 dB)" in verdict.text
-        assert verdict.advice == "a scale per tensor fixes it"
-        assert (note.severity, note.kind) == ("note", "no scale")
+        assert verdict.remedy == "a scale per tensor fixes it"
+        assert (note.severity, note.name) == ("note", "no scale")
         assert "int8 without a scale" in note.text and note.text.endswith(": weights +5")
         assert "weights below one half become 0" in note.cause
         (verdict, _) = said(healthy(), casts=(*casts[4:5], row("int8", "weights", True, 0.3)))
         assert verdict.severity == "warning" and verdict.text.startswith("int8: ")
-        assert "weights with a scale per tensor +0.3;" in verdict.text and "finer scales" in verdict.advice
+        assert "weights with a scale per tensor +0.3;" in verdict.text and "finer scales" in verdict.remedy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,14 @@ from diagnosing import findings, logits_of, text_batch, tiny
 from signalprop.attachment.attached import attach
 from signalprop.data.batches import Batch, load_text, windows
 from signalprop.diagnosis.run import diagnose
+from signalprop.diagnosis.temporary_changes import Trial
 from signalprop.diagnosis.trials import trials
 
 HEADS, KEYS, N = 6, 2, 12
+
+
+def every(model: Any, batch: Batch) -> list[Trial]:
+    return list(trials(attach(model), batch, guessing=True))
 
 
 def llama(**changes: Any) -> Any:
@@ -118,6 +124,15 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "these maps taken as query, value, key": ("projections", exchanged),
     "positions multiplied by 4": ("rotary factor", lambda m: m.model.rotary_emb.inv_freq.div_(4)),
     "the activation silu": ("activation", rectified),
+    "layers moved by +1": (
+        "layer order", lambda m: setattr(m.model, "layers", nn.ModuleList([*m.model.layers[1:], m.model.layers[0]]))
+    ),
+    "rows of the token table moved by +1": (
+        "token rows", lambda m: m.model.embed_tokens.weight.copy_(m.model.embed_tokens.weight.roll(-1, 0))
+    ),
+    "rows of the token table and of the head moved by -3": (
+        "token rows", lambda m: [p.copy_(p.roll(3, 0)) for p in (m.model.embed_tokens.weight, m.lm_head.weight)]
+    ),
 }  # fmt: skip
 
 
@@ -132,7 +147,7 @@ def test_the_trial_takes_the_fault_back(repair: str) -> None:
     broken = logits_of(model, batch)
     assert not torch.allclose(broken, wanted, atol=1e-3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = [trial for trial in trials(attach(model)) if trial.name == kind]
+    found = [trial for trial in every(model, batch) if trial.name == kind]
     repaired = []
     for trial in found:
         with trial.change():
@@ -151,9 +166,39 @@ def test_square_maps_the_other_way_round() -> None:
     with torch.no_grad():
         for attention in each(model):
             attention.v_proj.weight.copy_(attention.v_proj.weight.t().clone())
-    (trial,) = [one for one in trials(attach(model)) if one.repair == "value transposed"]
+    (trial,) = [one for one in every(model, batch) if one.repair == "value transposed"]
     with trial.change():
         assert torch.allclose(logits_of(model, batch), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "repair"),
+    [
+        ("llama", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 4}, "num_attention_heads = 4"),
+        ("bert", {"num_attention_heads": 2}, "num_attention_heads = 4"),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before = True"),
+        ("qwen2", {"sliding_window": 4}, "sliding_window = 8"),
+    ],
+)
+def test_another_configuration(family: str, changes: dict[str, Any], repair: str) -> None:
+    """Weights in a model that was configured for others, without an error: the entry is found, and nothing is left."""
+    model = tiny(family, 3, **({"sliding_window": 8} if "sliding_window" in changes else {}))
+    batch = text_batch(model)
+    wanted = logits_of(model, batch)
+    config = copy.deepcopy(model.config)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    other = type(model)(config).eval()
+    other.load_state_dict(model.state_dict())
+    broken = logits_of(other, batch)
+    assert not torch.allclose(broken, wanted, atol=1e-3)
+    right = []
+    for trial in every(other, batch):
+        with trial.change():
+            if trial.name == "setting" and torch.allclose(logits_of(other, batch), wanted, atol=1e-4):
+                right.append(trial.repair)
+    assert right and all(repair in one for one in right)
+    assert torch.equal(logits_of(other, batch), broken) and other.config is config
 
 
 def of_thirds(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
@@ -204,7 +249,7 @@ def test_fused_maps_and_position_tables(repair: str) -> None:
         FUSED[repair](model)
     assert not torch.allclose(logits_of(model, batch), wanted, atol=1e-3)
     right = []
-    for trial in trials(attach(model)):
+    for trial in every(model, batch):
         with trial.change():
             if torch.allclose(logits_of(model, batch), wanted, atol=1e-4):
                 right.append(trial.repair)
@@ -264,9 +309,9 @@ class TestTrained:
         with torch.no_grad():
             plant(trained)
         found = read(trained)
-        assert found.verdicts[0].kind == "weights of another convention"
-        assert says in found.verdicts[0].text and found.verdicts[0].cause.startswith("tested")
-        assert not {v.kind for v in found.verdicts} - {"weights of another convention", "no better than guessing"}
+        assert found.findings[0].name == "weights of another convention"
+        assert says in found.findings[0].text and found.findings[0].cause.startswith("tested")
+        assert not {v.name for v in found.findings} - {"weights of another convention", "no better than guessing"}
         assert found.trials[0].loss == pytest.approx(2.6, abs=0.4)
         assert not read(trained, trials=False).trials
 
@@ -276,7 +321,7 @@ class TestTrained:
             layer = trained.model.layers[1]
             for parameter in layer.parameters():
                 parameter.fill_(1.0) if parameter.ndim == 1 else parameter.normal_(0, 0.02)
-        kinds = {v.kind: v for v in read(trained).verdicts if v.severity == "fault"}
+        kinds = {v.name: v for v in read(trained).findings if v.severity == "fault"}
         assert kinds["final norm not loaded"].layers == () and kinds["layers not loaded"].layers == (1,)
 
     def test_gains_around_0(self, trained: Any) -> None:
@@ -285,21 +330,21 @@ class TestTrained:
                 if "norm" in name:
                     parameter.sub_(1.0).mul_(0.1)
         found = read(trained, trials=False)
-        faults = [v.kind for v in found.verdicts if v.severity == "fault"]
+        faults = [v.name for v in found.findings if v.severity == "fault"]
         assert faults[0] == "norm gains around 0" and "head not loaded" not in faults
 
     def test_a_row_that_is_not_a_number(self, trained: Any) -> None:
         with torch.no_grad():
             trained.get_input_embeddings().weight[255] = math.nan
-        first = read(trained).verdicts[0]
-        assert first.kind == "not finite" and "model.embed_tokens.weight (parameter) holds 96 NaN" in first.text
+        first = read(trained).findings[0]
+        assert first.name == "not finite" and "model.embed_tokens.weight (parameter) holds 96 NaN" in first.text
         assert "the first at [255, 0]" in first.text
 
     def test_a_buffer_that_was_wiped(self, trained: Any) -> None:
         held = trained.model.rotary_emb.inv_freq.clone()
         trained.model.rotary_emb.inv_freq.fill_(math.nan)
         try:
-            first = read(trained).verdicts[0]
+            first = read(trained).findings[0]
         finally:
             trained.model.rotary_emb.inv_freq.copy_(held)
         assert "model.rotary_emb.inv_freq (buffer) holds 8 NaN" in first.text

@@ -52,7 +52,7 @@ DIAGNOSIS = {
     },
     "casts": [{"format": "int8", "of": "both", "scaled": True, "loss": ESTIMATE, "increase": ESTIMATE,
                "signal_to_noise": [30.0, 20.0]}],
-    "verdicts": [{"severity": "fault", "kind": "dead head", "layers": [0], "text": "t", "cause": "c", "advice": "a"}],
+    "findings": [{"severity": "fault", "name": "dead head", "layers": [0], "text": "t", "cause": "c", "remedy": "a"}],
     "notes": ["n"],
 }  # fmt: skip
 QUESTION = {"prompt": "a", "choices": ["b", "c"], "answer": 0}

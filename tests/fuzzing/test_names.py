@@ -47,8 +47,8 @@ def documents() -> dict[str, Any]:
         "schema": "signalprop/diagnosis/1", "model": "m", "family": "gpt2", "n_parameters": 10, "loss": ESTIMATE,
         "data": {"source": "book", "sequences": 2, "tokens": 16, "length": 8, "skip_first": 1}, "signal": [layer],
         "casts": [{"format": "int8", "of": "both", "scaled": True, "loss": ESTIMATE, "increase": ESTIMATE}],
-        "verdicts": [
-            {"severity": "fault", "kind": "dead head", "layers": [0], "text": "it is", "cause": "so", "advice": "do"}
+        "findings": [
+            {"severity": "fault", "name": "dead head", "layers": [0], "text": "it is", "cause": "so", "remedy": "do"}
         ],
         "notes": ["a note"],
     }  # fmt: skip

@@ -28,6 +28,7 @@ from signalprop.report import findings
 from signalprop.report.html import document, read, render
 from signalprop.report.sections import Chart, Curve, Document, HeatMap, Section, Table, logarithmic, of_logs
 from signalprop.results.comparison import compare
+from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop_lab.report.runs import read_run
@@ -152,10 +153,12 @@ class TestSummary:
     def test_verdicts_come_first_and_name_the_layer_to_look_at(self) -> None:
         layers = tuple({"layer": k, "stack": "decoder", "variance": 1.0} for k in range(3))
         kinds = (("note", "flat", 0), ("warning", "loud", 1), ("fault", "scaled weights", 2))
-        more = {"cause": "c", "advice": "a"}
-        verdicts = tuple({"severity": s, "kind": k, "layers": (n,), "text": "t", **more} for s, k, n in kinds)
+        more = {"cause": "c", "remedy": "a"}
+        verdicts = Findings(
+            Finding(**{"severity": s, "name": k, "layers": (n,), "text": "t", **more}) for s, k, n in kinds
+        )
         d = Diagnosis(
-            schema="signalprop/diagnosis/1", model="m", family="f", n_parameters=1, verdicts=verdicts, signal=layers,
+            schema="signalprop/diagnosis/1", model="m", family="f", n_parameters=1, findings=verdicts, signal=layers,
             data={"source": "s", "sequences": 1, "tokens": 2, "length": 2, "skip_first": 0},
         )  # fmt: skip
         content = document({"p": predicted("deepscalelm"), "d": d})

@@ -36,6 +36,8 @@ GRADIENT_RANGE = 1e5
 GROWN = 4.0
 # Norm of a row of a table over the median row's from which it lies outside. Trained: 4.4 (SmolLM2).
 OUTLYING_ROW = 20.0
+# The same of rows without which the loss falls by REPAIRED: words that nobody asks for, and that are said.
+LARGE_ROW = 3.0
 # Nats per token by which a change has to lower the loss to be the repair: where no error is known, and beside four
 # standard errors. The best of 22 changes lowers it by 0.01 (SmolLM2).
 REPAIRED, REPAIRED_CLEARLY = 0.3, 0.05
@@ -52,3 +54,6 @@ CAST_LOSS = 0.01
 REPAIRED_LOSS = 0.6
 # Nats by which a trained model's loss may lie above the entropy of how often each word comes. Small models: 0.9 below.
 ABOVE_FREQUENCIES = 0.3
+# Nats by which a model says the word itself, or the one after the next, better than the next. Trained: below 0. And
+# what the word itself costs then at the most.
+SHIFTED, ITSELF = 0.5, 0.5

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, Held
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.bounds import OUTLYING_ROW
+from signalprop.diagnosis.bounds import LARGE_ROW, OUTLYING_ROW, REPAIRED
 from signalprop.diagnosis.layers import lean
 from signalprop.diagnosis.result import number
 from signalprop.diagnosis.whole_model_values import BadTensor, Ends, OutlyingRow
@@ -89,10 +91,36 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
         final_gain_constant=_constant(gain),
         layer_gains_constant=_layer_gains(attached),
         head_drawn=head is not None and not unlike_draws(head),
-        outlying=tuple(_outlying(attached)),
+        outlying=tuple(_outlying(attached, logits, batch)),
         learnt=learnt(attached),
         drawn_layers=tuple(_drawn_layers(attached)),
+        head_copies_table=_copies(head, table),
+        other_losses=_other_losses(logits, batch),
     )
+
+
+def _copies(head: Tensor | None, table: Tensor | None) -> bool:
+    if head is None or table is None or head.data_ptr() == table.data_ptr():
+        return False
+    return torch.equal(head, table)
+
+
+def _other_losses(logits: Any, batch: Batch) -> tuple[float, ...]:
+    """Cross-entropy of the word itself and of the one after the next; () where the next one is not asked for."""
+    if not isinstance(logits, Tensor) or not asks_for_the_next(batch) or logits.shape[:2] != batch.inputs.shape:
+        return ()
+    ids, x = torch.as_tensor(batch.inputs).to(logits.device), logits.float()
+    pairs = ((x, ids), (x[:, :-2], ids[:, 2:]))
+    return tuple(float(F.cross_entropy(one.flatten(0, 1), asked.flatten())) for one, asked in pairs)
+
+
+def asks_for_the_next(batch: Batch) -> bool:
+    """Whether a batch asks for the next token everywhere, so that no later one may be read."""
+    tokens, targets = batch.tokens, batch.targets
+    if tokens is None or targets.shape != tokens.shape or tokens.shape[1] < 3:
+        return False
+    asked = targets[:, :-1]
+    return bool((asked >= 0).mean() > 0.5 and (asked == tokens[:, 1:])[asked >= 0].all())
 
 
 def matrix_of(held: Held | None) -> Tensor | None:
@@ -129,17 +157,35 @@ def _spread(x: Tensor | None) -> float | None:
     return None if x is None else number(float(x.float().var(-1, correction=0).mean()))
 
 
-def _outlying(attached: Attached) -> Iterator[OutlyingRow]:
-    """Rows of the token table and of the head that are far larger than the others of their table."""
+def _outlying(attached: Attached, logits: Any, batch: Batch) -> Iterator[OutlyingRow]:
+    """Rows of the token table and of the head that are far larger than the others, or larger and all that is said."""
     tables = {"token table": matrix_of(attached.ends.token), "head": matrix_of(attached.ends.head)}
     for name, table in {id(t): (n, t) for n, t in tables.items() if t is not None}.values():
         sizes = torch.linalg.vector_norm(table.float(), dim=-1)
         middle = float(sizes.median())
-        if math.isfinite(middle) and middle > 0:
-            ratio, row = (float(x) for x in (sizes / middle).max(0))
-            if math.isfinite(ratio) and ratio > OUTLYING_ROW:
-                count = int((sizes / middle > OUTLYING_ROW).sum())
-                yield OutlyingRow(table=name, row=int(row), ratio=ratio, count=count)
+        if not (math.isfinite(middle) and middle > 0):
+            continue
+        ratio, row = (float(x) for x in (sizes / middle).max(0))
+        for bound in (OUTLYING_ROW, LARGE_ROW):
+            rows = torch.nonzero(sizes / middle > bound).flatten()
+            losses = None if bound == OUTLYING_ROW else _without(logits, batch, rows)
+            if len(rows) and math.isfinite(ratio) and (bound == OUTLYING_ROW or losses is not None):
+                yield OutlyingRow(table=name, row=int(row), ratio=ratio, count=len(rows), bound=bound,
+                                  losses=losses or ())  # fmt: skip
+                break
+
+
+def _without(logits: Any, batch: Batch, rows: Tensor) -> tuple[float, float] | None:
+    """The loss of a text with and without some words among the answers; None where that changes little."""
+    targets = torch.as_tensor(batch.targets)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape or not 0 < len(rows) < logits.shape[-1] / 4:
+        return None
+    asked = (targets >= 0) & ~torch.isin(targets, rows.cpu())
+    x, y = logits.float()[asked.to(logits.device)], targets[asked].to(logits.device)
+    if not len(y):
+        return None
+    before, after = (float(F.cross_entropy(z, y)) for z in (x, x.index_fill(-1, rows.to(x.device), -math.inf)))
+    return (before, after) if before - after > REPAIRED else None
 
 
 def _drawn_layers(attached: Attached) -> Iterator[int]:

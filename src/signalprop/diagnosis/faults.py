@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from signalprop.diagnosis.bounds import DEAD_HEAD, LARGE_WEIGHT, NEIGHBOURS, NORM_OFF, SMALL_WEIGHT
-from signalprop.diagnosis.result import Diagnosis, Verdict, known, paired
+from signalprop.diagnosis.result import Diagnosis, known, paired
 from signalprop.network.moments import FloatArray
+from signalprop.results.findings import Finding
 from signalprop.results.text import named, ranges
 
 
-def faults(diagnosis: Diagnosis, expected: str) -> Iterable[Verdict]:
+def faults(diagnosis: Diagnosis, expected: str) -> Iterable[Finding]:
     """All of them; expected: as of `verdicts`."""
     yield from _not_finite(diagnosis)
     yield from _norms_off(diagnosis)
@@ -24,7 +25,7 @@ def faults(diagnosis: Diagnosis, expected: str) -> Iterable[Verdict]:
     yield from _dead_heads(diagnosis)
 
 
-def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
+def _not_finite(d: Diagnosis) -> Iterable[Finding]:
     bad = [item.layer for item in d.signal if not item.finite]
     if bad and not d.bad_tensors and not any(one.name == "not finite" for one in d.wired):
         first = bad[0]
@@ -36,18 +37,18 @@ def _not_finite(d: Diagnosis) -> Iterable[Verdict]:
             cause = "what it reads is not finite already: look at the embeddings and the input"
         else:
             cause = "not found: every parameter and buffer is finite, and no operation of a short pass shows it"
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="not finite",
+            name="not finite",
             layers=(first,),
             text=f"layer {first} is the first that outputs NaN or infinite values"
             + (f", and {named(bad[1:])} pass{'es' if len(bad) == 2 else ''} them on" if len(bad) > 1 else ""),
             cause=cause,
-            advice="restore the layer from the last good checkpoint, or run in bfloat16 or float32",
+            remedy="restore the layer from the last good checkpoint, or run in bfloat16 or float32",
         )
 
 
-def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
+def _norms_off(d: Diagnosis) -> Iterable[Finding]:
     """What a branch reads is what its norm makes of the stream, times the scale that the model is known to have."""
     off: dict[int, tuple[float, float]] = {}
     for signal, weights in paired(d):
@@ -57,19 +58,19 @@ def _norms_off(d: Diagnosis) -> Iterable[Verdict]:
     if off:
         layers = tuple(off)
         measured, scale = off[layers[0]]
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="norm output off",
+            name="norm output off",
             layers=layers,
             text=f"{named(layers)}: branches read {measured:.3g} times what their norm makes of the stream by its "
             f"weights; expected {scale:.3g}",
             cause="a factor on the norm that is not among the weights, such as a scale kept in a buffer that "
             "materialising from the meta device (to_empty) has erased",
-            advice="set the scale again after to_empty, or keep it as a Python number (signalprop.apply does)",
+            remedy="set the scale again after to_empty, or keep it as a Python number (signalprop.apply does)",
         )
 
 
-def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
+def _deepnorm_gain(d: Diagnosis) -> Iterable[Finding]:
     """DeepNorm divides values, outputs and feed-forwards by (8N)^(1/4); the inverse has been seen in released code."""
     found = [(w.layer, w.std.get("value"), w.std.get("key")) for w in d.weights]
     logs = [math.log(value / key) for _, value, key in found if value and key]
@@ -79,18 +80,18 @@ def _deepnorm_gain(d: Diagnosis) -> Iterable[Verdict]:
     ratio, wrong = float(np.median(logs)), 0.25 * math.log(8 * n)
     alike = max(abs(log - ratio) for log in logs) < 0.2
     if alike and abs(ratio - wrong) < 0.1:
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="deepnorm gain",
+            name="deepnorm gain",
             layers=tuple(layer for layer, _, _ in found),
             text=f"values are {math.exp(ratio):.3g} times as large as keys in every layer: that is (8N)^(1/4) = "
             f"{math.exp(wrong):.3g}, and DeepNorm asks for (8N)^(-1/4) = {math.exp(-wrong):.3g}",
             cause="the gain of DeepNorm's initialisation was multiplied instead of divided",
-            advice="initialise again with signalprop.apply(model, 'deepnorm')",
+            remedy="initialise again with signalprop.apply(model, 'deepnorm')",
         )
 
 
-def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
+def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Finding]:
     """LayerNorm Scaling divides what norms output by sqrt(layer number), by a factor or folded into their gains."""
     if expected != "lns":
         return
@@ -104,15 +105,15 @@ def _scaling_missing(d: Diagnosis, expected: str) -> Iterable[Verdict]:
         if np.polyfit(np.log([layer + 1.0 for layer in gains]), logs, 1)[0] < -0.25:
             return  # half of the slope of a fresh model whose factors were folded into its gains
     layer = max(off)
-    yield Verdict(
+    yield Finding(
         severity="fault",
-        kind="layernorm scaling not in effect",
+        name="layernorm scaling not in effect",
         layers=off,
         text=f"{named(off)}: branches do not read their norms over the square root of the layer's number: the factor "
         f"at layer {layer} is {factors[layer]:.3g}, LayerNorm Scaling makes it {(layer + 1) ** -0.5:.3g}, and the "
         "gains of the norms do not fall with depth either",
         cause="the switch that turns the scaling on does not reach the layers",
-        advice="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
+        remedy="apply it with signalprop.apply(model, 'lns'), and see the norm_scale column of the parametrization",
     )
 
 
@@ -129,7 +130,7 @@ def weight_ratios(d: Diagnosis) -> dict[int, dict[str, float]]:
     return out
 
 
-def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
+def _odd_weights(d: Diagnosis) -> Iterable[Finding]:
     """Roles whose weights are much larger or smaller than in the layers around: one verdict per layer."""
     muted = set() if d.fresh is None else {s.layer for s in d.signal if s.attention_share == 0 == s.feed_forward_share}
     for layer, found in weight_ratios(d).items():
@@ -142,49 +143,49 @@ def _odd_weights(d: Diagnosis) -> Iterable[Verdict]:
         listed = ", ".join(f"{role} x {ratio:.3g}" for role, ratio in ratios.items() if ratio > 0)
         what = f"{', '.join(zero)} {'is' if len(zero) == 1 else 'are'} 0" if zero else ""
         scores = not zero and set(ratios) <= {"query", "key"}
-        yield Verdict(
+        yield Finding(
             severity="fault" if zero or max(ratios.values()) > LARGE_WEIGHT else "warning",
-            kind="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
+            name="zero weights" if zero else "scaled queries and keys" if scores else "scaled weights",
             layers=(layer,),
             text=f"layer {layer}: standard deviations of weights over those of the {NEIGHBOURS} layers on either "
             f"side: {'; '.join(part for part in (what, listed) if part)}",
             cause="weights that were never loaded or trained"
             if zero
             else "a layer that was scaled, or initialised by another rule than the rest",
-            advice="compare with the checkpoint it came from; signalprop check compares with a scheme",
+            remedy="compare with the checkpoint it came from; signalprop check compares with a scheme",
         )
 
 
-def _silent_layers(d: Diagnosis) -> Iterable[Verdict]:
+def _silent_layers(d: Diagnosis) -> Iterable[Finding]:
     if d.fresh is not None and d.fresh.reached:
         return  # `whole_model` says whether they can learn
     silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
     told = {layer for rule in (_odd_weights, _norms_off) for verdict in rule(d) for layer in verdict.layers}
     left = tuple(layer for layer in silent if layer not in told)
     if left:
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="silent layers",
+            name="silent layers",
             layers=left,
             text=f"{named(left)}: exactly nothing is added to the stream, though the weights are not 0",
             cause="a multiplier of 0 (SkipInit, ReZero and LayerScale start there), or a layer that is skipped",
-            advice="train on, if this is the start; else look at the multipliers with `signalprop measure`",
+            remedy="train on, if this is the start; else look at the multipliers with `signalprop measure`",
         )
 
 
-def _dead_heads(d: Diagnosis) -> Iterable[Verdict]:
+def _dead_heads(d: Diagnosis) -> Iterable[Finding]:
     for s in d.signal:
         n = len(s.head_share)
         heads = [h for h, share in enumerate(s.head_share) if share is not None and share * n < DEAD_HEAD]
         if n > 1 and heads and s.finite and s.attention_share:
             which = f"head {heads[0]} of {n} adds" if len(heads) == 1 else f"heads {ranges(heads)} of {n} add"
-            yield Verdict(
+            yield Finding(
                 severity="fault",
-                kind="dead heads",
+                name="dead heads",
                 layers=(s.layer,),
                 text=f"layer {s.layer}: {which} nothing (a share below {DEAD_HEAD:g} of an equal one)",
                 cause="weights of the head are 0: pruned, never loaded, or decayed away",
-                advice="prune the heads, or initialise them again",
+                remedy="prune the heads, or initialise them again",
             )
 
 

@@ -37,6 +37,7 @@ def layout_trials(attached: Attached) -> Iterator[Trial]:
     yield from _order(attached)
     yield from _matrices(attached)
     yield from _gates(attached)
+    yield from _experts(attached)
 
 
 def _with(attached: Attached, *roles: str) -> list[AttachedRow]:
@@ -189,6 +190,12 @@ def _order(attached: Attached) -> Iterator[Trial]:
             "layer order", "layers are stored from the last to the first", "layers in the opposite order",
             ordered(lambda n: list(range(n))[::-1]),
         )  # fmt: skip
+    for places in (1, -1) if longest > 2 else ():
+        yield Trial(
+            "layer order", f"layers are stored one place {'before' if places < 0 else 'behind'} where they are read",
+            f"layers moved by {-places:+d}, the one at the end to the other end",
+            ordered(lambda n, places=places: [(i - places) % n for i in range(n)]),  # type: ignore[misc]
+        )  # fmt: skip
 
 
 def _matrices(attached: Attached) -> Iterator[Trial]:
@@ -235,4 +242,19 @@ def _gates(attached: Attached) -> Iterator[Trial]:
         yield Trial(
             "gate and up", "gate and up projections have changed places", "gate and up projections swapped",
             changed(swapped),
+        )  # fmt: skip
+
+
+def _experts(attached: Attached) -> Iterator[Trial]:
+    """Experts one place off their rows of the router."""
+    routers = [row.weights["router"] for row in attached.rows if plain(row.weights.get("router"))]
+    for places in (1, -1) if routers else ():
+
+        def moved(copies: Copies, places: int = places) -> None:
+            for held in routers:
+                copies.weights(held, lambda x: x.roll(places, 0))
+
+        yield Trial(
+            "experts", f"experts stand one place {'behind' if places > 0 else 'before'} their rows of the router",
+            f"rows of the router moved by {places:+d}", changed(moved),
         )  # fmt: skip

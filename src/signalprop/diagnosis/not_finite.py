@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.diagnosis.whole_model_values import Wired
+from signalprop.diagnosis.sentences import fault
+from signalprop.results.findings import Finding
 
 _PRODUCTS = ("linear", "matmul", "bmm", "mul", "addmm", "baddbmm", "einsum")
 _SOFTMAX = ("softmax", "scaled_dot_product_attention")
@@ -94,7 +95,7 @@ def layer_paths(model: nn.Module, layers: Iterable[Any]) -> dict[str, int]:
 
 def why_not_finite(
     model: nn.Module, calls: Iterable[Mapping[str, Any]], layers: Mapping[str, int]
-) -> tuple[Wired, ...]:
+) -> tuple[Finding, ...]:
     """Where and why activations stop being finite; () where no pass shows it.
 
     Args:
@@ -111,7 +112,7 @@ def why_not_finite(
     return ()
 
 
-def _said(first: _First, layers: Mapping[str, int]) -> Wired:
+def _said(first: _First, layers: Mapping[str, int]) -> Finding:
     parts = first.module.split(".")
     places = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
     layer = next((layers[place] for place in places if place in layers), None)
@@ -121,10 +122,10 @@ def _said(first: _First, layers: Mapping[str, int]) -> Wired:
     ruled = _RULED[: found[0]] if found else _RULED
     where = f" in {first.module}" if first.module else ""
     who = "the model" if layer is None else f"layer {layer} is the first that"
-    return Wired(
+    return fault(
         name="not finite", layers=() if layer is None else (layer,),
         text=f"{who} makes NaN or infinite values, by {first.name}{where}: {cause}",
-        advice=advice, cause=f"tested: its inputs are finite; ruled out: {', '.join(ruled)}",
+        remedy=advice, cause=f"tested: its inputs are finite; ruled out: {', '.join(ruled)}",
     )  # fmt: skip
 
 

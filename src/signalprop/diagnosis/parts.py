@@ -15,32 +15,34 @@ from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import gain_of, matrix_of
 from signalprop.diagnosis.layers import groups, has_modules, lean
+from signalprop.diagnosis.lost_numbers import lost_numbers
 from signalprop.diagnosis.result import LayerSignal
-from signalprop.diagnosis.temporary_changes import part_of_bias
-from signalprop.diagnosis.whole_model_values import Wired
+from signalprop.diagnosis.sentences import fault
 from signalprop.hooks import first_tensor
 from signalprop.measurement.measuring import arguments_of
-from signalprop.results.text import named
+from signalprop.results.findings import Finding
+from signalprop.results.text import named, ranges
 from signalprop.streams.placement import weights_here
 
 _EPSILON = 0.5  # of the variance of what a norm reads. Fresh models: 0.025, a table of deviation 0.02 and 1e-5
 _COLLAPSED = 0.95  # share of tokens whose first choice is one expert
 _TOKENS = 32  # that tell it
+_NEVER = 6.0  # deviations of scores over tokens between an expert's and the last that is chosen, for all tokens
 
 
-def parts_of(attached: Attached, short: Batch) -> tuple[Wired, ...]:
+def parts_of(attached: Attached, short: Batch) -> tuple[Finding, ...]:
     """What is wrong with parts of a model; one pass of a short text where it has routers."""
     with weights_here(attached.model):
         found = [*_norms(attached), *_tables(attached), *_rotary(attached), *_ties(attached), *_equal(attached)]
-        found += [*_scaling(attached), *_biases(attached)]
-    return (*found, *_routers(attached, short))
+        found += [*_scaling(attached), *lost_numbers(attached)]
+    return (*found, *_routers(attached, short), *_dead_units(attached, short))
 
 
 def _none(x: Tensor | None) -> bool:
     return x is not None and x.numel() > 0 and not bool(x.any())
 
 
-def _norms(attached: Attached) -> Iterator[Wired]:
+def _norms(attached: Attached) -> Iterator[Finding]:
     """Norms before branches whose gains are all 0. Norms that end a branch may begin there."""
     offset = attached.mapping.gain_offset
     dead: dict[int, list[str]] = {}
@@ -52,23 +54,23 @@ def _norms(attached: Attached) -> Iterator[Wired]:
     for norm in attached.ends.final_norms:
         if _none(gain_of(norm, offset)):
             path = attached.path_of(norm, "norm")
-            yield Wired(
+            yield fault(
                 name="norm of zeros", layers=(),
                 text=sentences.norm_of_zeros((), [path]),
-                advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
+                remedy="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
                 cause="tested: the gains were read",
             )  # fmt: skip
     if dead:
         paths = [path for each in dead.values() for path in each]
-        yield Wired(
+        yield fault(
             name="norm of zeros", layers=tuple(dead),
             text=sentences.norm_of_zeros(tuple(dead), paths),
-            advice="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
+            remedy="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
             cause="tested: the gains were read",
         )  # fmt: skip
 
 
-def _tables(attached: Attached) -> Iterator[Wired]:
+def _tables(attached: Attached) -> Iterator[Finding]:
     ends = attached.ends
     position = ends.position if isinstance(ends.position, Held) else None  # else a number: it is no table
     places = {"token table": ends.token, "position table": position, "head": ends.head}
@@ -76,10 +78,10 @@ def _tables(attached: Attached) -> Iterator[Wired]:
     for word, held in places.items():
         if _none(_map_to_words(attached) if own and word == "head" else matrix_of(held)):
             at = "every word has the same logit" if word == "head" else "its output is 0 for every token"
-            yield Wired(
+            yield fault(
                 name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
                 text=f"the {word} is all 0: {at}",
-                advice="load it, or draw it with a standard deviation of 0.02"
+                remedy="load it, or draw it with a standard deviation of 0.02"
                 + ("; a fresh head of zeros trains" if word == "head" else ""),
                 cause="tested: the weights were read",
             )  # fmt: skip
@@ -92,24 +94,7 @@ def _map_to_words(attached: Attached) -> Tensor | None:
     return found[0] if len(found) == 1 else None
 
 
-def _biases(attached: Attached) -> Iterator[Wired]:
-    """Biases of queries and values that are all 0 in a model whose gains were trained."""
-    gains = [g for row in attached.rows if (g := gain_of(row.norm, 0.0)) is not None]
-    if attached.mapping.architecture.input != "tokens" or not any(bool((g != g[0]).any()) for g in gains):
-        return
-    held = [part_of_bias(row.weights.get(role)) for row in attached.rows for role in ("query", "value")]
-    biases = [b for b in held if b is not None]
-    if biases and all(_none(b) for b in biases):
-        yield Wired(
-            name="biases of zeros", layers=(), severity="warning",
-            text="the biases of queries and values are 0 in every layer, while other parameters were trained",
-            advice="look for biases among the checkpoint's unexpected or missing keys; a model without them says so in "
-            "its configuration",
-            cause="possible, not tested: a converter that carried weights alone",
-        )  # fmt: skip
-
-
-def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Wired, ...]:
+def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Finding, ...]:
     """Norms whose epsilon is not small beside the mean square of what they read."""
     off: dict[int, tuple[float, float]] = {}
     for k, rows in enumerate(groups(attached.layout)):
@@ -124,18 +109,18 @@ def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Wire
     layer = max(off, key=lambda k: off[k][0] / off[k][1])
     eps, carried = off[layer]
     return (
-        Wired(
+        fault(
             name="norm epsilon", layers=tuple(off),
             text=f"{named(tuple(off))}: the epsilon of the first norm is {eps:.3g} and the stream that it reads has "
             f"variance {carried:.3g} (layer {layer}): branches read {math.sqrt(carried / (carried + eps)):.2f} times "
             "what a norm gives",
-            advice="an epsilon of 1e-5 or 1e-6, as the model was trained with, or a larger token table",
+            remedy="an epsilon of 1e-5 or 1e-6, as the model was trained with, or a larger token table",
             cause="tested: the stream was measured",
         ),
     )  # fmt: skip
 
 
-def _rotary(attached: Attached) -> Iterator[Wired]:
+def _rotary(attached: Attached) -> Iterator[Finding]:
     """Buffers of rotary frequencies against those that the module computes anew from its configuration."""
     for path, module in attached.model.named_modules():
         buffers = {n: b for n, b in module.named_buffers(recurse=False) if "inv_freq" in n and not b.is_meta}
@@ -160,16 +145,16 @@ def _rotary(attached: Attached) -> Iterator[Wired]:
             if zero or off:
                 what = "holds zeros" if zero else "is not what the configuration gives"
                 now = "" if new is None else f"; computed anew they begin with {_begin(new)}"
-                yield Wired(
+                yield fault(
                     name="rotary frequencies", layers=(),
                     text=f"{path}.{name} (buffer) {what}: its frequencies begin with {_begin(held)}{now}",
-                    advice="compute the buffer again: reload the model, or run what fills it after to_empty; rotary "
+                    remedy="compute the buffer again: reload the model, or run what fills it after to_empty; rotary "
                     "frequencies stay in float32",
                     cause="tested: they were computed anew" if off else "tested: the buffer was read",
                 )  # fmt: skip
 
 
-def _scaling(attached: Attached) -> Iterator[Wired]:
+def _scaling(attached: Attached) -> Iterator[Finding]:
     """Factors on scores against those of a module that is built anew from the same configuration."""
     off: dict[int, tuple[float, float]] = {}
     for row in attached.rows:
@@ -186,10 +171,10 @@ def _scaling(attached: Attached) -> Iterator[Wired]:
             off[row.layer] = (held, wanted)
     if off:
         held, wanted = next(iter(off.values()))
-        yield Wired(
+        yield fault(
             name="score scale", layers=tuple(off),
             text=f"{named(tuple(off))}: scores are multiplied by {held:.4g}; the configuration gives {wanted:.4g}",
-            advice="set the factor again, or the configuration that it comes from",
+            remedy="set the factor again, or the configuration that it comes from",
             cause="tested: the module was built anew from the configuration",
         )  # fmt: skip
 
@@ -198,7 +183,7 @@ def _begin(x: Tensor) -> str:
     return ", ".join(f"{v:.3g}" for v in x.flatten()[:3].tolist())
 
 
-def _ties(attached: Attached) -> Iterator[Wired]:
+def _ties(attached: Attached) -> Iterator[Finding]:
     """A configuration that ties the head to the table, and a head that is another parameter."""
     model: Any = attached.model
     config = getattr(model, "config", None)
@@ -211,16 +196,16 @@ def _ties(attached: Attached) -> Iterator[Wired]:
     alike = isinstance(head, Tensor) and isinstance(table, Tensor) and head.shape == table.shape
     if alike and head is not table and not head.is_meta and head.data_ptr() != table.data_ptr():
         equal = torch.equal(head, table)
-        yield Wired(
+        yield fault(
             name="head not tied", layers=(), severity="warning",
             text="the configuration says tie_word_embeddings, but the head is a parameter of its own"
             + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
-            advice="call model.tie_weights(), or set tie_word_embeddings to false",
+            remedy="call model.tie_weights(), or set tie_word_embeddings to false",
             cause="tested: the two parameters were compared",
         )  # fmt: skip
 
 
-def _equal(attached: Attached) -> Iterator[Wired]:
+def _equal(attached: Attached) -> Iterator[Finding]:
     """Layers whose numbers are all the same, though they are not the same tensors."""
     if not has_modules(attached.mapping):
         return
@@ -241,74 +226,115 @@ def _equal(attached: Attached) -> Iterator[Wired]:
             and all(torch.equal(states[k][n], p) and states[k][n] is not p for n, p in states[first].items())
         ]  # fmt: skip
         if same:
-            yield Wired(
+            yield fault(
                 name="equal layers", layers=(first, *same), severity="warning",
                 text=sentences.equal_layers((first, *same)),
-                advice="draw or load each by itself (nn.TransformerEncoder copies one layer); layers that are shared "
+                remedy="draw or load each by itself (nn.TransformerEncoder copies one layer); layers that are shared "
                 "on purpose are one module",
                 cause="tested: every weight was compared",
             )  # fmt: skip
 
 
-def _routers(attached: Attached, short: Batch) -> Iterator[Wired]:
+def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
     """Which experts a text chooses, by the router's own weights; and routers that no gradient reaches."""
     rows = [row for row in attached.rows if matrix_of(row.weights.get("router")) is not None]
     if not rows:
         return
     s: Any = attached.mapping.architecture.settings["experts"]
     if s.top_k == 1 and s.normalised and s.scores != "sigmoid" and s.n_experts > 1:
-        yield Wired(
+        yield fault(
             name="router gets no gradient", layers=tuple(row.layer for row in rows),
             text="every token has one expert, whose weight is divided by itself: it is 1 whatever the router says, so "
             "that no gradient of the loss reaches the router",
-            advice="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
+            remedy="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
             cause="tested: by how the weights of chosen experts are made",
         )  # fmt: skip
     zero = tuple(row.layer for row in rows if _none(matrix_of(row.weights["router"])))
     if zero:
-        yield Wired(
+        yield fault(
             name="router of zeros", layers=zero,
             text=f"{named(zero)}: the router's weights are all 0: every expert has the same score, and the first "
             f"{s.top_k} of {s.n_experts} get every token",
-            advice="load the router, or draw it with a standard deviation of 0.02",
+            remedy="load the router, or draw it with a standard deviation of 0.02",
             cause="tested: the weights were read",
         )  # fmt: skip
     if s.hashed or s.n_groups > 1:
         return
-    shares = {k: v for k, v in _shares(attached, rows, short).items() if k not in zero}
-    full = {layer: share for layer, (share, _) in shares.items() if share > _COLLAPSED}
+    scores = {k: v for k, v in _router_scores(attached, rows, short).items() if k not in zero}
+    full: dict[int, tuple[float, int]] = {}
+    unused: dict[int, list[int]] = {}
+    for layer, x in scores.items():
+        counts = torch.bincount(x.argmax(-1), minlength=s.n_experts)
+        share = float(counts.max() / counts.sum())
+        if share > _COLLAPSED:
+            full[layer] = (share, int(counts.argmax()))
+            continue
+        # below the last one that is chosen, for every token, in deviations of a score over tokens
+        below = (x.topk(s.top_k, -1).values[:, -1:] - x).amin(0) / x.std(0).median().clamp_min(1e-12)
+        unused |= {layer: found} if (found := torch.nonzero(below > _NEVER).flatten().tolist()) else {}
     if full:
-        layer, share = max(full.items(), key=lambda item: item[1])
-        yield Wired(
+        layer, (share, expert) = max(full.items(), key=lambda item: item[1])
+        yield fault(
             name="router collapse", layers=tuple(full),
-            text=f"{named(tuple(full))}: expert {shares[layer][1]} of {s.n_experts} is the first choice of "
+            text=f"{named(tuple(full))}: expert {expert} of {s.n_experts} is the first choice of "
             f"{share:.0%} of the tokens of a short text (layer {layer}); others learn nothing",
-            advice="a load-balancing loss or bias; draw the router anew with a small standard deviation",
+            remedy="a load-balancing loss or bias; draw the router anew with a small standard deviation",
+            cause="tested: the router's weights on what it reads",
+        )  # fmt: skip
+    if unused:
+        layer, experts = next(iter(unused.items()))
+        yield fault(
+            name="unused experts", layers=tuple(unused), severity="warning",
+            text=f"{named(tuple(unused))}: no token comes near choosing expert {ranges(experts)} of "
+            f"{s.n_experts} (layer {layer}): its scores lie more than {_NEVER:g} standard deviations below those that "
+            "are chosen",
+            remedy="a load-balancing loss or bias, from a checkpoint in which they were chosen; else prune them",
             cause="tested: the router's weights on what it reads",
         )  # fmt: skip
 
 
-def _shares(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[int, tuple[float, int]]:
-    """By layer: the share of tokens whose first choice is the busiest expert, and its number."""
-    read: dict[int, Tensor] = {}
-    hooks = []
-    for row in rows:
-        holder = row.weights["router"].found
-        if isinstance(holder, nn.Module):
-            hooks.append(
-                holder.register_forward_pre_hook(
-                    lambda _, args, layer=row.layer: read.update({layer: first_tensor(args).detach()})  # type: ignore
-                )
-            )
+def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
+    """Feed-forwards whose activation outputs nothing, whatever the token."""
+    modules = {
+        row.layer: row.activation.found for row in attached.rows if row.activation and not row.activation.problem
+    }
+    held = {k: m for k, m in modules.items() if isinstance(m, nn.Module) and list(modules.values()).count(m) == 1}
+    dead: list[int] = []
+    hooks = [
+        m.register_forward_hook(lambda _, args, out, k=k: dead.append(k) if _none(first_tensor(out)) else None)
+        for k, m in held.items()
+    ]
+    _pass(attached, short, hooks)
+    if dead:
+        layers = tuple(sorted(set(dead)))
+        yield fault(
+            name="dead units", layers=layers,
+            text=f"{named(layers)}: the activation of the feed-forward is 0 for every unit and every token of a short "
+            "text: it adds its bias alone, and no gradient passes",
+            remedy="look at the biases of its up map, and at the checkpoint that it came from",
+        )  # fmt: skip
+
+
+def _pass(attached: Attached, short: Batch, hooks: Sequence[Any]) -> None:
+    """One pass, after which hooks are taken off."""
+    model, mapping = attached.model, attached.mapping
     try:
         with torch.inference_mode():
-            lean(
-                attached.model,
-                arguments_of(attached.model, attached.mapping, read_by(attached.mapping.arguments, short)),
-            )
+            lean(model, arguments_of(model, mapping, read_by(mapping.arguments, short)))
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _router_scores(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:
+    """Scores by layer, (tokens, experts)."""
+    read: dict[int, Tensor] = {}
+    holders = {row.layer: row.weights["router"].found for row in rows}
+    hooks = [
+        m.register_forward_pre_hook(lambda _, args, k=k: read.update({k: first_tensor(args).detach()}))  # type: ignore
+        for k, m in holders.items() if isinstance(m, nn.Module)
+    ]  # fmt: skip
+    _pass(attached, short, hooks)
     out = {}
     for row in rows:
         weight, x = matrix_of(row.weights["router"]), read.get(row.layer)
@@ -317,6 +343,5 @@ def _shares(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[i
         logits = x.flatten(0, -2).float() @ weight.float().t()
         for bias in (row.weights["router"].bias, getattr(row.weights["router"].found, "e_score_correction_bias", None)):
             logits = logits if not isinstance(bias, Tensor) else logits + bias.detach().float()
-        counts = torch.bincount(logits.argmax(-1), minlength=logits.shape[-1])
-        out[row.layer] = (float(counts.max() / counts.sum()), int(counts.argmax()))
+        out[row.layer] = logits
     return out

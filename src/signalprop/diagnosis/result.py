@@ -13,13 +13,13 @@ from typing import Any, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
-from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Tried, Wired
+from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Tried
 from signalprop.diagnosis.whole_model_values import Number as Number
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
 from signalprop.network.shown import Shown, report_module
-from signalprop.results.findings import Finding, Findings, Severity
+from signalprop.results.findings import Finding, Findings
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Numbers = tuple[Number, ...]
@@ -176,23 +176,6 @@ class Cast(Value):
     signal_to_noise: Numbers = ()
 
 
-class Verdict(Value):
-    """One finding in words.
-
-    Attributes:
-        severity: `fault` (something is broken), `warning`, `note`. layers: which it is about, () for the whole model.
-        kind: a short name, e.g. `idle layers`, `dead head`. text: one or two sentences with the numbers.
-        cause: what likely made it. advice: what to do; names a scheme or a command where one helps.
-    """
-
-    severity: Severity
-    kind: str
-    layers: tuple[int, ...]
-    text: str
-    cause: str = ""
-    advice: str = ""
-
-
 class Diagnosis(Value, Document, Shown):
     """All that was found; sections that were not asked for are None or empty.
 
@@ -205,7 +188,7 @@ class Diagnosis(Value, Document, Shown):
             out. casts: to few bits. bad_tensors: with numbers that are not finite. ends: embedding, norm and head.
         trials: changes that were tried on a short text, the best first. fresh: of fresh weights alone. wired: faults of
             the wiring and of parts.
-        verdicts: what follows.
+        findings: what follows, the most severe first.
         notes: what was left out, and why.
         schema_: version of the JSON form.
     """
@@ -228,17 +211,9 @@ class Diagnosis(Value, Document, Shown):
     ends: Ends | None = None
     trials: tuple[Tried, ...] = ()
     fresh: Fresh | None = None
-    wired: tuple[Wired, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    wired: tuple[Finding, ...] = ()
+    findings: Findings = Findings()
     notes: tuple[str, ...] = ()
-
-    @property
-    def findings(self) -> Findings:
-        """Its verdicts, as values that predictions and monitors give too."""
-        return Findings(
-            Finding(name=v.kind, severity=v.severity, text=v.text, layers=v.layers, cause=v.cause, remedy=v.advice)
-            for v in self.verdicts
-        )
 
     def _rows(self) -> list[dict[str, Any]]:
         return [item.model_dump(mode="json") for item in self.signal]
@@ -247,7 +222,7 @@ class Diagnosis(Value, Document, Shown):
         return report_module("diagnoses").figure([self])
 
     def __repr__(self) -> str:
-        found = ", ".join(f"{v.severity} {v.kind}" for v in self.verdicts) or "nothing found"
+        found = ", ".join(f"{v.severity} {v.name}" for v in self.findings) or "nothing found"
         loss = "" if self.loss is None or self.loss.value is None else f", loss {self.loss.value:.4g}"
         return f"<Diagnosis: {self.model}, {len(self.signal)} layers{loss}; {found}>"
 
@@ -287,8 +262,8 @@ class Diagnosis(Value, Document, Shown):
             InputError: another schema version, a missing or unknown field, or a value out of range.
         """
         found = fields_of(data, SCHEMA, "a diagnosis")
-        found.pop("findings", None)  # they follow from the verdicts
-        return cls(**{key: tuples(value) for key, value in found.items()})
+        findings = Findings.from_json(found.pop("findings", []))
+        return cls(**{key: tuples(value) for key, value in found.items()}, findings=findings)
 
     @typed
     def of_layers(self, layers: Sequence[int]) -> list[LayerSignal]:

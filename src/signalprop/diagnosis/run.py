@@ -31,13 +31,14 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
-from signalprop.diagnosis.whole_model_values import Ends, Tried, Wired
+from signalprop.diagnosis.whole_model_values import Ends, Tried
 from signalprop.diagnosis.wired_models import not_understood, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
+from signalprop.results.findings import Finding
 from signalprop.streams.calls import remember
 from signalprop.streams.placement import weights_here
 from signalprop.streams.wrappers import unwrapped
@@ -137,10 +138,10 @@ def diagnose(
             tried = try_all(attached, short, held[: -(-_TRIAL_SEQUENCES // len(held[0].inputs))], step("trials"))
         fresh = None
         new = not (learnt(attached) if ends is None else ends.learnt)
-        wired: tuple[Wired, ...] = (*parts_of(attached, _short(held[0])), *epsilons_of(attached, signal))
+        wired: tuple[Finding, ...] = (*parts_of(attached, _short(held[0])), *epsilons_of(attached, signal))
         if not finite and not bad:
             wired += _why_not_finite(attached, held)
-        if new and finite:
+        if (new or mapping.architecture.family is None) and finite:
             wired += wired_here(attached, _short(held[0]))
         if ends is not None and new:
             fresh = fresh_of(attached, _short(held[0]), backward=not blocked)
@@ -193,7 +194,7 @@ def diagnose(
         notes=tuple(notes),
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
-    return found.model_copy(update={"verdicts": verdicts(found, scheme)})
+    return found.model_copy(update={"findings": verdicts(found, scheme)})
 
 
 def _understood(
@@ -250,7 +251,7 @@ def _with_words(attached: Attached) -> Attached:
     return replace(attached, mapping=replace(mapping, architecture=a, arguments=make))
 
 
-def _why_not_finite(attached: Attached, held: Sequence[Batch]) -> tuple[Wired, ...]:
+def _why_not_finite(attached: Attached, held: Sequence[Batch]) -> tuple[Finding, ...]:
     model, mapping = attached.model, attached.mapping
     calls = (arguments_of(model, mapping, read_by(mapping.arguments, batch)) for batch in held)
     return why_not_finite(model, calls, layer_paths(model, attached.layers))

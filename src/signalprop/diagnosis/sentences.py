@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from signalprop.results.findings import Finding
 from signalprop.results.text import named
+
+PASSES = "tested: by the passes of a short text"
 
 
 def not_finite(name: str, nan: int, infinite: int, n: int, first: Sequence[int], kind: str = "parameter") -> str:
@@ -27,3 +31,8 @@ def norm_of_zeros(layers: tuple[int, ...], paths: Sequence[str]) -> str:
 def equal_layers(layers: tuple[int, ...]) -> str:
     """Layers with the same numbers, that are not the same tensors."""
     return f"{named(layers)} hold the same numbers in every weight"
+
+
+def fault(**fields: Any) -> Finding:
+    """What is broken, by what a model holds or what its passes show; fields: of a Finding."""
+    return Finding(**{"severity": "fault", "cause": PASSES} | fields)

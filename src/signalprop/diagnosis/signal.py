@@ -300,25 +300,33 @@ def _gradients(
     model, mapping, places = attached.model, attached.mapping, attached.plan
     if mapping.architecture.head == "classes":  # which reads the first position
         skip_first = 0
-    found = []
+    found: list[list[float]] = []
     device = next(model.parameters()).device
-    for batch in (read_by(mapping.arguments, one) for one in held):
+    cut = False  # no gradient comes down to the model's input
+    todo = [read_by(mapping.arguments, one) for one in held]
+    while todo:
+        batch = todo[0]
         arguments = arguments_of(model, mapping, batch)
         positions = Positions(mapping, arguments, skip_first)
         recorder = Recorder(attached, backward=True)
         recorder.give_padding({stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()})
         try:
             recorder.attach()
-            with torch.inference_mode(False), torch.enable_grad(), _lent(attached):
-                loss_of(model(**arguments), batch, None).backward()  # type: ignore[no-untyped-call]
+            with torch.inference_mode(False), torch.enable_grad(), _lent(attached, everything=cut):
+                loss = loss_of(model(**arguments), batch, None)
+                if not loss.requires_grad and not cut:
+                    cut = True
+                    continue
+                loss.backward()  # type: ignore[no-untyped-call]
         finally:
             recorder.detach()
+        todo = todo[1:]
         _, gradient = tables(recorder)
         row = []
         for i in range(len(places.stream_out)):
             site = site_of(recorder, "stream_out", i, gradient=True)
             factor = factor_of(recorder, "stream_out", i, gradient=True)
-            row.append(gradient[site][1] * factor * factor if site in gradient else math.nan)
+            row.append(gradient[site][1] * factor * factor if site in gradient else 0.0 if cut else math.nan)
         found.append(row)
         progress(len(found))
     mean = np.mean(np.array(found), axis=0)
@@ -327,13 +335,17 @@ def _gradients(
 
 
 @contextmanager
-def _lent(attached: Attached) -> Iterator[None]:
-    """Gradients flow down to the model's input, and of all parameters only those there are given one."""
+def _lent(attached: Attached, *, everything: bool) -> Iterator[None]:
+    """Gradients flow down to the model's input, and of all parameters only those there are given one.
+
+    Args:
+        everything: or all are.
+    """
     model, e = attached.model, attached.ends
     ends = (e.token, e.position, e.decoder_position, *e.class_tokens, *e.convolutions)
     found = [end.holder for end in ends if isinstance(end, Held)]
     entry = {id(p) for end in found for p in (end.parameters() if isinstance(end, nn.Module) else [end])}
     with lent_gradients(model):
         for p in model.parameters() if entry else ():
-            p.requires_grad_(id(p) in entry and p.is_floating_point())
+            p.requires_grad_((everything or id(p) in entry) and p.is_floating_point())
         yield

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.stored_values import TensorWeights
 from signalprop.diagnosis.weight_names import Places
 from signalprop.network.layout import STACKS, layout, stacks_of
-from signalprop.results.findings import Finding, Severity
+from signalprop.results.findings import Finding
 from signalprop.results.text import named
 
 _Layers = dict[tuple[str, int], list[TensorWeights]]  # by stack and layer
 
 
-def verdicts_of(rows: Sequence[TensorWeights], digests: Mapping[str, str], places: Places) -> Iterator[Finding]:
+def findings_in(rows: Sequence[TensorWeights], digests: Mapping[str, str], places: Places) -> Iterator[Finding]:
     """All findings, the most severe first; digests: of the bytes of every tensor."""
     layers: _Layers = {}
     for row in rows:
@@ -29,10 +30,9 @@ def verdicts_of(rows: Sequence[TensorWeights], digests: Mapping[str, str], place
     yield from _equal(layers, digests)
 
 
-def _fault(name: str, text: str, layers: tuple[int, ...], *tensors: str, warning: bool = False) -> Finding:
+def _fault(name: str, text: str, layers: tuple[int, ...], *tensors: str, **more: Any) -> Finding:
     cause = "tested: the file was read"
-    severity: Severity = "warning" if warning else "fault"
-    return Finding(name=name, severity=severity, text=text, layers=layers, tensors=tensors, cause=cause)
+    return sentences.fault(name=name, text=text, layers=layers, tensors=tensors, cause=cause, **more)
 
 
 def _norms(rows: Sequence[TensorWeights]) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def _out_of_place(layers: _Layers, places: Places) -> Iterator[Finding]:
             yield _fault(
                 "layers left out",
                 f"the configuration has {n} layers and leaves out {named(tuple(beyond))}, which the files hold",
-                tuple(beyond), warning=True,
+                tuple(beyond), severity="warning",
             )  # fmt: skip
         if held and missing:
             yield _fault(
@@ -86,4 +86,4 @@ def _equal(layers: _Layers, digests: Mapping[str, str]) -> Iterator[Finding]:
             found.setdefault((stack, key), []).append(layer)
     for same in found.values():
         if len(same) > 1:
-            yield _fault("equal layers", sentences.equal_layers(tuple(same)), tuple(same), warning=True)
+            yield _fault("equal layers", sentences.equal_layers(tuple(same)), tuple(same), severity="warning")

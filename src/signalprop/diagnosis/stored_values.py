@@ -9,7 +9,7 @@ from pydantic import Field
 from signalprop.diagnosis.result import Number
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value
-from signalprop.results.findings import Finding, Findings
+from signalprop.results.findings import Findings
 
 SCHEMA = "signalprop/weights/1"
 
@@ -107,6 +107,7 @@ class StoredWeights(Value):
     Attributes:
         model, against: as given. n: numbers in all tensors. left_out: names of tensors that hold no floating-point
             numbers, with their dtype. only_here, only_there: names that the other checkpoint does not, or alone has.
+        findings: what is wrong, in the words of a diagnosis.
     """
 
     model: str
@@ -119,15 +120,10 @@ class StoredWeights(Value):
     against: str | None = None
     only_here: tuple[str, ...] = ()
     only_there: tuple[str, ...] = ()
-    verdicts: tuple[Finding, ...] = ()
+    findings: Findings = Findings()
     notes: tuple[str, ...] = ()
-
-    @property
-    def findings(self) -> Findings:
-        """What is wrong, in the words of a diagnosis."""
-        return Findings(self.verdicts)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form."""
-        data: dict[str, Any] = finite(self.model_dump(mode="json", exclude={"verdicts"}))
+        data: dict[str, Any] = finite(self.model_dump(mode="json"))
         return {"schema": SCHEMA, **data, "findings": self.findings.to_json()}

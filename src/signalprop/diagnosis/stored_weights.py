@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from signalprop.diagnosis.result import Number, known, number
-from signalprop.diagnosis.stored_findings import verdicts_of
+from signalprop.diagnosis.stored_findings import findings_in
 from signalprop.diagnosis.stored_values import Initialisation, RoleWeights, StoredWeights, TensorWeights
 from signalprop.diagnosis.tensor_statistics import Statistics, statistics, values_of
 from signalprop.diagnosis.weight_names import Place, Places, places_of
@@ -19,6 +19,7 @@ from signalprop.errors import InputError
 from signalprop.files.tensor_files import StoredTensor, stored_tensors
 from signalprop.files.validation import Value
 from signalprop.network.layout import fan
+from signalprop.results.findings import Findings
 from signalprop.schemes import SCHEMES
 
 Progress = Callable[[int, int], None]
@@ -85,7 +86,7 @@ def read_weights(
         against=None if against is None else str(against),
         only_here=tuple(t.name for t in stored if t.name not in there) if against is not None else (),
         only_there=tuple(sorted(set(there) - {t.name for t in stored})),
-        verdicts=tuple(verdicts_of(rows, digests, places)),
+        findings=Findings(findings_in(rows, digests, places)),
         notes=places.notes,
     )
 

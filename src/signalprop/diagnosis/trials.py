@@ -17,12 +17,14 @@ from signalprop.attachment.attached import Attached
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.layout_trials import layout_trials
+from signalprop.diagnosis.setting_trials import setting_trials
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.diagnosis.temporary_changes import Trial
 from signalprop.diagnosis.value_trials import value_trials
 from signalprop.diagnosis.whole_model_values import Tried
 
 PROMISING = 0.04  # nats per token
+GUESSING = 0.5  # of ln V
 
 
 def try_all(
@@ -42,11 +44,16 @@ def try_all(
     def of(batches: Sequence[Batch]) -> LossResult:
         return loss(attached.model, batches, mapping=attached.mapping)
 
-    every, whole = list(trials(attached)), of([short]).mean
+    whole = of([short]).mean
+    chance = math.log(attached.mapping.architecture.vocab_size)
+    every = list(trials(attached, short, guessing=whole > GUESSING * chance))
     found: list[tuple[float, Trial]] = []
     for done, trial in enumerate(every):
-        with trial.change():
-            found.append((of([short]).mean, trial))
+        try:
+            with trial.change():
+                found.append((of([short]).mean, trial))
+        except Exception:  # whatever a model raises that was configured for other weights
+            pass
         if progress is not None:
             progress(done + 1, len(every))
     found = sorted((one for one in found if math.isfinite(one[0])), key=lambda one: one[0])
@@ -66,7 +73,8 @@ def try_all(
     return (*near, *out[len(closer) :])
 
 
-def trials(attached: Attached) -> Iterator[Trial]:
-    """All that fit a model."""
-    yield from value_trials(attached)
+def trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterator[Trial]:
+    """All that fit a model; guessing: it says little more of the text than chance."""
+    yield from value_trials(attached, short, guessing=guessing)
     yield from layout_trials(attached)
+    yield from setting_trials(attached, short.inputs.shape[1])

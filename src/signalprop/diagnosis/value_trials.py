@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, Held
+from signalprop.data.batches import Batch
+from signalprop.diagnosis.layers import lean
 from signalprop.diagnosis.temporary_changes import (
     Trial,
     other_attributes,
@@ -17,21 +19,29 @@ from signalprop.diagnosis.temporary_changes import (
     other_values,
     plain,
 )
+from signalprop.hooks import loss_and_logits
+from signalprop.measurement.measuring import arguments_of
 from signalprop.streams.proof import gain_and_bias
 
 BASES = (1e4, 5e4, 1e5, 5e5, 1e6, 1e7)  # of rotary positions, in released configurations
 _FACTORS = (2.0, 4.0, 8.0)  # of stretched rotary positions
 _SHIFTS = (-2, -1, 1, 2)  # rows of a position table: RoBERTa's and OPT's begin with 2 that no token reads
+_ROWS = (-3, -2, -1, 1, 2, 3)  # of a token table: tokenizers that count special tokens in, or not
+_POWERS = tuple(2.0 ** (k / 2) for k in range(-12, 13))  # factors on logits
+_WRONG = 3.0  # a factor on logits from which it is no matter of calibration
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 _ALIKE = 0.05  # between two activations, for numbers from -3 to 3: both kinds of gelu differ by less
 
 
-def value_trials(attached: Attached) -> Iterator[Trial]:
-    """All that fit a model."""
+def value_trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterator[Trial]:
+    """All that fit a model; short, guessing: as of `trials`."""
     yield from _gains(attached)
     yield from _rotary_bases(attached.model)
     yield from _scores(attached)
     yield from _ends(attached)
+    yield from _logits(attached, short)
+    if guessing:
+        yield from _rows(attached)
     yield from _positions(attached)
     yield from _activations(attached)
     yield from _adapters(attached.model)
@@ -126,6 +136,53 @@ def _ends(attached: Attached) -> Iterator[Trial]:
             "the head tied to the token table (tie_word_embeddings)",
             lambda: other_values([(head.weight, token.weight.data)]),
         )  # fmt: skip
+
+
+def _logits(attached: Attached, short: Batch) -> Iterator[Trial]:
+    """The factor on the logits of a pass that lowers its loss most, if it is far from 1."""
+    head, mapping = attached.ends.head, attached.mapping
+    holder = None if head is None or head.problem else head.holder
+    if not isinstance(holder, nn.Module) or mapping.arguments is None:
+        return
+    with torch.inference_mode():
+        logits = loss_and_logits(lean(attached.model, arguments_of(attached.model, mapping, short)))[1]
+    targets = torch.as_tensor(short.targets)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape:
+        return
+    asked = targets >= 0
+    x, y = logits.float()[asked.to(logits.device)], targets[asked].to(logits.device)
+    factor = min(_POWERS, key=lambda f: float(F.cross_entropy(f * x, y)))
+    if max(factor, 1 / factor) >= _WRONG:
+        much = f"{1 / factor:.2g} times as large as" if factor < 1 else f"{1 / factor:.2g} of"
+        yield Trial(
+            "logits", f"logits are about {much} those that these weights were trained with",
+            f"logits times {factor:.3g}", lambda: other_outputs([holder], lambda _, out: out * factor),
+        )  # fmt: skip
+
+
+def _rows(attached: Attached) -> Iterator[Trial]:
+    """A vocabulary whose ids count from another number: rows of the table, of the head, of both are some places off."""
+    table, head = attached.ends.token, attached.ends.head
+    if table is None or not plain(table):
+        return
+    own = [table.weight]
+    if head is not None and plain(head) and head.weight is not table.weight:
+        own.append(head.weight)
+    both = [*own, None]
+    for shift in _ROWS:
+        rows = f"{abs(shift)} row{'s' if abs(shift) > 1 else ''} {'behind' if shift > 0 else 'before'}"
+        for words, chosen in (("token table", both[0]), ("head", both[1])) if len(own) > 1 and abs(shift) == 1 else ():
+            if chosen is not None:
+                yield _moved(words, [chosen], shift, rows)
+        yield _moved("token table" if len(own) == 1 else "token table and of the head", own, shift, rows)
+
+
+def _moved(words: str, weights: list[Tensor], shift: int, rows: str) -> Trial:
+    return Trial(
+        "token rows", f"rows of the {words} stand {rows} the place where they are read",
+        f"rows of the {words} moved by {-shift:+d}",
+        lambda: other_values([(w, w.data.roll(-shift, 0)) for w in weights]),
+    )  # fmt: skip
 
 
 def _positions(attached: Attached) -> Iterator[Trial]:

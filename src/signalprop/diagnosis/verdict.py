@@ -26,20 +26,21 @@ from signalprop.diagnosis.bounds import (
     ONE_HOT,
 )
 from signalprop.diagnosis.faults import faults
-from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, Removal, Verdict, known
+from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, Removal, known
 from signalprop.diagnosis.whole_model import guessing, repair_of, whole_model
+from signalprop.results.findings import Finding, Findings
 from signalprop.results.text import named, ranges
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
 
 
-def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
+def verdicts(diagnosis: Diagnosis, expected: str = "") -> Findings:
     """All findings, the most severe first.
 
     Args:
         expected: name of the scheme that the model is meant to carry, '' if none was claimed.
     """
-    rules: tuple[Callable[[Diagnosis], Iterable[Verdict]], ...] = (
+    rules: tuple[Callable[[Diagnosis], Iterable[Finding]], ...] = (
         partial(faults, expected=expected),
         _one_hot_attention,
         _collapse,
@@ -55,7 +56,7 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> tuple[Verdict, ...]:
         found += [verdict for rule in rules for verdict in rule(diagnosis)]
     found += guessing(diagnosis, any(verdict.severity == "fault" for verdict in found))
     order = {"fault": 0, "warning": 1, "note": 2}
-    return tuple(sorted(map(_honest, found), key=lambda verdict: order[verdict.severity]))
+    return Findings(sorted(map(_honest, found), key=lambda verdict: order[verdict.severity]))
 
 
 def _for_fresh(d: Diagnosis, advice: str) -> str:
@@ -63,7 +64,7 @@ def _for_fresh(d: Diagnosis, advice: str) -> str:
     return advice if d.fresh is not None else ""
 
 
-def _honest(verdict: Verdict) -> Verdict:
+def _honest(verdict: Finding) -> Finding:
     """A cause is asserted where a test of it ran, and is possible otherwise."""
     if verdict.severity == "note" or not verdict.cause or verdict.cause.startswith(("tested", "possible")):
         return verdict
@@ -73,23 +74,23 @@ def _honest(verdict: Verdict) -> Verdict:
 # --- what training or depth has done -----------------------------------------------------------------------------
 
 
-def _one_hot_attention(d: Diagnosis) -> Iterable[Verdict]:
+def _one_hot_attention(d: Diagnosis) -> Iterable[Finding]:
     entropies = {s.layer: float(np.mean(known(s.entropy))) for s in d.signal if known(s.entropy)}
     sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
         stds = [max(known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
-        yield Verdict(
+        yield Finding(
             severity="warning",
-            kind="one-hot attention",
+            name="one-hot attention",
             layers=sharp,
             text=f"{named(sharp)}: attention looks at single tokens (entropy {min(entropies[i] for i in sharp):.2g} "
             f"of that of equal weights, scores with standard deviations up to {max(stds):.3g})",
             cause="queries and keys grew without bound, which stops their gradients",
-            advice="QK-norm, or a smaller learning rate for queries and keys",
+            remedy="QK-norm, or a smaller learning rate for queries and keys",
         )
 
 
-def _collapse(d: Diagnosis) -> Iterable[Verdict]:
+def _collapse(d: Diagnosis) -> Iterable[Finding]:
     """Tokens that have grown alike; apart from those whose likeness is a few huge features, which norms' gains undo."""
 
     def below(s: LayerSignal, rank: float) -> bool:
@@ -102,31 +103,31 @@ def _collapse(d: Diagnosis) -> Iterable[Verdict]:
     alike = tuple(s.layer for s in d.signal if s.layer not in few and below(s, ONE_DIRECTION))
     if few:
         largest = max(s.outlier or 0.0 for s in d.of_layers(few))
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="outlier features",
+            name="outlier features",
             layers=few,
             text=f"{named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
             "mean square), which makes tokens look alike there: cosines and ranks speak of those features",
             cause="trained models keep constants in single features; the gains of their norms make up for it",
-            advice="keep those features in high precision when quantising",
+            remedy="keep those features in high precision when quantising",
         )
     if alike:
         worst = max(d.of_layers(alike), key=lambda s: s.token_correlation or 0.0)
-        yield Verdict(
+        yield Finding(
             severity="warning",
-            kind="rank collapse",
+            name="rank collapse",
             layers=alike,
             text=f"{named(alike)}: tokens have grown alike (correlation {worst.token_correlation or 0:.3f}, effective "
             f"rank {worst.effective_rank or 0:.3g} at layer {worst.layer})",
             cause="attention averages faster than the skips and feed-forwards keep tokens apart",
-            advice=_for_fresh(
+            remedy=_for_fresh(
                 d, "larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
             ),
         )
 
 
-def _gradients(d: Diagnosis) -> Iterable[Verdict]:
+def _gradients(d: Diagnosis) -> Iterable[Finding]:
     found = {s.layer: s.gradient for s in d.signal if s.gradient}
     if len(found) < 3:
         return
@@ -135,71 +136,71 @@ def _gradients(d: Diagnosis) -> Iterable[Verdict]:
         layers = tuple(found)
         first, last = layers[0], layers[-1]
         grows = found[first] > found[last]
-        yield Verdict(
+        yield Finding(
             severity="warning",
-            kind="exploding gradients" if grows else "vanishing gradients",
+            name="exploding gradients" if grows else "vanishing gradients",
             layers=layers,
             text=f"gradient variance spans a factor {spread:.3g} over the layers ({found[first]:.3g} after layer "
             f"{first}, {found[last]:.3g} after layer {last})",
             cause="each layer multiplies the gradient on its way down",
-            advice=_for_fresh(d, "an initialisation that conserves it: deepscalelm; signalprop predict shows which"),
+            remedy=_for_fresh(d, "an initialisation that conserves it: deepscalelm; signalprop predict shows which"),
         )
 
 
-def _idle(d: Diagnosis) -> Iterable[Verdict]:
+def _idle(d: Diagnosis) -> Iterable[Finding]:
     """Layers that cost nothing to remove; without removals, layers whose Jacobian is the identity's."""
     if d.removal is not None and d.removal.single:
         yield from _idle_by_removal(d, d.removal)
     elif d.identity is not None and d.identity.jacobian:
         near = tuple(i for i, e in enumerate(d.identity.jacobian) if e.value is not None and e.value < IDLE_JACOBIAN)
         if near:
-            yield Verdict(
+            yield Finding(
                 severity="note",
-                kind="near-identity layers",
+                name="near-identity layers",
                 layers=near,
                 text=f"{named(near)}: |J - I| below {IDLE_JACOBIAN:g} (root mean square), so a change of their input "
                 "passes nearly unchanged",
-                advice="diagnose --remove measures what they are worth",
+                remedy="diagnose --remove measures what they are worth",
             )
 
 
-def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Verdict]:
+def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Finding]:
     increases = {item.layers[0]: item.increase for item in removal.single}
     costs = {layer: e.value for layer, e in increases.items() if e.value is not None}
     errors = {layer: increases[layer].standard_error or 0.0 for layer in costs}
     unsure = [k for k, cost in costs.items() if errors[k] >= IDLE_LOSS and cost < IDLE_LOSS + 2 * errors[k]]
     if unsure:
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="few tokens",
+            name="few tokens",
             layers=tuple(unsure),
             text=f"{named(tuple(unsure))}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without "
             f"one of them cannot be seen (errors up to {max(errors[k] for k in unsure):.3g})",
-            advice="more --tokens",
+            remedy="more --tokens",
         )
     idle = tuple(layer for layer, cost in costs.items() if max(cost, errors[layer]) < IDLE_LOSS)
     if len(costs) > 1 and max(costs.values()) < COUNTING_LOSS:  # idle layers are none where nothing else is at work
         if not unsure:
-            yield Verdict(
+            yield Finding(
                 severity="note",
-                kind="no layer counts",
+                name="no layer counts",
                 layers=tuple(costs),
                 text=f"whichever layer is removed, the loss rises by at most {max(costs.values()):.3g} nats per token "
                 f"(of {_loss(d):.3g})",
                 cause="a model at the start of its training, or a text that it can say little of",
-                advice="train on, or give --data that the model was made for",
+                remedy="train on, or give --data that the model was made for",
             )
         return
     if idle:
         low, high = min(costs[layer] for layer in idle), max(costs[layer] for layer in idle)
-        yield Verdict(
+        yield Finding(
             severity="warning" if len(idle) > 0.15 * len(d.signal) else "note",
-            kind="idle layers",
+            name="idle layers",
             layers=idle,
             text=f"{named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
             f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
             cause="what is added is small against the stream, or along it" + _depth_share(d, idle),
-            advice="remove them, where the score of a task bears it: diagnose --remove --task",
+            remedy="remove them, where the score of a task bears it: diagnose --remove --task",
         )
 
 
@@ -212,7 +213,7 @@ def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
     return f" (branches hold {np.median(shares):.2g} of the stream's variance, median)" if shares else ""
 
 
-def _growth(d: Diagnosis) -> Iterable[Verdict]:
+def _growth(d: Diagnosis) -> Iterable[Finding]:
     """The exponent p of variance ~ layer^p in every stack, against the laws of docs/theory/depth.md."""
     for stack in dict.fromkeys(s.stack for s in d.signal):
         rows = [s for s in d.signal if s.stack == stack]
@@ -222,49 +223,49 @@ def _growth(d: Diagnosis) -> Iterable[Verdict]:
         p = growth_exponent(values)
         sort = "slowly" if p <= 1 else "between fresh weights (1) and branches aligned with the stream (2)"
         layers = tuple(s.layer for s in rows)
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="variance growth",
+            name="variance growth",
             layers=layers,
             text=f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
             f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'more than aligned branches give (2)'}",
-            advice="" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast",
+            remedy="" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast",
         )
 
 
-def _massive(d: Diagnosis) -> Iterable[Verdict]:
+def _massive(d: Diagnosis) -> Iterable[Finding]:
     ratios = {s.layer: s.first_variance / s.variance for s in d.signal if s.first_variance and s.variance}
     huge = tuple(layer for layer, ratio in ratios.items() if ratio > MASSIVE)
     if huge:
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="massive activations",
+            name="massive activations",
             layers=huge,
             text=f"{named(huge)}: the first {d.data.skip_first} positions have up to {max(ratios.values()):.3g} times "
             "the variance of the others, which leave them out",
             cause="attention parks weight on the first token; common in trained decoders",
-            advice="keep the first token in high precision when quantising activations",
+            remedy="keep the first token in high precision when quantising activations",
         )
 
 
-def _beyond_formats(d: Diagnosis) -> Iterable[Verdict]:
+def _beyond_formats(d: Diagnosis) -> Iterable[Finding]:
     """Layers whose largest activation float16 does not hold; trained models reach it, and run in bfloat16."""
     top = RANGES["fp16"]
     beyond = tuple(s.layer for s in d.signal if s.largest is not None and s.largest > top)
     if beyond:
         worst = max(d.of_layers(beyond), key=lambda s: s.largest or 0.0)
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="beyond float16",
+            name="beyond float16",
             layers=beyond,
             text=f"{named(beyond)}: activations reach {worst.largest:.3g} (layer {worst.layer}), and float16 ends at "
             f"{top:,.0f}: there they become infinite",
             cause="tested: the largest numbers of the text were read",
-            advice="run in bfloat16, or signalprop fit makes the same model with smaller activations",
+            remedy="run in bfloat16, or signalprop fit makes the same model with smaller activations",
         )
 
 
-def _casts(d: Diagnosis) -> Iterable[Verdict]:
+def _casts(d: Diagnosis) -> Iterable[Finding]:
     """One verdict per format whose cast costs something.
 
     int8 without a scale is a note by itself: it holds whole numbers alone, so what it costs says nothing of the model.
@@ -273,14 +274,14 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
         costly = [cast for cast in d.casts if cast.format == form and _costs(cast)]
         whole_numbers = [cast for cast in costly if form == "int8" and not cast.scaled]
         if whole_numbers:
-            yield Verdict(
+            yield Finding(
                 severity="note",
-                kind="no scale",
+                name="no scale",
                 layers=(),
                 text=f"int8 without a scale: the loss rises, in nats per token, by a direct cast of: "
                 f"{_listed(whole_numbers)}",
                 cause="it holds whole numbers alone, so that weights below one half become 0",
-                advice="a scale per tensor at the least; never cast to int8 without",
+                remedy="a scale per tensor at the least; never cast to int8 without",
             )
         costly = [cast for cast in costly if cast not in whole_numbers]
         if not costly:
@@ -289,13 +290,13 @@ def _casts(d: Diagnosis) -> Iterable[Verdict]:
         ratios = [(ratio, layer) for layer, ratio in enumerate(worst.signal_to_noise) if ratio is not None]
         at = f"; least signal over noise after layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
         helps = not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts)
-        yield Verdict(
+        yield Finding(
             severity="warning",
-            kind="low precision",
+            name="low precision",
             layers=(min(ratios)[1],) if ratios else (),
             text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
             cause="numbers below or above the format's range, or too few digits for outliers",
-            advice="a scale per tensor fixes it"
+            remedy="a scale per tensor fixes it"
             if helps
             else "finer scales (per channel or block), or that layer in bfloat16"
             if worst.format in ONE_SCALE

@@ -11,24 +11,29 @@ from signalprop.diagnosis.bounds import (
     FRESH_LOGITS,
     GAINS_AROUND_ZERO,
     GUESSING,
+    ITSELF,
     REPAIRED,
     REPAIRED_CLEARLY,
     REPAIRED_LOSS,
+    SHIFTED,
 )
-from signalprop.diagnosis.result import Diagnosis, Verdict, known
+from signalprop.diagnosis.result import Diagnosis, known
 from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off, Tried
+from signalprop.results.findings import Finding
 from signalprop.results.text import named, number
 
 
-def whole_model(d: Diagnosis) -> Iterator[Verdict]:
+def whole_model(d: Diagnosis) -> Iterator[Finding]:
     """Faults that concern the model as a whole."""
     yield from _bad_tensors(d)
-    for one in d.wired:
-        yield Verdict(
-            severity=one.severity, kind=one.name, layers=one.layers, text=one.text, cause=one.cause, advice=one.advice
-        )
-    yield from _repaired(d)
+    repaired = list(_repaired(d))
+    for one in d.wired:  # what a router does follows from weights that are not this model's
+        follows = repaired and one.name in ("router gets no gradient", "router collapse", "unused experts")
+        yield one.model_copy(update={"severity": "warning"}) if follows else one
+    yield from repaired
+    yield from _cut(d)
     if d.ends is not None:
+        yield from _labels_shifted(d, d.ends)
         yield from _layers_not_loaded(d, d.ends)
         yield from _gains_around_zero(d, d.ends)
         yield from _ends_not_loaded(d, d.ends)
@@ -49,22 +54,22 @@ def repair_of(d: Diagnosis) -> Tried | None:
     return best if gain > clear else None
 
 
-def _bad_tensors(d: Diagnosis) -> Iterable[Verdict]:
+def _bad_tensors(d: Diagnosis) -> Iterable[Finding]:
     for one in d.bad_tensors[:8]:
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="not finite",
+            name="not finite",
             layers=() if one.layer is None else (one.layer,),
             text=sentences.not_finite(one.name, one.nan, one.infinite, one.n, one.first, one.kind),
             cause=_why_not_finite(one),
-            advice="restore it from the last good checkpoint"
+            remedy="restore it from the last good checkpoint"
             if one.kind == "parameter"
             else "compute the buffer again (reload the model, or run what fills it after to_empty)",
         )
     left = len(d.bad_tensors) - 8
     if left > 0:
-        yield Verdict(
-            severity="fault", kind="not finite", layers=(), text=f"{left} more tensors hold NaN or infinite numbers"
+        yield Finding(
+            severity="fault", name="not finite", layers=(), text=f"{left} more tensors hold NaN or infinite numbers"
         )
 
 
@@ -76,31 +81,70 @@ def _why_not_finite(one: BadTensor) -> str:
     return "possible, not tested: a damaged file, or a step whose gradient was not finite there"
 
 
-def _repaired(d: Diagnosis) -> Iterable[Verdict]:
+def _repaired(d: Diagnosis) -> Iterable[Finding]:
     found = repair_of(d)
     if found is not None:
-        yield Verdict(
+        setting = found.name == "setting"
+        yield Finding(
             severity="fault",
-            kind="weights of another convention",
+            name="another configuration" if setting else "weights of another convention",
             layers=(),
             text=f"{found.fault}: with {found.repair} the loss of a short text falls from {found.before:.2f} to "
             f"{found.loss:.2f}",
             cause="tested: of the changes that were tried, this one repairs the loss",
-            advice="convert the checkpoint again with this change; what else stands out may follow from it",
+            remedy=("set it in the configuration" if setting else "convert the checkpoint again with this change")
+            + "; what else stands out may follow from it",
         )
 
 
-def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+def _labels_shifted(d: Diagnosis, e: Ends) -> Iterable[Finding]:
+    """A model that says another word than the next, and says it well."""
+    value = None if d.loss is None else d.loss.value
+    if not e.other_losses or value is None or not e.learnt:
+        return
+    itself, after = e.other_losses
+    bound = GUESSING * e.log_vocab if e.frequencies is None else e.frequencies
+    for loss, most, which, why in (
+        (itself, ITSELF, "the word itself", "labels that were not shifted by one"),
+        (after, bound, "the word after the next (2 ahead)", "labels that were shifted twice"),
+    ):
+        if loss < min(most, value - SHIFTED):
+            yield Finding(
+                severity="fault",
+                name="labels shifted",
+                text=f"the model says {which}: its loss is {loss:.2f} there, and {value:.2f} for the next word",
+                cause=f"tested: by the loss of a short text; it was trained with {why}",
+                remedy="shift labels by one, once: models of transformers do it themselves where labels= is given",
+            )
+
+
+def _cut(d: Diagnosis) -> Iterable[Finding]:
+    """Layers that no gradient reaches, below others that it does reach."""
+    found = {s.layer: s.gradient for s in d.signal}
+    last = max((k for k, g in found.items() if g == 0), default=None)
+    cut = tuple(k for k, g in found.items() if g == 0)
+    if last is not None and any(g for k, g in found.items() if k > last):
+        yield Finding(
+            severity="fault",
+            name="no gradient arrives",
+            layers=cut,
+            text=f"{named(cut)}: the gradient of the loss is exactly 0 there, and is not above layer {last}",
+            cause="tested by a backward pass: the stream is cut above",
+            remedy="look for detach(), no_grad, a checkpoint (use_reentrant=False), or a factor of 0",
+        )
+
+
+def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
     if e.drawn_layers and len(e.drawn_layers) <= len(d.signal) / 2 and e.learnt:
         one = len(e.drawn_layers) == 1
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="layers not loaded",
+            name="layers not loaded",
             layers=e.drawn_layers,
             text=f"{named(e.drawn_layers)} {'was' if one else 'were'} not trained: matrices are independent draws and "
             "norm gains are all one number, while other layers are trained",
             cause="possible, not tested: the checkpoint has no weights under the names that the model asks for",
-            advice="look at what the loader reports as missing and unexpected keys",
+            remedy="look at what the loader reports as missing and unexpected keys",
         )
 
 
@@ -116,46 +160,58 @@ def _around_zero(d: Diagnosis, e: Ends) -> bool:
     return e.layer_gains_constant is False and all(g is not None and g < GAINS_AROUND_ZERO for g in gains)
 
 
-def _gains_around_zero(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+def _gains_around_zero(d: Diagnosis, e: Ends) -> Iterable[Finding]:
     if _around_zero(d, e):
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="norm gains around 0",
+            name="norm gains around 0",
             layers=(),
             text=f"the gains of the layers' norms have rms {number(_layer_gain(d))} (median), those of the final norm "
             f"{number(e.final_gain)}; gains start at 1 and stay near it",
             cause="possible, not tested: gains stored around 0, for norms that add 1 to them, and read as they are",
-            advice="add 1 to the gains, or use the model class whose norms add 1",
+            remedy="add 1 to the gains, or use the model class whose norms add 1",
         )
 
 
-def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
     if not e.learnt or e.layer_gains_constant is not False or _around_zero(d, e):
         return
     if e.final_gain_constant is not None:
         zero = e.final_gain_constant == 0
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="final norm not loaded",
+            name="final norm not loaded",
             layers=(),
             text=f"the gains of the final norm are all {e.final_gain_constant:g}, while the gains in the layers were "
             "trained" + (": the logits are the same for every word" if zero else ""),
             cause="possible, not tested: the loader found no weights for it",
-            advice="look for the final norm's name among the checkpoint's unexpected keys",
+            remedy="look for the final norm's name among the checkpoint's unexpected keys",
         )
     if e.head_drawn and not e.tied and e.final_gain_constant is None and e.head_rms:
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="head not loaded",
+            name="head not loaded",
             layers=(),
             text=f"the head looks freshly drawn (independent draws, standard deviation {e.head_rms:.3g}), while other "
             "weights are trained",
             cause="possible, not tested: the checkpoint has no head, as its model uses the token table as its head",
-            advice="set tie_word_embeddings, or load the head's own weights",
+            remedy="set tie_word_embeddings, or load the head's own weights",
         )
 
 
-def guessing(d: Diagnosis, others: bool) -> Iterable[Verdict]:
+def _copied_head(d: Diagnosis, e: Ends, value: float) -> Iterable[Finding]:
+    if e.head_copies_table and value > GUESSING * e.log_vocab:
+        yield Finding(
+            severity="fault",
+            name="head not loaded",
+            text=f"the head holds the token table's numbers, is not tied to it, and the loss is {value:.2f} "
+            f"(ln V {e.log_vocab:.2f})",
+            cause="possible, not tested: the head was tied on loading or saving, and was trained by itself",
+            remedy="load the head's own weights (lm_head) from a checkpoint that has them",
+        )
+
+
+def guessing(d: Diagnosis, others: bool) -> Iterable[Finding]:
     """A trained model that predicts no better than guessing, and where its logits come from.
 
     Args:
@@ -167,6 +223,7 @@ def guessing(d: Diagnosis, others: bool) -> Iterable[Verdict]:
     frequent = e.frequencies is not None and value > e.frequencies + ABOVE_FREQUENCIES
     if value < GUESSING * e.log_vocab and not frequent:
         return
+    yield from _copied_head(d, e, value)
     how = "worse than guessing" if value > e.log_vocab else "hardly better than guessing"
     if value < GUESSING * e.log_vocab:
         how = f"worse than how often each word of the text comes ({e.frequencies:.2f})"
@@ -182,34 +239,37 @@ def guessing(d: Diagnosis, others: bool) -> Iterable[Verdict]:
         if x is not None
     ]
     tried = f"; {len(d.trials)} other conventions of its weights were tried, none repairs it" if d.trials else ""
-    yield Verdict(
+    yield Finding(
         severity="warning" if others else "fault",
-        kind="no better than guessing",
+        name="no better than guessing",
         layers=(),
         text=f"the loss is {value:.2f} and ln V is {e.log_vocab:.2f}, {how}, though weights were trained "
         f"({e.learnt}): {', '.join(parts)}{tried}",
         cause="possible, not tested: weights of another model or convention, or a tokenizer that is not this model's",
-        advice="" if d.trials else "diagnose without --no-trials tries the usual conventions",
+        remedy="" if d.trials else "diagnose without --no-trials tries the usual conventions",
     )
 
 
-def _outlying(e: Ends) -> Iterable[Verdict]:
+def _outlying(e: Ends) -> Iterable[Finding]:
     for one in e.outlying:
-        more = f", {one.count} rows beyond 20 times" if one.count > 1 else ""
-        yield Verdict(
-            severity="warning",
-            kind="outlying rows",
+        more = f", {one.count} rows beyond {number(one.bound)} times" if one.count > 1 else ""
+        if one.losses:
+            before, after = one.losses
+            more += f"; without them among the answers the loss of a short text falls from {before:.2f} to {after:.2f}"
+        yield Finding(
+            severity="fault" if one.losses else "warning",
+            name="outlying rows",
             layers=(),
             text=f"row {one.row} of the {one.table} is {one.ratio:.3g} times as large as its median row{more}",
             cause="possible, not tested: a row that was added, never trained, or overwritten",
-            advice="compare the row with the checkpoint it came from",
+            remedy="compare the row with the checkpoint it came from; new words start at the mean of the others",
         )
 
 
 # --- fresh weights -----------------------------------------------------------------------------------------------
 
 
-def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
+def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
     """A fresh model should guess: its loss is ln V, and half of the variance of its logits above."""
     value = None if d.loss is None else d.loss.value
     if e.learnt or value is None or e.logits_variance is None:
@@ -217,28 +277,28 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Verdict]:
     if e.logits_variance > FRESH_LOGITS:
         weights = "the token table, which is the head," if e.tied else "the head"
         size = e.table_rms if e.tied else e.head_rms
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="first loss far above ln V",
+            name="first loss far above ln V",
             layers=(),
             text=f"the weights are fresh and the loss is {value:.2f}, where guessing costs ln V = {e.log_vocab:.2f}: "
             f"logits have variance {e.logits_variance:.3g}, as {weights} has entries of rms {number(size)} and reads "
             f"numbers of rms {number(e.read_rms)}",
-            advice="draw it with a standard deviation of 0.02 (or below 1/sqrt(d_model)), or multiply the logits down",
+            remedy="draw it with a standard deviation of 0.02 (or below 1/sqrt(d_model)), or multiply the logits down",
         )
     elif e.logits_variance == 0 and not any(one.name.endswith("of zeros") for one in d.wired):
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="logits are all alike",
+            name="logits are all alike",
             layers=(),
             text=f"every word has the same logit (loss {value:.2f}, ln V {e.log_vocab:.2f}): the final gains have rms "
             f"{number(e.final_gain)}, the head's weights {number(e.table_rms if e.head_rms is None else e.head_rms)}",
             cause="tested: one of the two is 0" if 0 in (e.final_gain, e.head_rms, e.table_rms) else "",
-            advice="gains start at 1; a head of zeros trains, a head behind gains of 0 does not",
+            remedy="gains start at 1; a head of zeros trains, a head behind gains of 0 does not",
         )
 
 
-def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
+def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
     n = len(d.signal)
     said = [_off_words(one, n) for one in f.off if not _muting(one, n)]
     if not said:
@@ -249,15 +309,15 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
         cause = (
             f"possible, not tested: {scaled.name} has the factor 1/sqrt(2 N) that is meant for maps that end a branch"
         )
-    yield Verdict(
+    yield Finding(
         severity="warning",
-        kind="unlike its own initialiser",
+        name="unlike its own initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
         + "; ".join(said[:3])
         + (f"; and {len(said) - 3} more" if len(said) > 3 else ""),
         cause=cause,
-        advice="signalprop check MODEL --scheme huggingface lists every weight",
+        remedy="signalprop check MODEL --scheme huggingface lists every weight",
     )
 
 
@@ -279,7 +339,7 @@ def _depth_scaled(one: Off, n: int) -> bool:
     return bool(abs(one.measured / one.wanted * math.sqrt(2 * n) - 1) < 0.1)
 
 
-def _muted(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
+def _muted(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
     """Layers that add nothing: whether they can learn was tried."""
     silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
     counts = {layer: [r.reached for r in f.reached if r.layer == layer] for layer in silent}
@@ -287,19 +347,19 @@ def _muted(d: Diagnosis, f: Fresh) -> Iterable[Verdict]:
     design = tuple(layer for layer in silent if counts[layer] and layer not in dead)
     if dead:
         never = [f"{r.kind} of layer {r.layer}" for r in f.reached if r.layer in dead and not r.reached]
-        yield Verdict(
+        yield Finding(
             severity="fault",
-            kind="no gradient arrives",
+            name="no gradient arrives",
             layers=dead,
             text=f"{named(dead)}: nothing is added to the stream, and no gradient reaches any weight of: "
             f"{', '.join(never[:6])}",
             cause="tested by a backward pass; norms with gains of 0 mute what reads them and what they read",
-            advice="set the gains to 1, and mute a new block by zero weights in its output and down maps instead",
+            remedy="set the gains to 1, and mute a new block by zero weights in its output and down maps instead",
         )
     if design:
-        yield Verdict(
+        yield Finding(
             severity="note",
-            kind="identity blocks",
+            name="identity blocks",
             layers=design,
             text=f"{named(design)}: nothing is added to the stream yet, and gradients reach the maps that end their "
             "branches: identity blocks by design, they train",

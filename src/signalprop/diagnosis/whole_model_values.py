@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from signalprop.files.validation import Value
 
 Number = float | None
@@ -30,13 +28,16 @@ class OutlyingRow(Value):
     """A row that is far larger than the others of its table.
 
     Attributes:
-        table: in words. row: the largest one. ratio: its norm over the median row's. count: how many lie that far out.
+        table: in words. row: the largest one. ratio: its norm over the median row's. count: how many lie beyond
+            `bound`, such a ratio. losses: of a text with these words among the answers and without, where that is less.
     """
 
     table: str
     row: int
     ratio: float
     count: int
+    bound: Number = None
+    losses: tuple[float, ...] = ()
 
 
 class Ends(Value):
@@ -52,6 +53,8 @@ class Ends(Value):
         learnt: the first parameter that no initialiser leaves as it is, and why; '' where all are fresh.
         drawn_layers: layers in which nothing was learnt. frequencies: entropy of the words that were asked for, by how
             often each was, where they are many times as many as the different ones: the loss of frequencies alone.
+        head_copies_table: it is not tied, and holds the same numbers. other_losses: of a text whose next words are
+            asked for, as if the word itself, and the one after the next, were.
     """
 
     log_vocab: float
@@ -69,6 +72,8 @@ class Ends(Value):
     learnt: str = ""
     drawn_layers: tuple[int, ...] = ()
     frequencies: Number = None
+    head_copies_table: bool = False
+    other_losses: tuple[float, ...] = ()
 
 
 class Off(Value):
@@ -125,19 +130,3 @@ class Tried(Value):
     loss: float
     before: float
     standard_error: Number = None
-
-
-class Wired(Value):
-    """A fault of a model's wiring or of one of its parts, by what it holds and what its passes show.
-
-    Attributes:
-        name: what, in two words. layers: which, () for the whole model. text: with the numbers. advice: what to do.
-        cause: the test that ran. severity: as of a verdict.
-    """
-
-    name: str
-    layers: tuple[int, ...]
-    text: str
-    advice: str
-    cause: str = "tested: by the passes of a short text"
-    severity: Literal["fault", "warning", "note"] = "fault"

@@ -13,30 +13,21 @@ from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
-from signalprop.diagnosis.ends import bad_tensors
+from signalprop.diagnosis.ends import asks_for_the_next, bad_tensors
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.result import SCHEMA, Data, Diagnosis
 from signalprop.diagnosis.verdict import verdicts
-from signalprop.diagnosis.whole_model_values import Wired
 from signalprop.diagnosis.wiring import blocks_of, wiring_of
 from signalprop.errors import InputError
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import unlike_draws
+from signalprop.results.findings import Finding
 from signalprop.streams.arguments import tiny_arguments
 
 _TOKENS = 64
 
 
-def asks_for_the_next(batch: Batch) -> bool:
-    """Whether a batch asks for the next token everywhere, so that no later one may be read."""
-    tokens, targets = batch.tokens, batch.targets
-    if tokens is None or targets.shape != tokens.shape or tokens.shape[1] < 2:
-        return False
-    asked = targets[:, :-1]
-    return bool((asked >= 0).mean() > 0.5 and (asked == tokens[:, 1:])[asked >= 0].all())
-
-
-def wired_here(attached: Attached, short: Batch) -> tuple[Wired, ...]:
+def wired_here(attached: Attached, short: Batch) -> tuple[Finding, ...]:
     """Of a fresh model on a short text."""
     model, mapping = attached.model, attached.mapping
     own = mapping.architecture.family is None
@@ -94,10 +85,10 @@ def _told(
         schema=SCHEMA, model=name or type(model).__name__, family="", data=data, **found,
         notes=(f"the wiring alone was looked at: {error}",), n_parameters=sum(p.numel() for p in model.parameters()),
     )  # fmt: skip
-    return result.model_copy(update={"verdicts": verdicts(result)})
+    return result.model_copy(update={"findings": verdicts(result)})
 
 
-def mute_norms(model: nn.Module) -> tuple[Wired, ...]:
+def mute_norms(model: nn.Module) -> tuple[Finding, ...]:
     """Norms in blocks whose gains are all 0, by the names of their modules."""
     dead: dict[int, list[str]] = {}
     paths = {module: path for path, module in model.named_modules()}
@@ -110,8 +101,8 @@ def mute_norms(model: nn.Module) -> tuple[Wired, ...]:
         return ()
     every = [path for each in dead.values() for path in each]
     text = sentences.norm_of_zeros(tuple(dead), every)
-    found = Wired(
-        name="norm of zeros", layers=tuple(dead), text=text, advice="gains start at 1; load or initialise them again",
+    found = sentences.fault(
+        name="norm of zeros", layers=tuple(dead), text=text, remedy="gains start at 1; load or initialise them again",
         cause="tested: the gains were read",
     )  # fmt: skip
     return (found,)

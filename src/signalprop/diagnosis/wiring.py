@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.diagnosis.whole_model_values import Wired
+from signalprop.diagnosis.sentences import fault
 from signalprop.hooks import first_tensor, loss_and_logits
+from signalprop.results.findings import Finding
 from signalprop.results.text import named
 
 _SAME = 1e-4  # of the size of what is compared
-_FEW, _NORMED = 3, 1e-3
+_FEW, _NORMED, _PADS = 3, 1e-3, 8
 _PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _SOFTMAXES = {torch.softmax, Tensor.softmax, torch.nn.functional.softmax}
 _SCORED = 1.35  # a factor between the usual scale and another
@@ -154,14 +155,14 @@ def _watched(blocks: list[nn.Module], mode: Attentions | None) -> Iterator[dict[
             hook.remove()
 
 
-def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal: bool) -> tuple[Wired, ...]:
+def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal: bool) -> tuple[Finding, ...]:
     """What is wired wrongly in a fresh model, in evaluation mode; three short passes.
 
     Args:
         arguments: of its forward. own: it is of no known family, whose scale of scores its configuration has.
         causal: it is to read no later token.
     """
-    found: list[Wired] = []
+    found: list[Finding] = []
     with torch.no_grad():
         blocks, mode = blocks_of(model), Attentions()
         with _watched(blocks, mode) as seen, mode:
@@ -176,31 +177,31 @@ def _layers(seen: list[Scores]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(s.block for s in seen if s.block >= 0))
 
 
-def _scores(seen: list[Scores], *, own: bool) -> Iterator[Wired]:
+def _scores(seen: list[Scores], *, own: bool) -> Iterator[Finding]:
     bent = [s for s in seen if s.row is not None and (abs(s.row[0] - 1) > 0.01 or s.row[1] > 0.01)]
     off = [s for s in seen if s.factor > 0 and abs(math.log(s.factor * math.sqrt(s.d_head))) > math.log(_SCORED)]
     if own and off and not bent:
         factor, size = off[0].factor, off[0].d_head
-        yield Wired(
+        yield fault(
             name="score scale",
             layers=_layers(off),
             text=f"scores are multiplied by {factor:.4g} (fitted); 1/sqrt(d_head) would be {size**-0.5:.4g}",
-            advice=ADVICE,
+            remedy=ADVICE,
         )
     if bent:
         assert bent[0].row is not None
         mean, spread = bent[0].row
         even = spread < 0.01 * abs(mean)
-        yield Wired(
+        yield fault(
             name="attention weights",
             layers=_layers(bent),
             text=f"attention weights of a query sum to {mean:.4g}{'' if even else f' +- {spread:.2g}'}, not to 1: "
             + ("they are multiplied after the softmax" if even else "the softmax runs over another axis than the keys"),
-            advice="multiply scores before the softmax, and take it over the keys (dim=-1)",
+            remedy="multiply scores before the softmax, and take it over the keys (dim=-1)",
         )
 
 
-def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Wired]:
+def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Finding]:
     """How much of what a block reads is in what it gives, and whether doubling what it reads changes that."""
     along: dict[int, tuple[float, float]] = {}
     for i, s in seen.items():
@@ -220,26 +221,26 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Wired]:
     lost = tuple(i for i, (c, cosine) in along.items() if max(abs(c), abs(cosine)) < 0.3 and (around[i] or usual > 0.6))
     carried = tuple(i for i, (_, cosine) in along.items() if cosine > 0.6 and around[i] and not _normed(seen[i].gave))
     if lost:
-        yield Wired(
+        yield fault(
             name="no skip", layers=lost,
             text=f"{named(lost)}: what is given has nothing of what was read (cosine {along[lost[0]][1]:.2g}; "
             f"median of all layers {usual:.2g}): a skip is missing",
-            advice="add the branch to its input: x = x + branch(norm(x))",
+            remedy="add the branch to its input: x = x + branch(norm(x))",
         )  # fmt: skip
     if len(carried) > len(along) / 2:
-        yield Wired(
+        yield fault(
             name="norm on the skip", layers=carried, severity="note",
             text=f"{named(carried)}: the skip carries what the first norm gives, not what the block reads: twice the "
             "stream gives the same output, so that this is post-norm in effect",
-            advice="where pre-norm is meant, keep the block's input for the skip: x = x + branch(norm(x)); where "
+            remedy="where pre-norm is meant, keep the block's input for the skip: x = x + branch(norm(x)); where "
             "post-norm is, nothing is wrong",
         )  # fmt: skip
     if doubled and (abs(middle - 1) < 0.2 or len(doubled) > len(along) / 2):
-        yield Wired(
+        yield fault(
             name="doubled skip", layers=doubled,
             text=f"{named(doubled)}: gives {along[doubled[0]][0]:.3g} times what was read: the stream is added twice, "
             "as in x + (x + branch)",
-            advice="add the stream once; a branch that returns x + f(x) is added to nothing",
+            remedy="add the stream once; a branch that returns x + f(x) is added to nothing",
         )  # fmt: skip
 
 
@@ -266,7 +267,7 @@ def _same_doubled(block: nn.Module, s: Seen) -> bool:
     return float((out - s.gave).norm()) < 0.1 * float(s.gave.norm())
 
 
-def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) -> Iterator[Wired]:
+def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) -> Iterator[Finding]:
     """Other sequences of a batch, and later tokens, may change nothing of what is said of a sequence's beginning."""
     ids = {k: v for k, v in arguments.items() if isinstance(v, Tensor) and v.ndim == 2 and not v.is_floating_point()}
     name = next((k for k in ("input_ids", "decoder_input_ids", *ids) if k in ids), None)
@@ -280,6 +281,16 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
     if said is None or said.ndim < 2 or len(said) != 2 * len(read):
         return
     n, size = len(read), float(said.abs().max())
+    if float((said[:n] - said[n:]).abs().max()) > _SAME * size:
+        again = _logits(model, pair)
+        if again is not None and (moved := float((again - said).abs().max())) > _SAME * size:
+            yield fault(
+                name="differs between calls",
+                text=f"the same call gives other numbers (by up to {moved:.2g} of {size:.2g}) in evaluation mode",
+                remedy="dropout that does not ask for the mode: F.dropout(x, p, self.training), or nn.Dropout",
+                cause="tested: the same text was read twice",
+            )
+            return
     after, before = (_logits(model, pair | {name: torch.cat(both)}) for both in ([read, other], [other, read]))
     if after is None or before is None:
         return
@@ -288,10 +299,10 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         turned = _logits(model, pair | {name: torch.cat([read, read]).flip(1)})
         if turned is not None and float((turned.flip(1) - said).abs().max()) <= _SAME * size:
             return  # tokens of axis 1 do not know their place: sequences side by side, (tokens, batch)
-        yield Wired(
-            name="attention over the batch", layers=(),
+        yield fault(
+            name="reads other sequences",
             text="what is said of one sequence changes with the others in its batch",
-            advice="look at the axes: (batch, tokens, features) against (tokens, batch, features), batch_first=True",
+            remedy="look at the axes of attention, (batch, tokens, features), and of norms",
         )  # fmt: skip
         return
     last = read.clone()
@@ -300,11 +311,24 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
     if causal and ahead is not None and said.ndim == 3 and said.shape[1] > 1 and bool((last != read).any()):
         change = float((ahead[: len(read), :-1] - said[: len(read), :-1]).abs().max())
         if change > _SAME * size:
-            yield Wired(
+            yield fault(
                 name="reads ahead", layers=(),
                 text="what is said of a token changes with later tokens, which it has to predict: the causal mask is "
                 "missing",
-                advice="mask the scores of later tokens with -inf before the softmax (is_causal=True)",
+                remedy="mask the scores of later tokens with -inf before the softmax (is_causal=True)",
+            )  # fmt: skip
+
+    padding = {m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None}
+    if not causal and said.ndim == 3 and len(padding) == 1 and len(arguments) == 1:
+        pads = torch.full((n, _PADS), padding.pop(), device=read.device, dtype=read.dtype)
+        padded = _logits(model, {name: torch.cat([read, pads], 1)})
+        if padded is not None and float((padded[:, : said.shape[1]] - said[:n]).abs().max()) > _SAME * size:
+            yield fault(
+                name="padding is read", severity="warning",
+                text=f"what is said of a sequence changes with padding behind it (id {int(pads[0, 0])}, the table's "
+                "padding_idx): attention reads it",
+                remedy="mask the keys of padding with -inf before the softmax (key_padding_mask)",
+                cause="tested: a text was read with and without padding",
             )  # fmt: skip
 
 

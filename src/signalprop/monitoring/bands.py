@@ -128,7 +128,7 @@ def limits(
         "largest_score": (-np.inf, extreme * factors["largest_score"]),
         "attention_entropy": (1 / factors["attention_entropy"], np.inf),
         "lowest_entropy": (1 / factors["lowest_entropy"], np.inf),
-        "update": (most / factors["update"], max(1.0, factors["update"] * 1e-4)),
+        "update": (min(most, 1.0) / factors["update"], max(1.0, factors["update"] * 1e-4)),
         "expert_load": (1 / factors["expert_load"], np.inf),
     }
     out = {

@@ -41,6 +41,7 @@ def finding_of(item: Departure) -> Finding:
     name, cause, remedy = _EVENTS[item.quantity]
     return Finding(
         name=name, severity="fault" if item.quantity == "finite" else "warning", text=item.text, layers=item.layers,
+        step=item.step,
         quantity=item.quantity, value=item.value if math.isfinite(item.value) else None,
         cause=f"possible, not tested: {cause}", remedy=remedy, page="docs/monitoring.md", step=item.step,
     )  # fmt: skip

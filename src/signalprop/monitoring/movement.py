@@ -27,6 +27,8 @@ from signalprop.network.moments import FloatArray
 _FOLLOWED = 4096
 # Steps between two looks on an accelerator, where each look waits for it.
 _LOOK = 8
+# Steps without a gradient from which a place is idle; before, its layer may have been skipped, as LayerDrop does.
+_IDLE = 10
 
 
 class Movement:
@@ -85,6 +87,7 @@ class Movement:
         """Relative updates that made today's weights, (of every layer, of every place); empty before the second step.
 
         Of a place that was frozen when the training began, in a layer that was not, None: adapters may be elsewhere.
+        So it is of a place that got no gradient in the step before and did in another of the last: it was skipped.
         """
         self.look()
         if not self._ring:
@@ -96,6 +99,10 @@ class Movement:
             both = [np.bincount(layer, part**2) ** 0.5 for part in (moved, sizes)]
             of_layers, own = both[0] / both[1], moved / sizes
         own[list(self._frozen)] = np.nan
+        gradients = np.stack([row[1 : 1 + n] for _, row in self._ring])
+        skipped = (moved == 0) & (gradients[-2:][0] == 0) & ((gradients > 0).any(0) | (len(gradients) < _IDLE))
+        own[skipped] = np.nan
+        of_layers[np.bincount(layer, ~skipped) == 0] = np.nan
         return finite(of_layers), finite(own)
 
     def _table(self) -> tuple[FloatArray, FloatArray, FloatArray]:

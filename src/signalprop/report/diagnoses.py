@@ -185,10 +185,10 @@ def worst(items: Mapping[str, Diagnosis]) -> dict[str, tuple[int, str]]:
     """By name, the one layer to look at first, and what it is called: the first of the gravest verdict's."""
     out = {}
     for name, d in zip(names_of(items), items.values(), strict=True):
-        grave = [v for severity in ("fault", "warning") for v in d.verdicts if v.severity == severity and v.layers]
+        grave = [v for severity in ("fault", "warning") for v in d.findings if v.severity == severity and v.layers]
         if grave and grave[0].layers[0] < len(d.signal):
             k = grave[0].layers[0]
-            out[name] = (k, f"layer {d.signal[k].layer}: {grave[0].kind}")
+            out[name] = (k, f"layer {d.signal[k].layer}: {grave[0].name}")
     return out
 
 
@@ -201,10 +201,10 @@ def _cards(items: Items) -> list[Card]:
     """A card per verdict; one that says so where nothing stands out."""
     out: list[Card] = []
     for name, d in zip(names_of(items), items.values(), strict=True):
-        for verdict in d.verdicts:
+        for verdict in d.findings:
             texts = [verdict.text] + ([f"likely cause: {verdict.cause}"] if verdict.cause else [])
-            out.append(Card(verdict.severity, name, verdict.kind, texts, verdict.advice))
-        if not d.verdicts:
+            out.append(Card(verdict.severity, name, verdict.name, texts, verdict.remedy))
+        if not d.findings:
             out.append(Card("good", name, "healthy", ["nothing stands out"]))
     return out
 

@@ -46,14 +46,14 @@ def header(d: Diagnosis) -> str:
 
 def verdict_text(d: Diagnosis) -> str:
     """The findings, one paragraph each."""
-    if not d.verdicts:
+    if not d.findings:
         return "nothing stands out"
     out = []
-    for verdict in d.verdicts:
+    for verdict in d.findings:
         body = verdict.text + (f". Likely cause: {verdict.cause}" if verdict.cause else "")
-        body += f". Advice: {verdict.advice}" if verdict.advice else ""
+        body += f". Advice: {verdict.remedy}" if verdict.remedy else ""
         out.append(
-            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.kind}: {body}", COLUMNS, subsequent_indent=" " * 8)
+            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.name}: {body}", COLUMNS, subsequent_indent=" " * 8)
         )
     return "\n".join(out)
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from signalprop.errors import InputError
 from signalprop.files.storage import read_text
 from signalprop.network.moments import FloatArray
+from signalprop.report.autopsy import autopsy
 from signalprop.report.parts import Items, Part
 from signalprop.report.sections import Card, Chart, Curve, HeatMap, Section, Table, all_positive, numbers
 from signalprop.results.findings import Finding, Findings
@@ -36,7 +37,8 @@ class Monitored:
 
     Attributes:
         steps: that were sampled. layers: (steps, layers) by quantity, NaN where not measured. whole: (steps,) by name.
-        warnings: (step, text). jumps: of the loss or the gradients, as they were written.
+        warnings: (step, text). jumps: of the loss or the gradients, as they were written. events: the warnings with
+            cause and next action, in the order of the steps.
     """
 
     steps: tuple[int, ...]
@@ -44,6 +46,7 @@ class Monitored:
     whole: Mapping[str, FloatArray]
     warnings: tuple[tuple[int, str], ...] = ()
     jumps: tuple[tuple[int, Mapping[str, Any]], ...] = ()
+    events: Findings = field(default_factory=Findings)
 
 
 def read_monitored(path: str | Path) -> Monitored:
@@ -51,13 +54,14 @@ def read_monitored(path: str | Path) -> Monitored:
     lines = read_text(path).split("\n")
     sampled: dict[int, dict[str, float]] = {}
     warnings: list[tuple[int, str]] = []
-    jumps = []
+    jumps, events = [], list[Finding]()
     for k, line in enumerate(lines):
         if not line.strip() or k == len(lines) - 1:  # without its newline: cut off
             continue
         row = _row(line, f"{path}, line {k + 1}")
         step = row["step"]
         warnings += [(step, str(text)) for text in row.get("warnings", ())]
+        events += events_of(row)
         if "jump" in row:
             jumps.append((step, row["jump"]))
         else:
@@ -78,8 +82,9 @@ def read_monitored(path: str | Path) -> Monitored:
             else:
                 whole.setdefault(name.rpartition("/")[2], np.full(len(steps), np.nan))[i] = value
     return Monitored(
-        steps, {q: _table(len(steps), at) for q, at in cells.items()}, whole, tuple(warnings), tuple(jumps)
-    )
+        steps, {q: _table(len(steps), at) for q, at in cells.items()}, whole, tuple(warnings), tuple(jumps),
+        Findings(sorted(events, key=lambda one: one.step or 0)),
+    )  # fmt: skip
 
 
 def line_of_log(line: str, where: str) -> dict[str, Any]:
@@ -223,6 +228,8 @@ def _apart(one: str, a: Monitored, other: str, b: Monitored) -> Table:
 def _cards(items: Items) -> list[Card]:
     out = []
     for name, run in items.items():
+        if found := autopsy(name, run.events):
+            out.append(found[0])
         texts = [text for _, text in run.warnings]
         title = f"{len(texts)} warning{'s' * (len(texts) != 1)}" if texts else "no warning"
         told = [*texts[:8], *([f"and {len(texts) - 8} more"] if len(texts) > 8 else [])]
@@ -231,9 +238,13 @@ def _cards(items: Items) -> list[Card]:
     return out
 
 
+def _autopsies(items: Items) -> list[Section]:
+    return [found[1] for name, run in items.items() if (found := autopsy(name, run.events))]
+
+
 PART = Part(
     types=(Monitored,),
-    sections=lambda items, _: [_layers_section(items), _steps_section(items)],
+    sections=lambda items, _: [*_autopsies(items), _layers_section(items), _steps_section(items)],
     cards=_cards,
     names=list,
     lines=lambda path: {path.stem: read_monitored(path)},

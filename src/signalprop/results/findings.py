@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from pydantic_core import core_schema
+
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
 
@@ -57,6 +59,11 @@ class Findings(tuple[Finding, ...]):
     """All of them, in the order of the table of rules."""
 
     __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """As a field of a value: a tuple of Finding."""
+        return core_schema.no_info_after_validator_function(cls, handler(tuple[Finding, ...]))
 
     def at_least(self, severity: Severity) -> Findings:
         """Those that are as severe as that, or more."""

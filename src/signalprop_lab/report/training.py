@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from signalprop.report import findings
+from signalprop.report.autopsy import autopsy
 from signalprop.report.parts import Items, Part
 from signalprop.report.sections import Card, Chart, Curve, Section, Severity, Table, Text
 from signalprop.report.shown_profiles import Shown
 from signalprop.report.signal import charts
+from signalprop.results.findings import Finding, Findings
 from signalprop.results.text import number, spread
+from signalprop.results.verdicts import findings_of
 from signalprop_lab.report.runs import Run, as_double, is_run, read_run
 
+REMEDY = "a smaller learning rate, a longer warm-up, or a scheme that conserves the signal (deepscalelm)"
 MAX_POINTS = 400  # of a curve over steps
 MAX_FRAMES = 16  # of the signal through time
 _RATE = "_per_second"
@@ -116,25 +120,47 @@ def _cards(runs: Mapping[str, Run]) -> list[Card]:
     out: list[Card] = []
     for name, run in runs.items():
         result = run.result or {}
+        if found_dead := autopsy(name, events_of(run)):
+            out.append(found_dead[0])
+            continue
         status = str(result.get("status", "running"))
         texts = [str(result["reason"])] if result.get("reason") else []
         last = run.signal[-1] if run.signal else None
         stands_out = [] if last is None else findings.warnings(last[1], step=last[0])
         found = [] if last is None else [f"{line} (step {last[0]})" for line in stands_out]
-        severity: Severity = (
-            "fault" if status == "diverged" else "warning" if found or status not in ("finished", "running") else "good"
-        )
+        severity: Severity = "warning" if found or status not in ("finished", "running") else "good"
         if not texts and not found:
             loss = as_double(result.get("eval_loss", result.get("train_loss")))
             texts = [f"loss {number(loss)}" if loss is not None else "nothing stands out"]
-        advice = "a smaller learning rate, a longer warm-up, or a scheme that conserves the signal (deepscalelm)"
-        out.append(Card(severity, name, status, [*texts, *found], advice if status == "diverged" else ""))
+        out.append(Card(severity, name, status, [*texts, *found]))
     return out
+
+
+def events_of(run: Run) -> Findings:
+    """What stood out of a run's signals, each thing at the first step that had it, and what it died of."""
+    result, seen = run.result or {}, dict[str, Finding]()
+    for step, profile in run.signal:
+        for one in findings_of(profile, step=step or None):
+            seen.setdefault(one.name, one.model_copy(update={"step": step}))
+    if result.get("status") == "diverged":
+        steps = result.get("steps")
+        cause = "possible, not tested: an update that was too large"
+        text = str(result.get("reason") or "the loss is not finite")
+        seen["diverged"] = Finding(
+            name="diverged",
+            severity="fault",
+            text=text,
+            step=steps if isinstance(steps, int) else None,
+            cause=cause,
+            remedy=REMEDY,
+        )
+    return Findings(seen.values())
 
 
 def _sections(items: Items, _: Path | None) -> list[Section]:
     through_time = through_time_section(items)
-    return [training_section(items), *([] if through_time is None else [through_time])]
+    dead = [found[1] for name, run in items.items() if (found := autopsy(name, events_of(run)))]
+    return [*dead, training_section(items), *([] if through_time is None else [through_time])]
 
 
 PART = Part(
