@@ -56,6 +56,11 @@ def adapted(name: str) -> Any:
     return get_peft_model(model, LoraConfig(r=4, target_modules=target)).eval()
 
 
+def encoder() -> tuple[Any, list[Batch]]:
+    """A fresh one that reads all words, on a text of which some are masked."""
+    return models.decoder("no mask"), models.masked_words()
+
+
 def released(directory: str) -> tuple[Any, list[Batch]]:
     """A checkpoint on disk, and the embedded text by its tokenizer."""
     loaded = load(directory)
@@ -66,12 +71,14 @@ def released(directory: str) -> tuple[Any, list[Batch]]:
 FOLDER: Path | None = None
 HEALTHY = (
     *(Healthy(f"fresh {name}", partial(family, name)) for name in FAMILIES),
-    *(Healthy(f"trained {name}", lambda name=name: models.trained(name, FOLDER), name) for name in models.TRAINED),  # type: ignore[misc]
+    *(Healthy(f"trained {name}", lambda name=name: models.trained(name, FOLDER), name) for name in models.TRAINED
+      if name not in models.ASKED),  # type: ignore[misc]
     *(Healthy(f"fresh {name}, of the faults' size", partial(models.fresh, name)) for name in models.FRESH
       if name not in ("mixtral, top-1", "t5")),  # whose starts are faults of their own
     Healthy("three blocks muted by zero outputs", partial(muted, 3, 7, 11)),
     Healthy("every block muted by zero outputs", all_muted),
     Healthy("a decoder in plain PyTorch", models.decoder),
+    Healthy("an encoder in plain PyTorch", encoder),
     Healthy("a post-norm decoder in plain PyTorch", partial(models.decoder, "post-norm")),
     Healthy("a post-norm decoder that calls its norms first", partial(models.decoder, "norm on the skip")),
     Healthy("trained llama with adapters", partial(adapted, "llama"), "llama"),

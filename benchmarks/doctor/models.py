@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from signalprop.data.batches import Batch, load_text, mask_tokens, windows, word_ids
 
 VOCABULARY, LENGTH, MASK = 260, 64, 259
-STEPS = {"gpt2": 600}  # whose attention learns late; of others:
+STEPS = {"gpt2": 600, "bert": 1000}  # whose attention learns late; of others:
 _STEPS = 200
 _TRAIN, _HELD_BACK = 250_000, 300_000  # bytes of the embedded text
 _SIZES = {"vocab_size": VOCABULARY, "hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 192,
@@ -63,7 +63,7 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, two ahead": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
     "llama, the same word": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
 }  # fmt: skip
-_ASKED = {"llama, two ahead": 2, "llama, the same word": 0}  # how far ahead the trained-for word is; others: 1
+ASKED = {"llama, two ahead": 2, "llama, the same word": 0}  # how far ahead the trained-for word is; others: 1
 _FRESH_LLAMA = {"vocab_size": 1000, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 12,
                 "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256}  # fmt: skip
 _FRESH_GEMMA = _FRESH_LLAMA | {"head_dim": 32, "query_pre_attn_scalar": 32}
@@ -125,8 +125,8 @@ def _kept(name: str, folder: Path | None) -> Any:
             }
         else:
             given = {"input_ids": ids, "labels": ids} | ({"output_router_logits": True} if name == "mixtral" else {})
-        if name in _ASKED:
-            far = _ASKED[name]
+        if name in ASKED:
+            far = ASKED[name]
             logits = model(ids).logits[:, : ids.shape[1] - far]
             F.cross_entropy(logits.flatten(0, 1), ids[:, far:].flatten()).backward()
         else:

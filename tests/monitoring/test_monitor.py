@@ -24,6 +24,8 @@ from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.monitoring import SignalMonitor, checks
 from signalprop.monitoring.bands import bands
+from signalprop.monitoring.movement import Movement
+from signalprop.monitoring.places import Place
 
 
 class Seen(dict[int, dict[str, float]]):
@@ -348,3 +350,21 @@ def test_bad_use(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot write"), SignalMonitor(model, jsonl=tmp_path / "no" / "x") as monitor:
         train(model, 1, monitor)
     assert hooks(model) == 0
+
+
+def test_a_layer_that_a_step_skipped_has_no_update_of_0() -> None:
+    """LayerDrop skips a layer in single steps: its update is not measured there; one that never moves is told."""
+    torch.manual_seed(0)
+    parts = [nn.Parameter(torch.randn(20)) for _ in range(3)]
+    movement = Movement([(Place(k), [p]) for k, p in enumerate(parts)], 20)
+    for step in range(1, 16):
+        for k, p in enumerate(parts):
+            p.grad = None if k == 2 or (k == 1 and step in (7, 14)) else torch.ones(20)
+        movement.record(step, 1.0)
+        of_layers, _ = movement.update()
+        if step > 1:
+            assert of_layers[0] is not None and of_layers[0] > 0
+            assert (of_layers[1] is None) == (step in (8, 15))
+            assert of_layers[2] == (None if step < 10 else 0.0)
+        for p in parts:
+            p.data -= 0.01 * (0 if p.grad is None else p.grad)

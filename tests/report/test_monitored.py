@@ -63,6 +63,26 @@ def test_the_page(files: tuple[Path, Path], tmp_path: Path) -> None:
     write_report(tmp_path / "page.html", items)
 
 
+def test_a_training_that_died_has_an_autopsy(tmp_path: Path) -> None:
+    """Its card says what died, when, where it began and what to do; the events stand in a table, in their order."""
+    grew = {"name": "variance out of its band", "text": "step 4: it grew", "layers": [1], "step": 4, "value": 90.0,
+            "cause": "possible, not tested: large weights", "remedy": "a lower rate"}  # fmt: skip
+    died = {"name": "not finite", "severity": "fault", "text": "layer 0: NaN", "layers": [0], "step": 6}
+    path = tmp_path / "a.jsonl"
+    path.write_text(line(4, [1, 2], ("step 4: it grew",), events=[grew]) + line(6, [1, 2], ("NaN",), events=[died]))
+    made = document(list(read(path).items()))
+    card, section = made.cards[0], made.sections[0]
+    assert (card.severity, card.title) == ("fault", "died at step 6: variance out of its band in layer 1")
+    assert list(card.texts) == ["layer 0: NaN", "it began with step 4: it grew", grew["cause"]]
+    assert card.advice == "a lower rate" and section.title == "Autopsy of a"
+    (events,) = section.blocks
+    assert [row[:4] for row in events.rows] == [
+        ["4", "variance out of its band", "layer 1", "90.00"], ["6", "not finite", "layer 0", "-"],
+    ]  # fmt: skip
+    path.write_text(line(4, [1, 2], ("step 4: it grew",), events=[grew]))
+    assert [card.severity for card in document(list(read(path).items())).cards] == ["warning"]
+
+
 @pytest.mark.parametrize(
     "text",
     ["[1]\n", "{}\n", '{"step": "1"}\n', '{"step": 1, "signal/x": NaN}\n', '{"step": 1, "jump": {}}\n', "x\n" * 2],

@@ -25,7 +25,7 @@ def lost_numbers(attached: Attached) -> Iterator[Finding]:
     groups = _norms(attached)
     trained = {name for name, held in groups.items() if not all(_constant(g) for g, _ in held)}
     if trained:
-        final = {re.sub(r"\d+", "*", attached.path_of(norm, "norm")) for norm in attached.ends.final_norms}
+        final = {_anywhere(attached.path_of(norm, "norm")) for norm in attached.ends.final_norms}
         yield from _gains(groups, trained | final)  # those have a finding of their own
         yield from _biases(attached, groups, trained)
     yield from _scales(attached)
@@ -40,8 +40,13 @@ def _norms(attached: Attached) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
         gain, bias = gain_and_bias(module)
         if isinstance(gain, Tensor) and gain.ndim == 1 and gain.numel() > 1 and not gain.is_meta:
             held = bias.detach() if isinstance(bias, Tensor) and not bias.is_meta else None
-            out.setdefault(re.sub(r"\d+", "*", path), []).append((gain.detach(), held))
+            out.setdefault(_anywhere(path), []).append((gain.detach(), held))
     return out
+
+
+def _anywhere(path: str) -> str:
+    """A path with * for the numbers of layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
 
 
 def _constant(gain: Tensor) -> bool:

@@ -27,7 +27,9 @@ from signalprop.streams.placement import weights_here
 _EPSILON = 0.5  # of the variance of what a norm reads. Fresh models: 0.025, a table of deviation 0.02 and 1e-5
 _COLLAPSED = 0.95  # share of tokens whose first choice is one expert
 _TOKENS = 32  # that tell it
-_NEVER = 6.0  # deviations of scores over tokens between an expert's and the last that is chosen, for all tokens
+# Deviations of scores over tokens between an expert's and the last that is chosen, for all tokens: of few experts, and
+# of many, which share out kinds of text.
+_NEVER, _NEVER_OF_MANY, _MANY = 3.0, 6.0, 16
 
 
 def parts_of(attached: Attached, short: Batch) -> tuple[Finding, ...]:
@@ -261,6 +263,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
     if s.hashed or s.n_groups > 1:
         return
     scores = {k: v for k, v in _router_scores(attached, rows, short).items() if k not in zero}
+    never = _NEVER if s.n_experts <= _MANY else _NEVER_OF_MANY
     full: dict[int, tuple[float, int]] = {}
     unused: dict[int, list[int]] = {}
     for layer, x in scores.items():
@@ -271,7 +274,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
             continue
         # below the last one that is chosen, for every token, in deviations of a score over tokens
         below = (x.topk(s.top_k, -1).values[:, -1:] - x).amin(0) / x.std(0).median().clamp_min(1e-12)
-        unused |= {layer: found} if (found := torch.nonzero(below > _NEVER).flatten().tolist()) else {}
+        unused |= {layer: found} if (found := torch.nonzero(below > never).flatten().tolist()) else {}
     if full:
         layer, (share, expert) = max(full.items(), key=lambda item: item[1])
         yield fault(
@@ -286,7 +289,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
         yield fault(
             name="unused experts", layers=tuple(unused), severity="warning",
             text=f"{named(tuple(unused))}: no token comes near choosing expert {ranges(experts)} of "
-            f"{s.n_experts} (layer {layer}): its scores lie more than {_NEVER:g} standard deviations below those that "
+            f"{s.n_experts} (layer {layer}): its scores lie more than {never:g} standard deviations below those that "
             "are chosen",
             remedy="a load-balancing loss or bias, from a checkpoint in which they were chosen; else prune them",
             cause="tested: the router's weights on what it reads",

@@ -8,6 +8,7 @@ from collections.abc import Mapping as Dictionary
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
@@ -44,7 +45,8 @@ from signalprop.streams.placement import weights_here
 from signalprop.streams.wrappers import unwrapped
 
 Stage = Callable[[str, int, int], None]
-_TRIAL_TOKENS = 96  # of the one sequence that all trials read
+_TRIAL_TOKENS = 64  # of a sequence that all trials read
+_TRIAL_ASKED = 48  # of them that are asked for, at the least: encoders are asked for few, and read several sequences
 _TRIAL_SEQUENCES = 8  # that the promising ones read, about
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
@@ -262,11 +264,14 @@ def _has_short(mapping: Mapping) -> bool:
 
 
 def _short(batch: Batch) -> Batch:
-    """The first sequence, as much of it as trials read."""
+    """The first sequence, as much of it as trials read; the first few where little of one is asked for."""
     if batch.tokens is None or batch.decoder_tokens is not None:
         return batch
-    shape = batch.tokens.shape
-    parts = {k: v[:1, :_TRIAL_TOKENS] for k, v in vars(batch).items() if getattr(v, "shape", None) == shape}
+    shape, n = batch.tokens.shape, 1
+    if batch.targets.shape == shape:
+        asked = (batch.targets[:, :_TRIAL_TOKENS] >= 0).sum(1).cumsum()
+        n = 1 + int(np.searchsorted(asked, min(_TRIAL_ASKED, asked[-1])))
+    parts = {k: v[:n, :_TRIAL_TOKENS] for k, v in vars(batch).items() if getattr(v, "shape", None) == shape}
     return replace(batch, **parts)
 
 

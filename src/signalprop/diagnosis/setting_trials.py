@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from signalprop.attachment.attached import Attached
@@ -24,7 +24,7 @@ _CHOSEN = ("num_experts_per_tok", "num_selected_experts", "moe_topk", "moe_top_k
 _RATIOS = (2, 3, 4)  # of numbers of heads, both ways
 _FACTORS = (2.0, 4.0, 8.0, 16.0)  # both ways
 _SHARES = (0.25, 0.4, 0.5, 0.75, 1.0)  # of a head that is rotated, in released configurations
-_CAPS = (1.0, 3.0, 10.0, 30.0, 50.0)  # of logits and of scores; Gemma 2 has the last two
+_CAPS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0)  # of logits and of scores; Gemma 2 has the last two
 _SHORTEST = 4  # tokens of a window
 # Beginnings of switches of what is output or kept, not of what is computed; a tied head is a trial of its own.
 _NO_SWITCH = ("use_cache", "output_", "return_", "summary_", "torchscript", "tie_", "is_encoder", "add_cross", "grad")
@@ -35,6 +35,7 @@ def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
     model: Any = attached.model
     if not type(model).__module__.startswith("transformers.models."):
         return
+    plain = type(model.config)()
     for changes, words in _others(model.config, tokens):
         config = copy.deepcopy(model.config)
         for name, value in changes.items():
@@ -43,8 +44,9 @@ def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
         if other is None:
             continue
         now = ", ".join(f"{name} is {getattr(model.config, name)}" for name in changes if name in words)
+        unset = all(getattr(model.config, name) == getattr(plain, name, None) for name in changes)
         yield Trial(
-            "setting", f"{now}, which these weights were not trained with", words,
+            "unset" if unset else "setting", f"{now}, which these weights were not trained with", words,
             lambda other=other: _in_place_of(model, other),  # type: ignore[misc]
         )  # fmt: skip
 
@@ -60,7 +62,8 @@ def _others(config: Any, tokens: int) -> Iterator[tuple[dict[str, Any], str]]:
             values = [n for n in (own // 2, own - 1, own + 1, 2 * own) if n > 0 and n != own]
         elif name == "sliding_window":
             lengths = [2**k for k in range(2, 20) if _SHORTEST <= 2**k < tokens]
-            values = [None, *lengths] if isinstance(own, int) and own < tokens else lengths
+            everywhere = "sliding" not in str(entries.get("layer_types"))  # else a layer needs one
+            values = [*([None] if everywhere else []), *lengths]
         elif name.endswith("softcapping"):
             values = [x for x in (None, *_CAPS) if x != own]
         elif isinstance(own, float) and own and ("multiplier" in name or "logit" in name) and "coef" not in name:
@@ -90,11 +93,16 @@ def _heads(entries: dict[str, Any], name: str, own: int) -> Iterator[tuple[dict[
             yield changes, ", ".join(f"{key} = {value}" for key, value in changes.items())
 
 
+_DRAWS = ("normal_", "uniform_", "zero_", "fill_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_")
+
+
 class _Empty(TorchFunctionMode):
     """Weights, which constructors ask of `torch.empty`, take no memory and no time; buffers are computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if args and isinstance(args[0], Tensor) and args[0].is_meta and func.__name__ in _DRAWS:
+            return args[0]
         if func is torch.empty and kwargs.get("device") is None:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)

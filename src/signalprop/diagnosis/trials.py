@@ -10,7 +10,7 @@ and takes the change back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from signalprop.attachment.attached import Attached
@@ -24,6 +24,7 @@ from signalprop.diagnosis.value_trials import value_trials
 from signalprop.diagnosis.whole_model_values import Tried
 
 PROMISING = 0.04  # nats per token
+FURTHER = 0.15  # by which another change lowers the loss of a model that one has not repaired
 GUESSING = 0.5  # of ln V
 
 
@@ -70,7 +71,23 @@ def try_all(
         error = after.above(before).standard_error
         out.append(Tried(**words, loss=after.mean, before=before.mean, standard_error=error))
     near = sorted(out[: len(closer)], key=lambda one: one.loss - one.before)
+    if near:
+        at = next(trial for trial in closer if (trial.name, trial.repair) == (near[0].name, near[0].repair))
+        others = [trial for value, trial in found if whole - value > PROMISING and trial.name != at.name]
+        near[0] = near[0].model_copy(update=_beyond(at, others, lambda: of([short]).mean))
     return (*near, *out[len(closer) :])
+
+
+def _beyond(best: Trial, others: Sequence[Trial], loss_now: Callable[[], float]) -> dict[str, Any]:
+    """What lowers the loss further where a change is in effect: a model that it repairs leaves nothing to be gained."""
+    with best.change():
+        before = loss_now()
+        for trial in others:
+            with trial.change():
+                after = loss_now()
+            if before - after > FURTHER:
+                return {"further": trial.repair}
+    return {}
 
 
 def trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterator[Trial]:

@@ -22,18 +22,22 @@ from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off,
 from signalprop.results.findings import Finding
 from signalprop.results.text import named, number
 
+SETTINGS = ("unset", "setting")  # names of trials of the configuration
+
 
 def whole_model(d: Diagnosis) -> Iterator[Finding]:
     """Faults that concern the model as a whole."""
     yield from _bad_tensors(d)
-    repaired = list(_repaired(d))
+    shifted = list(_labels_shifted(d, d.ends)) if d.ends is not None else []
+    yield from shifted
+    repaired = [] if shifted else list(_repaired(d))
     for one in d.wired:  # what a router does follows from weights that are not this model's
-        follows = repaired and one.name in ("router gets no gradient", "router collapse", "unused experts")
-        yield one.model_copy(update={"severity": "warning"}) if follows else one
+        follows = repaired and one.name in ("router collapse", "unused experts")
+        design = d.fresh is None and one.name == "router gets no gradient"  # it was trained so
+        yield one.model_copy(update={"severity": "note" if design else "warning"}) if follows or design else one
     yield from repaired
     yield from _cut(d)
     if d.ends is not None:
-        yield from _labels_shifted(d, d.ends)
         yield from _layers_not_loaded(d, d.ends)
         yield from _gains_around_zero(d, d.ends)
         yield from _ends_not_loaded(d, d.ends)
@@ -49,9 +53,12 @@ def repair_of(d: Diagnosis) -> Tried | None:
     best = next(iter(d.trials), None)
     if best is None or d.ends is None or best.loss > REPAIRED_LOSS * d.ends.log_vocab:
         return None
+    near = [t for t in d.trials if t.standard_error is not None and t.loss < best.loss + REPAIRED_CLEARLY]
+    # an entry says where, a factor only how much; what has its default was more likely left out than what was set
+    best = next((t for name in SETTINGS for t in near if t.name == name), best)
     gain, error = best.before - best.loss, best.standard_error
     clear = REPAIRED if error is None else max(REPAIRED_CLEARLY, 4 * error)
-    return best if gain > clear else None
+    return best if gain > clear and not best.further else None
 
 
 def _bad_tensors(d: Diagnosis) -> Iterable[Finding]:
@@ -84,7 +91,7 @@ def _why_not_finite(one: BadTensor) -> str:
 def _repaired(d: Diagnosis) -> Iterable[Finding]:
     found = repair_of(d)
     if found is not None:
-        setting = found.name == "setting"
+        setting = found.name in SETTINGS
         yield Finding(
             severity="fault",
             name="another configuration" if setting else "weights of another convention",
@@ -95,6 +102,16 @@ def _repaired(d: Diagnosis) -> Iterable[Finding]:
             remedy=("set it in the configuration" if setting else "convert the checkpoint again with this change")
             + "; what else stands out may follow from it",
         )
+    for one in d.trials[:1] if found is None else ():
+        if one.further:
+            yield Finding(
+                severity="warning",
+                name="several conventions",
+                text=f"with {one.repair} the loss of a short text falls from {one.before:.2f} to {one.loss:.2f}, and "
+                f"further with {one.further}",
+                cause="possible, not tested: weights that were changed in several ways, or in one that was not tried",
+                remedy="diagnose again after the first change",
+            )
 
 
 def _labels_shifted(d: Diagnosis, e: Ends) -> Iterable[Finding]:

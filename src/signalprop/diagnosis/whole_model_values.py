@@ -121,7 +121,8 @@ class Tried(Value):
     Attributes:
         name: a short word for its kind. fault: what is wrong if it repairs the model; repair: the change, in words.
         loss, before: with and without it, in nats per token. standard_error: of their difference, where it
-            was looked at on several sequences.
+            was looked at on several sequences. further: another change that lowers the loss clearly where this one is
+            made, so that this one alone does not repair the model.
     """
 
     name: str
@@ -130,3 +131,4 @@ class Tried(Value):
     loss: float
     before: float
     standard_error: Number = None
+    further: str = ""

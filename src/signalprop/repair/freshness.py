@@ -58,7 +58,8 @@ def learnt(attached: Attached) -> str:
     own: list[dict[str, Tensor]] = []
     tables: list[Parametrization] = []
     parts = _fused(attached)
-    named = sorted(attached.model.named_parameters(), key=lambda item: item[1].numel())
+    # matrices first: a vector has to be held against every scheme
+    named = sorted(attached.model.named_parameters(), key=lambda item: (item[1].ndim < 2, item[1].numel()))
     for name, parameter in named:
         if parameter.is_meta or not parameter.is_floating_point():
             continue
@@ -71,7 +72,8 @@ def learnt(attached: Attached) -> str:
             drawn = [other for each in own if bool((other := _matrix(chosen(each[name]))).isfinite().all())]
             if any(_like(values, other) for other in drawn) or (not drawn and _centred(values)):
                 continue
-            tables = tables or [table for scheme in SCHEMES if (table := _table(scheme, attached)) is not None]
+            if values.ndim < 2:
+                tables = tables or [table for scheme in SCHEMES if (table := _table(scheme, attached)) is not None]
             if not any(_by_scheme(attached, table, parameter, values) for table in tables):
                 return f"{name} ({why})"
     return ""
