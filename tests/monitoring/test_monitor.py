@@ -368,3 +368,15 @@ def test_a_layer_that_a_step_skipped_has_no_update_of_0() -> None:
             assert of_layers[2] == (None if step < 10 else 0.0)
         for p in parts:
             p.data -= 0.01 * (0 if p.grad is None else p.grad)
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e-6, True), (0.05, False)])
+def test_updates_that_bfloat16_rounds_away(rate: float, told: bool) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(400).bfloat16())
+    movement = Movement([(Place(0), [weight])], 20)
+    for step in range(1, 13):
+        weight.grad = torch.ones_like(weight)
+        movement.record(step, 1.0)
+        assert (movement.stalled() is not None) == (told and step > 10)
+        weight.data -= rate * weight.grad

@@ -40,8 +40,8 @@ def parts_of(attached: Attached, short: Batch) -> tuple[Finding, ...]:
     return (*found, *_routers(attached, short), *_dead_units(attached, short))
 
 
-def _none(x: Tensor | None) -> bool:
-    return x is not None and x.numel() > 0 and not bool(x.any())
+def _none(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.numel() > 0 and not bool(x.any())
 
 
 def _norms(attached: Attached) -> Iterator[Finding]:
@@ -57,7 +57,7 @@ def _norms(attached: Attached) -> Iterator[Finding]:
         if _none(gain_of(norm, offset)):
             path = attached.path_of(norm, "norm")
             yield fault(
-                name="norm of zeros", layers=(),
+                name="norm of zeros",
                 text=sentences.norm_of_zeros((), [path]),
                 remedy="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
                 cause="tested: the gains were read",
@@ -81,7 +81,7 @@ def _tables(attached: Attached) -> Iterator[Finding]:
         if _none(_map_to_words(attached) if own and word == "head" else matrix_of(held)):
             at = "every word has the same logit" if word == "head" else "its output is 0 for every token"
             yield fault(
-                name="head of zeros" if word == "head" else "table of zeros", layers=(), severity="fault",
+                name="head of zeros" if word == "head" else "table of zeros", severity="fault",
                 text=f"the {word} is all 0: {at}",
                 remedy="load it, or draw it with a standard deviation of 0.02"
                 + ("; a fresh head of zeros trains" if word == "head" else ""),
@@ -148,7 +148,7 @@ def _rotary(attached: Attached) -> Iterator[Finding]:
                 what = "holds zeros" if zero else "is not what the configuration gives"
                 now = "" if new is None else f"; computed anew they begin with {_begin(new)}"
                 yield fault(
-                    name="rotary frequencies", layers=(),
+                    name="rotary frequencies",
                     text=f"{path}.{name} (buffer) {what}: its frequencies begin with {_begin(held)}{now}",
                     remedy="compute the buffer again: reload the model, or run what fills it after to_empty; rotary "
                     "frequencies stay in float32",
@@ -199,7 +199,7 @@ def _ties(attached: Attached) -> Iterator[Finding]:
     if alike and head is not table and not head.is_meta and head.data_ptr() != table.data_ptr():
         equal = torch.equal(head, table)
         yield fault(
-            name="head not tied", layers=(), severity="warning",
+            name="head not tied", severity="warning",
             text="the configuration says tie_word_embeddings, but the head is a parameter of its own"
             + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
             remedy="call model.tie_weights(), or set tie_word_embeddings to false",
@@ -304,7 +304,7 @@ def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
     held = {k: m for k, m in modules.items() if isinstance(m, nn.Module) and list(modules.values()).count(m) == 1}
     dead: list[int] = []
     hooks = [
-        m.register_forward_hook(lambda _, args, out, k=k: dead.append(k) if _none(first_tensor(out)) else None)
+        m.register_forward_hook(lambda _, args, out, k=k: dead.append(k) if _none(out) and not _none(args[0]) else None)
         for k, m in held.items()
     ]
     _pass(attached, short, hooks)

@@ -35,7 +35,10 @@ def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
     model: Any = attached.model
     if not type(model).__module__.startswith("transformers.models."):
         return
-    plain = type(model.config)()
+    try:
+        plain = type(model.config)()
+    except Exception:  # a configuration that has no defaults
+        plain = None
     for changes, words in _others(model.config, tokens):
         config = copy.deepcopy(model.config)
         for name, value in changes.items():

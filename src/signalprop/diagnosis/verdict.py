@@ -277,7 +277,6 @@ def _casts(d: Diagnosis) -> Iterable[Finding]:
             yield Finding(
                 severity="note",
                 name="no scale",
-                layers=(),
                 text=f"int8 without a scale: the loss rises, in nats per token, by a direct cast of: "
                 f"{_listed(whole_numbers)}",
                 cause="it holds whole numbers alone, so that weights below one half become 0",

@@ -75,9 +75,7 @@ def _bad_tensors(d: Diagnosis) -> Iterable[Finding]:
         )
     left = len(d.bad_tensors) - 8
     if left > 0:
-        yield Finding(
-            severity="fault", name="not finite", layers=(), text=f"{left} more tensors hold NaN or infinite numbers"
-        )
+        yield Finding(severity="fault", name="not finite", text=f"{left} more tensors hold NaN or infinite numbers")
 
 
 def _why_not_finite(one: BadTensor) -> str:
@@ -95,7 +93,6 @@ def _repaired(d: Diagnosis) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="another configuration" if setting else "weights of another convention",
-            layers=(),
             text=f"{found.fault}: with {found.repair} the loss of a short text falls from {found.before:.2f} to "
             f"{found.loss:.2f}",
             cause="tested: of the changes that were tried, this one repairs the loss",
@@ -182,7 +179,6 @@ def _gains_around_zero(d: Diagnosis, e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="norm gains around 0",
-            layers=(),
             text=f"the gains of the layers' norms have rms {number(_layer_gain(d))} (median), those of the final norm "
             f"{number(e.final_gain)}; gains start at 1 and stay near it",
             cause="possible, not tested: gains stored around 0, for norms that add 1 to them, and read as they are",
@@ -198,7 +194,6 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="final norm not loaded",
-            layers=(),
             text=f"the gains of the final norm are all {e.final_gain_constant:g}, while the gains in the layers were "
             "trained" + (": the logits are the same for every word" if zero else ""),
             cause="possible, not tested: the loader found no weights for it",
@@ -208,7 +203,6 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="head not loaded",
-            layers=(),
             text=f"the head looks freshly drawn (independent draws, standard deviation {e.head_rms:.3g}), while other "
             "weights are trained",
             cause="possible, not tested: the checkpoint has no head, as its model uses the token table as its head",
@@ -259,7 +253,6 @@ def guessing(d: Diagnosis, others: bool) -> Iterable[Finding]:
     yield Finding(
         severity="warning" if others else "fault",
         name="no better than guessing",
-        layers=(),
         text=f"the loss is {value:.2f} and ln V is {e.log_vocab:.2f}, {how}, though weights were trained "
         f"({e.learnt}): {', '.join(parts)}{tried}",
         cause="possible, not tested: weights of another model or convention, or a tokenizer that is not this model's",
@@ -276,7 +269,6 @@ def _outlying(e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault" if one.losses else "warning",
             name="outlying rows",
-            layers=(),
             text=f"row {one.row} of the {one.table} is {one.ratio:.3g} times as large as its median row{more}",
             cause="possible, not tested: a row that was added, never trained, or overwritten",
             remedy="compare the row with the checkpoint it came from; new words start at the mean of the others",
@@ -297,7 +289,6 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="first loss far above ln V",
-            layers=(),
             text=f"the weights are fresh and the loss is {value:.2f}, where guessing costs ln V = {e.log_vocab:.2f}: "
             f"logits have variance {e.logits_variance:.3g}, as {weights} has entries of rms {number(size)} and reads "
             f"numbers of rms {number(e.read_rms)}",
@@ -307,7 +298,6 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
         yield Finding(
             severity="fault",
             name="logits are all alike",
-            layers=(),
             text=f"every word has the same logit (loss {value:.2f}, ln V {e.log_vocab:.2f}): the final gains have rms "
             f"{number(e.final_gain)}, the head's weights {number(e.table_rms if e.head_rms is None else e.head_rms)}",
             cause="tested: one of the two is 0" if 0 in (e.final_gain, e.head_rms, e.table_rms) else "",

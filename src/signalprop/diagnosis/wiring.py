@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -312,14 +313,14 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         change = float((ahead[: len(read), :-1] - said[: len(read), :-1]).abs().max())
         if change > _SAME * size:
             yield fault(
-                name="reads ahead", layers=(),
+                name="reads ahead",
                 text="what is said of a token changes with later tokens, which it has to predict: the causal mask is "
                 "missing",
                 remedy="mask the scores of later tokens with -inf before the softmax (is_causal=True)",
             )  # fmt: skip
 
     padding = {m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None}
-    if not causal and said.ndim == 3 and len(padding) == 1 and len(arguments) == 1:
+    if not causal and said.ndim == 3 and len(padding) == 1 and len(signature(model.forward).parameters) == 1:
         pads = torch.full((n, _PADS), padding.pop(), device=read.device, dtype=read.dtype)
         padded = _logits(model, {name: torch.cat([read, pads], 1)})
         if padded is not None and float((padded[:, : said.shape[1]] - said[:n]).abs().max()) > _SAME * size:

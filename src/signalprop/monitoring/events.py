@@ -29,6 +29,10 @@ _EVENTS: dict[str, tuple[str, str, str]] = {
     "attention_entropy": ("one-hot attention", "queries and keys that grew", "QK-norm, or a smaller rate for them"),
     "lowest_entropy": ("one-hot head", "queries and keys of a head that grew", "QK-norm, or a smaller rate for them"),
     "update": ("update out of its band", "a rate that does not suit these weights", "give them a rate of their own"),
+    "stalled": (
+        "updates are rounded away", "updates below half of the number format's step, 0.2 to 0.4 % in bfloat16",
+        "weights in float32 (with autocast), or an optimizer with stochastic rounding",
+    ),
     "expert_load": (
         "idle expert", "a router that sends nothing to it: it learns nothing",
         "a load-balancing loss or bias, or draw the router anew",
@@ -41,7 +45,6 @@ def finding_of(item: Departure) -> Finding:
     name, cause, remedy = _EVENTS[item.quantity]
     return Finding(
         name=name, severity="fault" if item.quantity == "finite" else "warning", text=item.text, layers=item.layers,
-        step=item.step,
         quantity=item.quantity, value=item.value if math.isfinite(item.value) else None,
         cause=f"possible, not tested: {cause}", remedy=remedy, page="docs/monitoring.md", step=item.step,
     )  # fmt: skip

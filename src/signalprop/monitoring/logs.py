@@ -19,6 +19,7 @@ from signalprop.results.profile import Profile
 from signalprop.results.verdicts import findings_of
 
 Log = Callable[[dict[str, float], int], None]
+_ONCE = ("finite", "stalled")  # quantities
 LOGGER = logging.getLogger("signalprop.monitoring")
 
 
@@ -85,12 +86,12 @@ class Logs:
                 file.close()
 
     def tell(self, found: Sequence[Departure]) -> None:
-        """Warn of departures; of what is not finite once: when weights are NaN, so is every later signal."""
+        """Warn of departures; of some once: when weights are NaN, so is every later signal."""
         for item in found:
-            if item.quantity == "finite":
-                if "finite" in self._said:
+            if item.quantity in _ONCE:
+                if item.quantity in self._said:
                     continue
-                self._said.add("finite")
+                self._said.add(item.quantity)
             self.warnings.append(item)
             LOGGER.warning(line_of(item))
 

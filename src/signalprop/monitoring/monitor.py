@@ -351,9 +351,9 @@ class SignalMonitor:
         self._logs.judge(profile, step)
         if profile.gradient is None:
             self._logs.say_once(f"step {step}: {profile.notes[-1]}", key=profile.notes[-1].split(";")[0])
-        if self._mesh is None:
-            scores = self._attention(step)
-        updates, by_sublayer = ([], []) if self._movement is None else self._movement.update()
+        scores = self._attention(step) if self._mesh is None else scores
+        updates, by_sublayer, stalls = ([], [], []) if self._movement is None else self._movement.sampled(step)
+        self._logs.tell(stalls)
         moved: Layers = {"update": updates} if any(v is not None for v in updates) else {}
         layers = per_layer(profile) | moved | self._experts.loads() | scores
         out = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held
 from signalprop.files.storage import finite
+from signalprop.monitoring.bands import Departure
 from signalprop.monitoring.jumps import Jump, Jumps
 from signalprop.monitoring.places import OTHER, Place, sublayers_of
 from signalprop.monitoring.processes import distinct_shards, local_part, mesh_of, summed
@@ -29,6 +30,7 @@ _FOLLOWED = 4096
 _LOOK = 8
 # Steps without a gradient from which a place is idle; before, its layer may have been skipped, as LayerDrop does.
 _IDLE = 10
+_HALF, _STALLED = (torch.bfloat16, torch.float16), 0.9
 
 
 class Movement:
@@ -54,6 +56,7 @@ class Movement:
         self._before: list[Tensor] | None = None
         self._frozen: set[int] = set()
         self._jumps = Jumps(self.places)
+        self._same: deque[Tensor] = deque(maxlen=_IDLE)
 
     def record(self, step: int, loss: Tensor | float | None) -> list[Jump]:
         """Keep a step, after its backward pass and before its update; the jumps that are known by now."""
@@ -105,6 +108,20 @@ class Movement:
         of_layers[np.bincount(layer, ~skipped) == 0] = np.nan
         return finite(of_layers), finite(own)
 
+    def stalled(self) -> float | None:
+        """The share of 16-bit weights with a gradient that no step changes, if it was above 90 % in each of the last.
+
+        bfloat16 has steps of 0.4 to 0.8 % of a number: updates below half of that are rounded away.
+        """
+        shares = torch.stack(list(self._same)).tolist() if len(self._same) == _IDLE else []
+        return min(shares) if shares and min(shares) > _STALLED else None
+
+    def sampled(self, step: int) -> tuple[list[float | None], list[float | None], list[Departure]]:
+        """The updates, and weights that stand still as an event."""
+        share = self.stalled()
+        text = f"step {step}: {share or 0:.0%} of the 16-bit weights have not changed in any of the last steps"
+        return *self.update(), [] if share is None else [Departure(step, "stalled", (), None, share, text)]
+
     def _table(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Losses (steps,), gradients and updates (steps, places)."""
         table = np.stack([row for _, row in self._ring])
@@ -127,6 +144,9 @@ class Movement:
         if before is None:
             nothing = torch.full((len(self.places),), math.nan, device=device)
             return nothing, nothing
+        half = [i for i, p in enumerate(self._flat) if p.dtype in _HALF and p.grad is not None]
+        if half:
+            self._same.append(torch.stack([(now[i] == before[i]).float().mean().to(device) for i in half]).mean())
         moved = torch._foreach_norm(torch._foreach_sub(now, before))
         sizes = torch._foreach_norm(before)
         # a parameter counts by all of its entries, of which some are seen
