@@ -348,7 +348,7 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
     if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
         yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"
     if a.causal:
-        yield "in a causal stack every position differs"
+        yield "in a causal stack every position differs" if a.seq_len > 1 else "there is one position"
     if a.kind == "encoder-decoder":
         yield "in a causal decoder every position differs"
     if a.kind != "encoder":

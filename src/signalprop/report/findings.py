@@ -81,10 +81,9 @@ def one_network(profile: Profile) -> list[str]:
     stream = profile.forward["stream_out"]
     if stream.variance_sd is None or stream.token_correlation_sd is None:
         return []
-    parts = [
-        f"variance x/÷ {factor(stream.variance_sd[-1])}",
-        f"correlation ± {_short(stream.token_correlation_sd[-1])}",
-    ]
+    parts = [f"variance x/÷ {factor(stream.variance_sd[-1])}"]
+    if profile.architecture.seq_len > 1:
+        parts.append(f"correlation ± {_short(stream.token_correlation_sd[-1])}")
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
     parts += [] if first is None else [f"gradient x/÷ {factor(first[0])}"]
     many = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd_many

@@ -77,7 +77,8 @@ def percent(value: float | None) -> str:
 def tokens_in_words(architecture: Architecture) -> str:
     """`128 tokens per sequence`, of an encoder-decoder `128 + 64 tokens per sequence`."""
     a = architecture
-    return f"{a.seq_len:,}{f' + {a.target_len:,}' if a.target_len else ''} tokens per sequence"
+    tokens = "token" if a.seq_len == 1 and not a.target_len else "tokens"
+    return f"{a.seq_len:,}{f' + {a.target_len:,}' if a.target_len else ''} {tokens} per sequence"
 
 
 def depth_in_words(architectures: Sequence[Architecture]) -> str:
