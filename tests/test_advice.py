@@ -11,7 +11,7 @@ import pytest
 from tests.commandline import Command, result_of
 
 import signalprop as sp
-from signalprop.advice import made_by
+from signalprop.advice import made_by, uneven
 from signalprop.report import findings as texts
 from signalprop.results.findings import Finding, Findings, Unhealthy
 from signalprop.schemes import SCHEMES
@@ -218,3 +218,19 @@ def test_trained_weights_are_said_to_be_taken_as_random() -> None:
     with torch.no_grad():
         next(p for name, p in model.named_parameters() if "norm" in name and p.ndim == 1)[0] = 1.5
     assert any("trained" in note for note in sp.predict(model).notes)
+
+
+def test_deepnorm_is_for_post_norm() -> None:
+    tables = {
+        a: sp.scheme("xavier")(sp.Architecture.preset("tgs", n_layers=2, norm_placement=a)) for a in ("pre", "post")
+    }
+    assert made_by(tables["post"], "deepnorm").scheme == "deepnorm"
+    with pytest.raises(sp.InputError, match="deepnorm"):
+        made_by(tables["pre"], "deepnorm")
+
+
+def test_an_encoder_with_little_gradient_counts_as_uneven() -> None:
+    a = sp.Architecture.preset("whisper-small", n_layers=4, n_decoder_layers=4, d_model=64, seq_len=32, target_len=16)
+    few, even = (sp.predict(sp.scheme(name)(a)) for name in ("takase", "xavier"))
+    assert few.gradient_ratio < 0.01 * even.gradient_ratio
+    assert uneven(few) > uneven(even)

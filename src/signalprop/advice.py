@@ -160,6 +160,11 @@ def _by_scheme(name: str) -> Callable[[Parametrization], Parametrization | None]
     return made
 
 
+def _deepnorm(p: Parametrization) -> Parametrization | None:
+    """Its multipliers are derived for post-norm."""
+    return _by_scheme("deepnorm")(p) if set(p.architecture.placements) == {"post"} else None
+
+
 def _changed(p: Parametrization) -> dict[str, np.ndarray]:
     """Columns that are not as the scheme makes them."""
     if p.scheme not in SCHEMES:
@@ -242,7 +247,7 @@ CHANGES: tuple[Change, ...] = (
            {"transformers": "norm_first / GPT2Config", "nanoGPT": "x = x + self.attn(self.ln_1(x))"}),
     Change("sandwich norm", _of_architecture(norm_placement="sandwich"), f"4 norms a layer; {_NORM}", 1.2,
            'a.replace(norm_placement="sandwich")', {"transformers": "Gemma2Config"}),
-    _initialiser("deepnorm", f"needs post-norm; {_FOLDS}", 0.8),
+    _initialiser("deepnorm", _FOLDS, 0.8)._replace(make=_deepnorm),
     _initialiser("lns", _FOLDS, 0.8),
     _initialiser("stable-resnet", _FOLDS, 0.8),
     Change("half as deep", _half_as_deep, "half of the layers' parameters and time", 3.0, "a.replace(n_layers=...)",
@@ -338,12 +343,16 @@ def _together(one: Change, other: Change) -> Change:
 
 
 def uneven(profile: Profile) -> float:
-    """ln of the largest over the smallest gradient variance, of the sublayers after the first layer of every stack."""
+    """ln of the largest over the smallest gradient variance, of the sublayers after the first layer of every stack.
+
+    Of an encoder-decoder also how far the encoder's first is from the decoder's last.
+    """
     if profile.gradient is None:
         return 0.0
     logs, per = profile.gradient["stream_in"].log_variance, max(profile.n_sublayers // profile.architecture.n_layers, 1)
     if profile.architecture.kind == "encoder-decoder":
-        return float(sum(abs(part.upper) + abs(part.lower) for part in halves(profile)))
+        within = sum(abs(part.upper) + abs(part.lower) for part in halves(profile))
+        return float(within + abs(logs[0]))  # an encoder that gets little of what the decoder gets
     after = logs[per:] if len(logs) > 2 * per else logs
     return float(after.max() - min(after.min(), 0.0))
 
