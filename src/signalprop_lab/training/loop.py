@@ -22,61 +22,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from signalprop.errors import InputError, require
-
-require("accelerate", "training")
-
-from accelerate import Accelerator, PartialState  # noqa: E402
-from accelerate.state import AcceleratorState, GradientState  # noqa: E402
-from accelerate.tracking import get_available_trackers  # noqa: E402
-from accelerate.utils import (  # noqa: E402
-    DistributedDataParallelKwargs,
-    DistributedType,
-    FullyShardedDataParallelPlugin,
-    ParallelismConfig,
-    TorchDynamoPlugin,
-    set_seed,
-)
-
-from signalprop.streams.wrappers import unwrapped  # noqa: E402
-from signalprop_lab.training import checkpoints, weight_files  # noqa: E402
-from signalprop_lab.training.divergence import Diverged, Pass, explained, random_states  # noqa: E402
-from signalprop_lab.training.examples import IGNORED, Examples, Ordered, Prepared, Streamed, collate  # noqa: E402
-from signalprop_lab.training.interrupts import Interrupts  # noqa: E402
-from signalprop_lab.training.networks import Network, network_of  # noqa: E402
-from signalprop_lab.training.optimizers import make_optimizer  # noqa: E402
-from signalprop_lab.training.processes import anywhere, first, gathered, several, sharded, told  # noqa: E402
-from signalprop_lab.training.recipe import Recipe, Schedule  # noqa: E402
-from signalprop_lab.training.recipe_files import flat  # noqa: E402
-from signalprop_lab.training.run_logs import Watcher, by_group  # noqa: E402
+from signalprop.errors import InputError
+from signalprop.streams.wrappers import unwrapped
+from signalprop_lab.training import checkpoints, weight_files
+from signalprop_lab.training.devices import accelerator_of, passes_of
+from signalprop_lab.training.divergence import Diverged, Pass, explained, random_states
+from signalprop_lab.training.examples import IGNORED, Examples, Ordered, Prepared, Streamed, collate
+from signalprop_lab.training.interrupts import Interrupts
+from signalprop_lab.training.networks import Network, network_of
+from signalprop_lab.training.optimizers import make_optimizer, rate_factor
+from signalprop_lab.training.processes import anywhere, first, gathered, several, sharded, told
+from signalprop_lab.training.recipe import Recipe
+from signalprop_lab.training.recipe_files import flat
+from signalprop_lab.training.run_logs import Watcher, by_group
 
 # A scale of float16's loss below which gradients still overflow: they would in any case.
 _SMALLEST_SCALE = 1.0
-
-
-# --- loss and learning rate -------------------------------------------------------------------------------------------
-
-
-def rate_factor(step: int, steps: int, schedule: Schedule) -> float:
-    """Share of the peak learning rate at a step (from 0).
-
-    Warm-up is linear and reaches the peak after its last step; cosine, linear and wsd end at `final` after the last
-    step, wsd in a straight line over the last `decay` of the steps.
-    """
-    warmup = schedule.warmup if schedule.warmup >= 1 else round(schedule.warmup * steps)
-    if step < warmup:
-        return (step + 1) / warmup
-    if schedule.kind == "wsd":
-        falling = round(schedule.decay * steps)
-        return schedule.final + (1 - schedule.final) * min(1.0, max(steps - step, 0) / falling)
-    passed = (step - warmup) / max(steps - warmup, 1)
-    if schedule.kind == "cosine":
-        return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * min(passed, 1.0)))
-    if schedule.kind == "linear":
-        return schedule.final + (1 - schedule.final) * (1 - min(passed, 1.0))
-    if schedule.kind == "inverse-sqrt":
-        return math.sqrt(max(warmup, 1) / (step + 1))
-    return 1.0
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, count: Tensor | float, smoothing: float = 0.0) -> Tensor:
@@ -95,90 +56,6 @@ def logits_of(outputs: Any) -> Tensor:
     """The logits of a model's output."""
     logits: Tensor = outputs["logits"] if isinstance(outputs, dict) else outputs.logits
     return logits
-
-
-# --- devices and processes --------------------------------------------------------------------------------------------
-
-
-def passes_of(recipe: Recipe, processes: int) -> tuple[int, int]:
-    """(examples of a process in a pass, passes in a step).
-
-    Raises:
-        InputError: the batch cannot be shared out so.
-    """
-    b = recipe.budget
-    if b.batch_size % processes:
-        raise InputError(
-            f"budget.batch_size {b.batch_size} is not a multiple of the {processes} processes; choose another"
-        )
-    each = b.batch_size // processes
-    micro = min(b.micro_batch or each, each)
-    if each % micro:
-        raise InputError(f"budget.micro_batch {micro} does not divide the {each} examples of a process")
-    return micro, each // micro
-
-
-def _sharding(recipe: Recipe, network: Network, processes: int) -> dict[str, Any]:
-    """What accelerate is told of FSDP2: layers are sharded one by one."""
-    if not recipe.parallel.fsdp:
-        return {}
-    options: dict[str, Any] = {
-        "fsdp_version": 2,
-        "auto_wrap_policy": "transformer_based_wrap",
-        "transformer_cls_names_to_wrap": sorted({type(layer).__name__ for layer in network.layers}),
-        "cpu_ram_efficient_loading": False,
-        "state_dict_type": "FULL_STATE_DICT",
-    }
-    found: dict[str, Any] = {"fsdp_plugin": FullyShardedDataParallelPlugin(**options | recipe.parallel.fsdp_config)}
-    if (replicas := recipe.parallel.replicas) > 1:
-        if processes % replicas:
-            raise InputError(f"parallel.replicas {replicas} does not divide the {processes} processes")
-        sizes = {"dp_replicate_size": replicas, "dp_shard_size": processes // replicas}
-        found["parallelism_config"] = ParallelismConfig(**sizes)
-    return found
-
-
-def accelerator_of(recipe: Recipe, network: Network, folder: Path) -> Accelerator:
-    """The accelerator of a recipe, in a process that may have had another one for another recipe.
-
-    Raises:
-        InputError: `report_to` names what is not installed.
-    """
-    known = [str(name) for name in get_available_trackers()]
-    for name in recipe.report_to:
-        if name not in known:
-            raise InputError(
-                f"report_to names {name!r}, which accelerate does not know or is not installed; available: "
-                f"{', '.join(sorted(known)) or 'none'}"
-            )
-    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps one state per process
-    GradientState._reset_state()
-    on_cpu = not torch.cuda.is_available() and not torch.backends.mps.is_available()
-    state = PartialState(cpu=on_cpu)
-    sharding = _sharding(recipe, network, state.num_processes)
-    if sharding and state.num_processes > 1 and state.device.type == "cpu":
-        # accelerate would take the processes of a CPU for those of DistributedDataParallel, without a word
-        state.distributed_type = DistributedType.MULTI_GPU
-    return Accelerator(
-        cpu=on_cpu,
-        mixed_precision={"fp32": "no"}.get(recipe.precision, recipe.precision),
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor" if recipe.compile else "no"),
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)],
-        log_with=list(recipe.report_to) or None,
-        project_dir=folder,
-        **sharding,
-    )
-
-
-def recompute_layers(network: Network) -> None:
-    """Have the layers compute their activations again in the backward pass."""
-    from torch.utils.checkpoint import checkpoint
-
-    for layer in network.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 class Loop:
@@ -213,7 +90,6 @@ class Loop:
         self._begun, self._earlier_seconds = time.perf_counter(), 0.0
         self.accelerator = accelerator_of(recipe, network, folder)
         self._micro, self._n_passes = passes_of(recipe, self.accelerator.num_processes)
-        set_seed(recipe.seed)
         self._take_validation()
         self.passes: list[Pass] = []
         self._norm, self._rate = torch.tensor(0.0), 0.0  # of the step: the gradient's before it is clipped

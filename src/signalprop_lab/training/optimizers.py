@@ -1,14 +1,15 @@
-"""The optimizer of a recipe, on the parameter groups that the network's scheme asks for."""
+"""The optimizer of a recipe, on the parameter groups that the network's scheme asks for; its learning rate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from signalprop_lab.training.recipe import Recipe
+from signalprop_lab.training.recipe import Recipe, Schedule
 
 Group = dict[str, Any]
 
@@ -56,3 +57,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 def _of(groups: Sequence[Group], *, by_muon: bool) -> list[Group]:
     return [group for group in groups if group["use_muon"] is by_muon]
+
+
+def rate_factor(step: int, steps: int, schedule: Schedule) -> float:
+    """Share of the peak learning rate at a step (from 0).
+
+    Warm-up is linear and reaches the peak after its last step; cosine, linear and wsd end at `final` after the last
+    step, wsd in a straight line over the last `decay` of the steps.
+    """
+    warmup = schedule.warmup if schedule.warmup >= 1 else round(schedule.warmup * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule.kind == "wsd":
+        falling = round(schedule.decay * steps)
+        return schedule.final + (1 - schedule.final) * min(1.0, max(steps - step, 0) / falling)
+    passed = (step - warmup) / max(steps - warmup, 1)
+    if schedule.kind == "cosine":
+        return schedule.final + (1 - schedule.final) * 0.5 * (1 + math.cos(math.pi * min(passed, 1.0)))
+    if schedule.kind == "linear":
+        return schedule.final + (1 - schedule.final) * (1 - min(passed, 1.0))
+    if schedule.kind == "inverse-sqrt":
+        return math.sqrt(max(warmup, 1) / (step + 1))
+    return 1.0

@@ -26,12 +26,13 @@ from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.results.verdicts import findings_of
 from signalprop_lab.training.checkpoints import clear_leftovers, last_good
+from signalprop_lab.training.devices import recompute_layers
 from signalprop_lab.training.divergence import Diverged
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
 from signalprop_lab.training.interrupts import Interrupts
 from signalprop_lab.training.json_lines import JsonLines, read_lines
-from signalprop_lab.training.loop import Loop, recompute_layers
+from signalprop_lab.training.loop import Loop
 from signalprop_lab.training.networks import Network, network_of
 from signalprop_lab.training.plateau import left_at
 from signalprop_lab.training.processes import by_first, first, meet, sharded, told

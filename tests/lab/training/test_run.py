@@ -18,9 +18,8 @@ from signalprop.errors import InputError
 from signalprop_lab.report.runs import read_run
 from signalprop_lab.training import environment
 from signalprop_lab.training.examples import Shuffled
-from signalprop_lab.training.loop import rate_factor
 from signalprop_lab.training.networks import network_of
-from signalprop_lab.training.optimizers import make_optimizer
+from signalprop_lab.training.optimizers import make_optimizer, rate_factor
 from signalprop_lab.training.recipe import Schedule, load_recipe
 from signalprop_lab.training.result import Result
 from signalprop_lab.training.run import train
