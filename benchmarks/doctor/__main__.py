@@ -1,6 +1,6 @@
 """Plant every fault, ask `diagnose` for its first finding, and write records/doctor-table.md and its record beside it.
 
-python -m benchmarks.doctor                    # all; some eight minutes on one core
+python -m benchmarks.doctor                    # all; a quarter of an hour on one core
 python -m benchmarks.doctor --only rotary      # those in whose name the word stands, in place of the stored ones
 python -m benchmarks.doctor --models DIR       # the small trained models are kept there
 python -m benchmarks.doctor --checkpoint DIR   # a released checkpoint among the healthy ones; may be repeated
