@@ -1,8 +1,4 @@
-"""The explorer: a Dash page on this machine whose controls redraw the predicted signal at every change.
-
-The address of the page is its state: controls, and the settings that are pinned. One callback reads what changed,
-predicts, and writes controls, address and drawings.
-"""
+"""The explorer: a Dash page on this machine whose controls redraw the predicted signal. Its address is its state."""
 
 from __future__ import annotations
 
@@ -239,8 +235,7 @@ def _layout() -> html.Div:
 
 
 def serve(port: int, *, browser: bool, say: Callable[[str], object]) -> None:
-    """Serve the page to this machine until Ctrl-C, at a port (0: a free one); `say` is told the address, which a
-    browser opens where that is asked for. InputError: the port is taken."""
+    """Serve the page to this machine until Ctrl-C, at a port (0: a free one). InputError: it is taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     try:
         server = make_server("127.0.0.1", port, application().server, threaded=True)
