@@ -48,7 +48,7 @@ def headline(*profiles: Profile) -> list[str]:
     profile, schemes = profiles[0], dict.fromkeys(p.scheme for p in profiles)
     return [
         f"{'network':<20}{network_in_words(*(p.architecture for p in profiles))}",
-        f"{'scheme':<20}{', '.join(schemes)}",
+        f"{'scheme':<20}{', '.join(schemes) or 'not recorded'}",
         f"{'input':<20}{profile.reads or 'not recorded'}, {tokens_in_words(profile.architecture)}",
     ]
 

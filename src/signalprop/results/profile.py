@@ -71,8 +71,8 @@ class Profile(Document, Shown):
     def __repr__(self) -> str:
         shape = self.forward["stream_out"].variance.shape[:-1]
         end = f"sweep of shape {shape}" if shape else f"gradient ratio {number(self.gradient_ratio)}"
-        network = network_in_words(self.architecture)
-        return f"<Profile: {network}, {self.scheme}; {self.source} ({self.fidelity}); {end}>"
+        network = ", ".join(filter(None, (network_in_words(self.architecture), self.scheme)))
+        return f"<Profile: {network}; {self.source} ({self.fidelity}); {end}>"
 
     @property
     def gradient_ratio(self) -> float | None:
