@@ -195,7 +195,7 @@ def plateau(results: dict[str, Any]) -> str:
             f"- {method}: after {', '.join(left) or 'no number of'} steps"
             + (f"; never at {', '.join(stayed)} layers ({runs} runs)" if stayed else "")
         )
-    shown = "![steps until the plateau is left, against depth](pictures/plateau.svg)"
+    shown = "![steps until the plateau is left, against depth](../docs/pictures/plateau.svg)"
     title = (
         "**Leaving the plateau at chance** ([runs](#depth-postln)), at the best rate, warm-up and seed of each depth:"
     )

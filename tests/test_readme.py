@@ -55,8 +55,6 @@ NOT_RUN = {
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",
     ("docs/monitoring.md", "step 102:"): "a warning of a loss that jumped; tests/monitoring/test_faults.py makes some",
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
-    ("docs/training.md", "torchrun --nnodes 4"): _CLUSTER,
-    ("docs/training.md", "#!/bin/bash"): _CLUSTER,
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
     ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
     ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",

@@ -182,9 +182,9 @@ def test_advice_names_the_thing_and_not_a_keyword_of_python(command: Command, re
         assert "give its inputs, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
     becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
             num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
-    assert "give a mapping, which names the branches" in refused("measure", str(copied), "--random-init")
+    assert "let it pass through an nn.Identity()" in refused("measure", str(copied), "--random-init")
     (copied / "model.safetensors").unlink()
-    assert "not predicted       give a mapping, which names the branches" in command("anatomy", str(copied)).out
+    assert "let it pass through an nn.Identity()" in command("anatomy", str(copied)).out
 
 
 def test_read_only_directories(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_what_keeps_a_model_from_being_understood_is_named() -> None:
     model = Decoder()
     nn.init.zeros_(model.blocks[1].norm.weight)
     nn.init.zeros_(model.blocks[1].norm.bias)
-    (found,) = (v for v in diagnose(model.eval(), IDS).verdicts if v.severity == "fault")
+    (found,) = (v for v in diagnose(model.eval(), IDS).findings if v.severity == "fault")
     assert "blocks.1.norm" in found.text and found.layers == (1,)
 
 

@@ -116,7 +116,7 @@ def test_what_is_kept_of_a_step() -> None:
     movement.record(2, torch.tensor(1.0))
     layers, places = movement.update()
     assert layers == [pytest.approx(0.01 / 2**0.5), None]  # weights of 0 have no share
-    assert places == [pytest.approx(0.01), 0.0, None]
+    assert places == [pytest.approx(0.01), None, None]  # the second has no gradient: it may have been skipped
     losses, gradients, _ = movement._table()
     assert losses.tolist() == [1.0, 1.0] and gradients[1].tolist() == [pytest.approx(0.5 * 12**0.5), 0.0, 0.0]
 

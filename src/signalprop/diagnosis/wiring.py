@@ -219,8 +219,10 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Finding]:
     doubled = tuple(i for i, (c, _) in along.items() if abs(c - 2) < 0.15 or abs(c - 4) < 0.3)
     around = {i: _same_doubled(blocks[i], seen[i]) for i in along}
     usual = sorted(cosine for _, cosine in along.values())[len(along) // 2]
-    lost = tuple(i for i, (c, cosine) in along.items() if max(abs(c), abs(cosine)) < 0.3 and (around[i] or usual > 0.6))
-    carried = tuple(i for i, (_, cosine) in along.items() if cosine > 0.6 and around[i] and not _normed(seen[i].gave))
+    # where a norm ends the block, a branch that is large enough hides the skip
+    alone = {i: around[i] and not _normed(seen[i].gave) for i in along}
+    lost = tuple(i for i, (c, cosine) in along.items() if max(abs(c), abs(cosine)) < 0.3 and (alone[i] or usual > 0.6))
+    carried = tuple(i for i, (_, cosine) in along.items() if cosine > 0.6 and alone[i])
     if lost:
         yield fault(
             name="no skip", layers=lost,

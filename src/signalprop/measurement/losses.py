@@ -38,7 +38,7 @@ def loss_of(
         return own
     ids = None if isinstance(batch, Batch) else next_ids(logits, batch, tokens_first)
     if ids is not None:
-        return F.cross_entropy(logits[:, :-1].flatten(0, -2).float(), ids.flatten().long(), ignore_index=-1)
+        return _cross_entropy(logits[:, :-1], ids)
     if not isinstance(logits, Tensor):
         raise InputError(
             "the model returns no logits and no loss; give loss=, a function of its output, or backward=False "
@@ -60,7 +60,13 @@ def loss_of(
             f"targets go up to {int(targets.max()):,}, the model's output has {logits.shape[-1]:,} features, as of one "
             "without a head; give a batch with such targets, loss=, or backward=False (--no-gradient)"
         )
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten().long(), ignore_index=-1)
+    return _cross_entropy(logits, targets)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Over positions whose target is not -1; in float32, of float64 logits in float64."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten().long(), ignore_index=-1)
 
 
 def takes_next(output: Any, arguments: Dictionary[str, Any], tokens_first: bool) -> bool:

@@ -103,7 +103,10 @@ class Movement:
             of_layers, own = both[0] / both[1], moved / sizes
         own[list(self._frozen)] = np.nan
         gradients = np.stack([row[1 : 1 + n] for _, row in self._ring])
-        skipped = (moved == 0) & (gradients[-2:][0] == 0) & ((gradients > 0).any(0) | (len(gradients) < _IDLE))
+        trains = np.zeros(n, np.bool_)
+        np.logical_or.at(trains, self._owner, [p.requires_grad for p in self._flat])
+        skipped = (gradients > 0).any(0) | (len(gradients) < _IDLE)
+        skipped &= trains & (moved == 0) & (gradients[-2:][0] == 0)
         own[skipped] = np.nan
         of_layers[np.bincount(layer, ~skipped) == 0] = np.nan
         return finite(of_layers), finite(own)

@@ -80,8 +80,8 @@ class Series:
             variance, log_variance: one of the two, shape (..., sublayers), as all others here.
             token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
             variance_se, token_correlation_se: standard errors over networks, where there are several.
-            variance_sd, token_correlation_sd: of single networks around a prediction; `_many`: over many sequences.
-            variance_excess, token_correlation_excess: of their mean over the prediction.
+            variance_sd, token_correlation_sd: of single networks around a prediction. variance_sd_many: over many
+            sequences, as token_correlation_sd_many. variance_excess, token_correlation_excess: of their mean.
 
         Raises:
             InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
