@@ -12,7 +12,7 @@ from benchmarks.code_bases.verbs import ACTIONS, VERBS, examined
 import signalprop as sp
 from signalprop.files.storage import read_json
 
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+pytestmark = pytest.mark.filterwarnings("ignore:.(is_gradient_checkpointing|past_key_values):FutureWarning")  # of peft
 
 WORKS = [
     ("nanochat, plain", "check"),  # norms that are functions: of the stream, of the embedding, of queries and keys
