@@ -18,7 +18,7 @@ from signalprop.data.batches import Batch, load_text, windows
 from signalprop.diagnosis.run import diagnose
 from signalprop.diagnosis.temporary_changes import Trial
 from signalprop.diagnosis.trials import trials
-from signalprop.diagnosis.whole_model import SETTINGS
+from signalprop.diagnosis.whole_model_values import REBUILT, SETTINGS
 
 HEADS, KEYS, N = 6, 2, 12
 
@@ -199,6 +199,19 @@ def test_another_configuration(family: str, changes: dict[str, Any], repair: str
                 right.append(trial.repair)
     assert right and all(repair in one for one in right)
     assert torch.equal(logits_of(other, batch), broken) and other.config is config
+
+
+def test_a_hook_is_no_entry_of_the_configuration() -> None:
+    """A new model of the same configuration does without it: the control, before any entry."""
+    model = tiny("llama", 3)
+    batch = text_batch(model)
+    wanted = logits_of(model, batch)
+    model.model.embed_tokens.register_forward_hook(lambda module, given, out: 0.1 * out)
+    assert not torch.allclose(logits_of(model, batch), wanted, atol=1e-3)
+    first = next(trial for trial in every(model, batch) if trial.name in (*SETTINGS, REBUILT))
+    assert first.name == REBUILT
+    with first.change():
+        assert torch.allclose(logits_of(model, batch), wanted, atol=1e-5)
 
 
 def of_thirds(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:

@@ -1,7 +1,9 @@
 """Trials of the configuration: the same weights in a model of which one entry is another.
 
-What an entry means is not known here. Those are tried whose other values leave every parameter its name and shape:
-switches, numbers of heads and of chosen experts, windows, caps, factors, the share of a head that is rotated.
+The first is a control: a new model of the configuration as it is. Where that alone lowers the loss, hooks, other code
+or buffers of this model are to blame, not an entry. What an entry means is not known here. Those are tried whose other
+values leave every parameter its name and shape: switches, numbers of heads and of chosen experts, windows, caps,
+factors, the share of a head that is rotated.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from signalprop.attachment.attached import Attached
 from signalprop.diagnosis.temporary_changes import Trial
+from signalprop.diagnosis.whole_model_values import REBUILT
 
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _KEY_HEADS, _SIZE = "num_key_value_heads", "head_dim"
@@ -46,6 +49,13 @@ def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
         other = _built(model, config)
         if other is None:
             continue
+        if not changes:
+            yield Trial(
+                REBUILT, "the model computes something else than its class does with this configuration",
+                "a new model of the same configuration around the same weights",
+                lambda other=other: _in_place_of(model, other),  # type: ignore[misc]
+            )  # fmt: skip
+            continue
         now = ", ".join(f"{name} is {getattr(model.config, name)}" for name in changes if name in words)
         unset = all(getattr(model.config, name) == getattr(plain, name, None) for name in changes)
         yield Trial(
@@ -55,7 +65,8 @@ def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
 
 
 def _others(config: Any, tokens: int) -> Iterator[tuple[dict[str, Any], str]]:
-    """Entries with other values, and the change in words."""
+    """Entries with other values, and the change in words; none first."""
+    yield {}, ""
     entries = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     for name, own in entries.items():
         values: list[Any] = []

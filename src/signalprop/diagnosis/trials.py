@@ -21,7 +21,7 @@ from signalprop.diagnosis.setting_trials import setting_trials
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.diagnosis.temporary_changes import Trial
 from signalprop.diagnosis.value_trials import value_trials
-from signalprop.diagnosis.whole_model_values import Tried
+from signalprop.diagnosis.whole_model_values import REBUILT, SETTINGS, Tried
 
 PROMISING = 0.04  # nats per token
 FURTHER = 0.15  # by which another change lowers the loss of a model that one has not repaired
@@ -58,6 +58,9 @@ def try_all(
         if progress is not None:
             progress(done + 1, len(every))
     found = sorted((one for one in found if math.isfinite(one[0])), key=lambda one: one[0])
+    control = next((value for value, trial in found if trial.name == REBUILT), math.inf)
+    if whole - control > PROMISING:  # entries have to do more than a new model does
+        found = [one for one in found if one[1].name not in SETTINGS or control - one[0] > PROMISING]
     closer = [trial for value, trial in found[:3] if whole - value > PROMISING]
     before = of(text) if closer else None
     out = []

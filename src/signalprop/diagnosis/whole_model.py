@@ -18,11 +18,9 @@ from signalprop.diagnosis.bounds import (
     SHIFTED,
 )
 from signalprop.diagnosis.result import Diagnosis, known
-from signalprop.diagnosis.whole_model_values import BadTensor, Ends, Fresh, Off, Tried
+from signalprop.diagnosis.whole_model_values import REBUILT, SETTINGS, BadTensor, Ends, Fresh, Off, Tried
 from signalprop.results.findings import Finding
 from signalprop.results.text import named, number
-
-SETTINGS = ("unset", "setting")  # names of trials of the configuration
 
 
 def whole_model(d: Diagnosis) -> Iterator[Finding]:
@@ -55,7 +53,8 @@ def repair_of(d: Diagnosis) -> Tried | None:
         return None
     near = [t for t in d.trials if t.standard_error is not None and t.loss < best.loss + REPAIRED_CLEARLY]
     # an entry says where, a factor only how much; what has its default was more likely left out than what was set
-    best = next((t for name in SETTINGS for t in near if t.name == name), best)
+    ordered = [t for name in SETTINGS for t in near if t.name == name] + [t for t in near if t.name != REBUILT]
+    best = next(iter(ordered), best)
     gain, error = best.before - best.loss, best.standard_error
     clear = REPAIRED if error is None else max(REPAIRED_CLEARLY, 4 * error)
     return best if gain > clear and not best.further else None
@@ -86,18 +85,24 @@ def _why_not_finite(one: BadTensor) -> str:
     return "possible, not tested: a damaged file, or a step whose gradient was not finite there"
 
 
+_REPAIRS = dict.fromkeys(SETTINGS, ("another configuration", "set it in the configuration")) | {
+    REBUILT: ("altered model", "look for hooks, replaced modules and buffers that are not the class's")
+}
+
+
 def _repaired(d: Diagnosis) -> Iterable[Finding]:
     found = repair_of(d)
     if found is not None:
-        setting = found.name in SETTINGS
+        name, remedy = _REPAIRS.get(
+            found.name, ("weights of another convention", "convert the checkpoint again with this change")
+        )
         yield Finding(
             severity="fault",
-            name="another configuration" if setting else "weights of another convention",
+            name=name,
             text=f"{found.fault}: with {found.repair} the loss of a short text falls from {found.before:.2f} to "
             f"{found.loss:.2f}",
             cause="tested: of the changes that were tried, this one repairs the loss",
-            remedy=("set it in the configuration" if setting else "convert the checkpoint again with this change")
-            + "; what else stands out may follow from it",
+            remedy=f"{remedy}; what else stands out may follow from it",
         )
     for one in d.trials[:1] if found is None else ():
         if one.further:

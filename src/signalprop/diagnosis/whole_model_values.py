@@ -7,6 +7,10 @@ from signalprop.files.validation import Value
 Number = float | None
 
 
+# Names of trials of the configuration: an entry that has its default, or was set; and a new model without any change.
+SETTINGS, REBUILT = ("unset", "setting"), "rebuilt"
+
+
 class BadTensor(Value):
     """A parameter or buffer that holds numbers which are not finite.
 
