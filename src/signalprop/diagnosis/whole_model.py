@@ -312,7 +312,8 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
 
 def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
     n = len(d.signal)
-    said = [_off_words(one, n) for one in f.off if not _muting(one, n)]
+    off = [one for one in f.off if not _muting(one, n)]
+    said = [_off_words(one, n, path=one is off[0]) for one in off]
     if not said:
         return
     scaled = next((one for one in f.off if _depth_scaled(one, n)), None)
@@ -326,8 +327,8 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         name="unlike its own initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
-        + "; ".join(said[:3])
-        + (f"; and {len(said) - 3} more" if len(said) > 3 else ""),
+        + "; ".join(said[:8])
+        + (f"; and {len(said) - 8} more" if len(said) > 8 else ""),
         cause=cause,
         remedy="signalprop check MODEL --scheme huggingface lists every weight",
     )
@@ -338,10 +339,10 @@ def _muting(one: Off, n: int) -> bool:
     return one.zeros and bool(one.layers) and (len(one.layers) < n or one.name in ("output", "down", "expert_down"))
 
 
-def _off_words(one: Off, n: int) -> str:
+def _off_words(one: Off, n: int, *, path: bool) -> str:
     where = "" if not one.layers else " in every layer" if len(one.layers) == n else f" in {named(one.layers)}"
-    path = f" ({one.paths[0]})" if one.paths else ""
-    return f"{one.place} {one.name}{where}{path} is {number(one.measured)} instead of {number(one.wanted)}"
+    at = f" ({one.paths[0]})" if path and one.paths else ""
+    return f"{one.place} {one.name}{where}{at} is {number(one.measured)} instead of {number(one.wanted)}"
 
 
 def _depth_scaled(one: Off, n: int) -> bool:
