@@ -29,7 +29,7 @@ _COLLAPSED = 0.95  # share of tokens whose first choice is one expert
 _TOKENS = 32  # that tell it
 # Deviations of scores over tokens between an expert's and the last that is chosen, for all tokens: of few experts, and
 # of many, which share out kinds of text.
-_NEVER, _NEVER_OF_MANY, _MANY = 3.0, 6.0, 16
+_NEVER, _NEVER_OF_MANY, _MANY = 2.0, 6.0, 16
 
 
 def parts_of(attached: Attached, short: Batch) -> tuple[Finding, ...]:
