@@ -90,17 +90,24 @@ def translation(recipe: Recipe) -> Prepared:
         return 0 < source.size <= room and 0 < target.size < target_len
 
     kept = _fitting(data, items, fits, f"{data.seq_len} and {target_len} tokens")
-    make = Translating(frame, writing)
+    facts = {"seq_len": data.seq_len, "target_len": target_len}
+    return _prepared(data.source, kept, Translating(frame, writing), tokenizer, facts, "sentences")
+
+
+def _prepared(
+    source: str, kept: Any, make: Translating | Hearing, tokenizer: Any, facts: dict[str, Any], unit: str
+) -> Prepared:
+    """Examples whose decoder writes a text, counted in `unit`."""
     return Prepared(
         train=drawn_from(kept, make),
         validation=Listed(kept.validation, make, fixed=True),
-        facts={"vocab_size": len(tokenizer), "seq_len": data.seq_len, "target_len": target_len},
+        facts={"vocab_size": len(tokenizer), **facts},
         pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
-        source=data.source,
+        counts=_counts_of_texts(kept, make.writing.end, len(tokenizer)),
+        source=source,
         score=token_accuracy,
         tokenizer=tokenizer,
-        unit=("sentences", 1),
+        unit=(unit, 1),
     )
 
 
@@ -173,24 +180,8 @@ def speech_to_text(recipe: Recipe) -> Prepared:
     kept = _fitting(data, items, fits, room)
     longest = most if kept.stream is not None else max(length(x) for x, _ in (*kept.train, *kept.validation))
     tokens = wanted or -(-longest // stride)
-    make = Hearing(tokens * stride, writing)
-    return Prepared(
-        train=drawn_from(kept, make),
-        validation=Listed(kept.validation, make, fixed=True),
-        facts={
-            "input": "frames",
-            "frame_dim": data.frame_dim,
-            "seq_len": tokens,
-            "vocab_size": len(tokenizer),
-            "target_len": target_len,
-        },
-        pads=_pads_of_text(tokenizer),
-        counts=_counts_of_texts(kept, writing.end, len(tokenizer)),
-        source=data.source,
-        score=token_accuracy,
-        tokenizer=tokenizer,
-        unit=("utterances", 1),
-    )
+    facts = {"input": "frames", "frame_dim": data.frame_dim, "seq_len": tokens, "target_len": target_len}
+    return _prepared(data.source, kept, Hearing(tokens * stride, writing), tokenizer, facts, "utterances")
 
 
 def _front_end(recipe: Recipe) -> tuple[int, int | None]:
