@@ -1,4 +1,4 @@
-"""The pictures of docs/tour.md and of the report in docs/measuring.md: terminals and pages as they are today.
+"""The pictures of docs/tour.md and docs/measuring.md: terminals, reports and the explorer as they are today.
 
 `PYTHONPATH=tests python -m benchmarks.pictures` types the tour's commands in an empty directory and takes each picture
 in headless Chromium: a terminal of 80 columns, or the page that a command wrote. About three minutes.
@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from rich.console import Console
 from rich.text import Text
 
 from browser import browser  # type: ignore[import-not-found]  # of the tests
+from exploring import explorer  # type: ignore[import-not-found]  # likewise
+from signalprop_lab.explorer.app import Settings, address
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "pictures"
@@ -113,6 +116,16 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
     take("report-sweep", lambda _: folder / "sweep.html")
 
 
+def explored(page: Any) -> None:
+    """The explorer with two pinned schemes and a third, in the browser's window."""
+    deepest = Settings(n_layers=192, scheme="deepscalelm")
+    pinned = [deepest.model_copy(update={"scheme": name}) for name in ("xavier", "deepnorm")]
+    with explorer() as running:
+        page.open(running.address + address(deepest, pinned), width=1200, height=_HEIGHT,
+                  ready="document.querySelectorAll('#charts .js-plotly-plot').length === 4")  # fmt: skip
+        time.sleep(1)  # for the curves, which are drawn after the charts
+
+
 def main(names: list[str]) -> None:
     """Take all pictures, or store only those named; the commands run all the same."""
     with tempfile.TemporaryDirectory() as place, browser() as page:
@@ -126,14 +139,22 @@ def main(names: list[str]) -> None:
                       dark=options.get("dark", False), **({} if text else {"ready": DRAWN}))  # fmt: skip
             if "media" in options:
                 page.call("Emulation.setEmulatedMedia", media=options["media"])
-            size = page.run("({width: innerWidth, height: document.documentElement.scrollHeight})")
-            clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"]}
-            clip["height"] = size["height"] if text else _HEIGHT
-            shot = page.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
-            (FOLDER / f"{name}.png").write_bytes(base64.b64decode(shot))
-            print(name)
+            shoot(page, name, whole=text)
 
-        pictures(Path(place), take)
+        if names != ["explore"]:
+            pictures(Path(place), take)
+        if not names or "explore" in names:
+            explored(page)
+            shoot(page, "explore")
+
+
+def shoot(page: Any, name: str, *, whole: bool = False) -> None:
+    """Store what the browser shows; `whole`: down to the end of the page."""
+    size = page.run("({width: innerWidth, height: document.documentElement.scrollHeight})")
+    clip = {"x": 0, "y": 0, "scale": 1, "width": size["width"], "height": size["height"] if whole else _HEIGHT}
+    shot = page.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)["data"]
+    (FOLDER / f"{name}.png").write_bytes(base64.b64decode(shot))
+    print(name)
 
 
 if __name__ == "__main__":
