@@ -151,7 +151,7 @@ class _Ends:
             scale, own = torch.linalg.lstsq(columns, target.flatten()[:, None], driver="gelsd").solution[:, 0].tolist()
             read = self._reads_ids(token) > self._reads_ids(other)
             if read and scale and own and _near(scale * outs[token] + own * outs[other], target):
-                table: Any = self.model.get_submodule(other)  # with a factor of its own: x-transformers
+                table: Any = self.model.get_submodule(other)  # which has a factor too: x-transformers
                 size = abs(own / scale) * float(table.weight.detach().double().square().mean().sqrt())
                 rows = outs[other] * own / scale
                 return {"token": token, "norm": norm, "scale": _plain(scale), "position": size, "position_rows": rows}

@@ -29,7 +29,7 @@ _FACTORS = (2.0, 4.0, 8.0, 16.0)  # both ways
 _SHARES = (0.25, 0.4, 0.5, 0.75, 1.0)  # of a head that is rotated, in released configurations
 _CAPS = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 50.0)  # of logits and of scores; Gemma 2 has the last two
 _SHORTEST = 4  # tokens of a window
-# Beginnings of switches of what is output or kept, not of what is computed; a tied head is a trial of its own.
+# Prefixes of switches that do not change what is computed; a tied head is a separate trial.
 _NO_SWITCH = ("use_cache", "output_", "return_", "summary_", "torchscript", "tie_", "is_encoder", "add_cross", "grad")
 
 

@@ -28,7 +28,7 @@ _FACTORS = (2.0, 4.0, 8.0)  # of stretched rotary positions
 _SHIFTS = (-2, -1, 1, 2)  # rows of a position table: RoBERTa's and OPT's begin with 2 that no token reads
 _ROWS = (-3, -2, -1, 1, 2, 3)  # of a token table: tokenizers that count special tokens in, or not
 _POWERS = tuple(2.0 ** (k / 2) for k in range(-12, 13))  # factors on logits
-_WRONG = 3.0  # a factor on logits from which it is no matter of calibration
+_WRONG = 3.0  # a larger factor on logits is more than calibration
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 _ALIKE = 0.05  # between two activations, for numbers from -3 to 3: both kinds of gelu differ by less
 

@@ -47,7 +47,7 @@ def passes_of(recipe: Recipe, processes: int) -> tuple[int, int]:
 
 
 def _sharding(recipe: Recipe, network: Network, processes: int) -> dict[str, Any]:
-    """What accelerate is told of FSDP2: layers are sharded one by one."""
+    """The settings of FSDP2 for accelerate: layers are sharded one by one."""
     if not recipe.parallel.fsdp:
         return {}
     options: dict[str, Any] = {

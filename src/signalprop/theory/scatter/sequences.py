@@ -20,7 +20,7 @@ from signalprop.results.profile import Profile
 from signalprop.theory.scatter.error_chains import banded_of_many
 from signalprop.theory.scatter.response import Response
 
-NODES = (0.0, 0.5, 1.0)  # correlations between which a parabola stands for what a feed-forward makes of one
+NODES = (0.0, 0.5, 1.0)  # correlations through which a feed-forward's output correlation is a parabola
 
 
 class Between(NamedTuple):
