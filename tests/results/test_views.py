@@ -45,7 +45,7 @@ def test_words() -> None:
         assert "encoder, 2 layers, d_model 16" in text and "deepscalelm" in text and len(text) < 250
     assert "sweep of shape (3,)" in repr(SWEEP) and SWEEP._repr_html_() is None
     model = sp.build(sp.scheme("deepscalelm")(SMALL), seed=0).eval()
-    results = [sp.check(model, "deepscalelm"), sp.diagnose(model), sp.fit(model, format="fp16")]
+    results = [sp.check(model, "deepscalelm"), sp.diagnose(model), sp.fit(model)]
     for one in (sp.scheme("deepscalelm")(SMALL), sp.trace(sp.scheme("deepscalelm")(SMALL), at=[1]), *results):
         assert repr(one).startswith(f"<{type(one).__name__}: ") and len(repr(one)) < 250, repr(one)
         if type(one).__name__ == "Diagnosis":

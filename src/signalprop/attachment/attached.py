@@ -217,6 +217,14 @@ class Attached:
             for item in self.mapping.layers
         )
 
+    @cached_property
+    def norms(self) -> tuple[nn.Module, ...]:
+        """The norms on the stream, on branches, queries and keys, each once."""
+        rows, ends = self.rows, self.ends
+        named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
+        named += [ends.norm, ends.decoder_norm, *ends.final_norms]
+        return tuple({id(norm): norm for norm in named if norm is not None}.values())
+
     def path_of(self, module: Any, what: str) -> str:
         """The path of a module in the model."""
         for name, other in self.model.named_modules(remove_duplicate=False):

@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from signalprop.repair.fitting import Activation, Fit
 
 SCHEMA = "signalprop/fit/1"
-_RUN = ("fp16", "bf16")  # formats that the CPU has; of 8 bits it has no arithmetic
 _FAR = 0.3  # of the largest output: more than rounding makes of a deep model
 
 
 def fit(
     directory: Directory,
     out: Out,
-    form: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="fp16, bf16, fp8 (e4m3) or fp8-e5m2.")
-    ] = "fp16",
     margin: Annotated[
         int,
         typer.Option("--margin", min=0, max=8, help="Powers of two to keep free below the largest number."),
@@ -41,17 +37,17 @@ def fit(
     all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
     json_file: opt.Json = None,
 ) -> None:
-    """Rescale a model so that its activations fit a number format; the function stays.
+    """Rescale a model so that its activations fit float16; the function stays.
 
     The residual stream, values and gated activations are divided by powers of two in the weights. Measured on text,
     before and after; the new checkpoint is read back and its outputs are compared in float64. Exit status 1 where
-    something that no weight can move is still beyond the format.
+    something that no weight can move is still beyond it.
 
     \b
     Example:
-      signalprop fit ./my-checkpoint --format fp16 --out ./fitted
+      signalprop fit ./my-checkpoint --out ./fitted
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import require
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
@@ -62,12 +58,8 @@ def fit(
     from signalprop.data.model_batches import model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
-    from signalprop.repair.fitting import FORMATS, exact_logits
     from signalprop.repair.fitting import fit as fitted
 
-    form = opt.short_format(form)
-    if form not in FORMATS:
-        raise InputError(f"--format is {form!r}; expected one of {', '.join(FORMATS)}")
     quiet()
     announce_model(directory)
     model = load_model(directory)
@@ -76,17 +68,17 @@ def fit(
     changed = {} if seq_len is None else {"seq_len": seq_len}
     batch, read = model_batch(architecture_of(model, changed), directory, text, batch_size, 0)
     arguments = arguments_of(model, attach(model).mapping, batch)
-    before = exact_logits(model, arguments)
-    found = fitted(model, batch, format=form, margin=margin)  # type: ignore[arg-type]
+    before = checkpoints.first_output(model, arguments)
+    found = fitted(model, batch, margin=margin)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "out": str(out) if found.changed else None,
         "class_name": type(model).__name__,
         "read": read,
         **found.to_json(),
-        "error": checkpoints.difference(before, exact_logits(model, arguments)),
+        "error": checkpoints.difference(before, checkpoints.first_output(model, arguments)),
         "stored_error": None,
-        "format_error": {"before": None, "after": None},
+        "float16_error": {"before": None, "after": None},
     }
     if result["out"]:
         with checkpoints.written_whole(out) as folder:
@@ -95,16 +87,15 @@ def fit(
             del model
             gc.collect()
             again = _exact(load_model(folder)).to(place)
-            error = checkpoints.difference(before, exact_logits(again, arguments))
+            error = checkpoints.difference(before, checkpoints.first_output(again, arguments))
             result["stored_error"] = checkpoints.refused_beyond(
                 error, stored, "fitted", "try a smaller --margin, or a checkpoint in float32"
             )
-            if form in _RUN:
-                del again
-                result["format_error"] = {
-                    when: _in_format(source, opt.long_format(form), arguments, before)
-                    for when, source in (("before", directory), ("after", folder))
-                }
+            del again
+            result["float16_error"] = {
+                when: _in_float16(source, arguments, before)
+                for when, source in (("before", directory), ("after", folder))
+            }
     output.deliver(
         json_file, lambda: result, lambda: _show(found, result, all_rows=all_rows), failure=_failure(found, result)
     )
@@ -121,41 +112,39 @@ def _failure(found: Fit, result: dict[str, Any]) -> str | None:
     """What still does not fit."""
     over = sorted({f"{one.where} {one.what}" for one in found.over})
     if over:
-        return f"still beyond {found.format}, and no weight can move it: {', '.join(over[:4])}"
-    if result["out"] and found.format in _RUN and result["format_error"]["after"] is None:
-        return f"every activation fits, but outputs in {found.format} are not finite; are weights beyond it?"
-    if (after := result["format_error"]["after"]) is not None and after > _FAR:
+        return f"still beyond float16, and no weight can move it: {', '.join(over[:4])}"
+    if result["out"] and (after := result["float16_error"]["after"]) is None:
+        return "every activation fits, but outputs in float16 are not finite; are weights beyond it?"
+    if result["out"] and after > _FAR:
         return (
-            f"every activation fits, but outputs in {found.format} differ by {after:.1e} of the largest: some module "
-            "squares or sums beyond it; try a larger --margin"
+            f"every activation fits, but outputs in float16 differ by {after:.1e} of the largest: some module squares "
+            "or sums beyond it; try a larger --margin"
         )
     return None
 
 
-def _in_format(source: Path, name: str, arguments: dict[str, Any], exact: Tensor) -> float | None:
-    """How far outputs computed in a type are from the exact ones."""
+def _in_float16(source: Path, arguments: dict[str, Any], exact: Tensor) -> float | None:
+    """How far outputs computed in float16 are from the exact ones."""
     import torch
 
     from signalprop.cli.loading import load_model
 
-    dtype = getattr(torch, name)
-    model = load_model(source).to(dtype).to(exact.device)
-    given = {key: x.to(dtype) if torch.is_floating_point(x) else x for key, x in arguments.items()}
+    model = load_model(source).half().to(exact.device)
+    given = {key: x.half() if torch.is_floating_point(x) else x for key, x in arguments.items()}
     return checkpoints.difference(exact, checkpoints.first_output(model, given))
 
 
 def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
+    from signalprop.repair.fitting import LARGEST
     from signalprop.results.text import number, text_table
 
     rows = list(found.activations) if all_rows else _largest_of_each(found.activations)
-    limit = found.top / 2**found.margin
+    limit = LARGEST / 2**found.margin
     lines = [
-        [one.what, one.where, number(one.before), number(one.after), _verdict(one, found.top, limit)] for one in rows
+        [one.what, one.where, number(one.before), number(one.after), _verdict(one, LARGEST, limit)] for one in rows
     ]
     output.echo(text_table(["what", "where", "before", "after", "verdict"], lines, left=2))
-    facts = [
-        ("format", f"{found.format}, largest number {found.top:.5g}; {found.margin} powers of two are to stay free")
-    ]
+    facts = [("float16", f"largest number {LARGEST:.0f}; {found.margin} powers of two are to stay free")]
     if not found.changed:
         fits = "fits" if found.within else "has nothing too large that could be moved"
         facts.append(("fit", f"the model {fits} as it is" + ("" if result["out"] else "; nothing was written")))
@@ -165,16 +154,11 @@ def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
         facts.append(("function", f"outputs differ by {_relative(result['error'])} in float64"))
     if found.held:
         facts.append(("stream", f"not divided: {found.held}"))
-    if found.gain_rounding:
-        held = f"off by up to {found.gain_rounding:.1e} where {found.format} holds the weight"
-        facts.append(("gains 1 + weight", held))
     if result["out"]:
         facts.append(("as stored", f"read back, outputs differ by {_relative(result['stored_error'])} in float64"))
-    if any(value is not None for value in result["format_error"].values()):
-        was, now = (_relative(result["format_error"][when]) for when in ("before", "after"))
-        facts.append((f"in {found.format}", f"outputs differ from those in float64 by {was} before, {now} after"))
-    for name, why in result["left_out"].items():
-        facts.append(("leave unquantised", f"{name}: {why}"))
+    if any(value is not None for value in result["float16_error"].values()):
+        was, now = (_relative(result["float16_error"][when]) for when in ("before", "after"))
+        facts.append(("in float16", f"outputs differ from those in float64 by {was} before, {now} after"))
     facts.append(("read", result["read"]))
     if result["out"]:
         facts.append(("written", f"{result['out']}, for transformers"))

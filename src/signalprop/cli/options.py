@@ -275,11 +275,6 @@ def long_format(name: str) -> str:
     return FORMATS.get(name, name)
 
 
-def short_format(name: str) -> str:
-    """Likewise the short one."""
-    return {long: short for short, long in FORMATS.items()}.get(name, name)
-
-
 def several_numbers(text: str | None, option: str, what: str, example: str) -> list[int] | None:
     """The whole numbers that an option names with commas between, None where it is not given.
 

@@ -34,7 +34,7 @@ class Epsilon:
     @classmethod
     def of(cls, attached: Attached) -> Epsilon:
         """Of a model: an entry counts where norms on the stream follow it in a model built anew."""
-        known = list(norms_of(attached))
+        known = attached.norms
         holders = tuple(
             (norm, name) for norm in known for name in _NAMES if isinstance(getattr(norm, name, None), float)
         )
@@ -93,14 +93,6 @@ class Epsilon:
             return f"divided by {stream**2:g}: the same function"
         value = next((f" at {getattr(module, name):g}" for module, name in self.holders), "")
         return f"stays{value} ({self.problem}), which counts as {stream**2:g} times as much to the divided stream"
-
-
-def norms_of(attached: Attached) -> Iterator[nn.Module]:
-    """The norms on the stream, on branches, queries and keys, each once."""
-    rows, ends = attached.rows, attached.ends
-    named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
-    named += [ends.norm, ends.decoder_norm, *ends.final_norms]
-    yield from {id(norm): norm for norm in named if norm is not None}.values()
 
 
 def _entries(config: Any, values: set[float], path: str = "") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`fit`: the same function with activations that a number format holds. docs/theory/gauge.md has the rules.
+"""`fit`: the same function with activations that float16 holds. docs/theory/gauge.md has the rules.
 
 The stream is divided by one power of two, values and gated activations by one per layer, in weights, biases and gains.
 All is planned before anything is changed, so that a model that cannot be fitted stays as it was.
@@ -10,43 +10,38 @@ import math
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
-from signalprop.attachment.live_model import evaluating
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
-from signalprop.hooks import Hooks, logits_of
-from signalprop.measurement.measuring import arguments_of, output_of
+from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
-from signalprop.repair.epsilons import Epsilon, norms_of
+from signalprop.repair.epsilons import Epsilon
 from signalprop.repair.initialisation import plain
-from signalprop.repair.largest_activations import Place, inner_maps, largest, norm_of_tied_head, places_of, reads_bare
+from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of, reads_bare
 from signalprop.repair.record import record_of
+from signalprop.repair.tiny_pass import norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
 from signalprop.streams.proof import gain_and_bias
 
-Format = Literal["fp16", "bf16", "fp8", "fp8-e5m2"]
-FORMATS = {
-    "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2,
-}  # fmt: skip
+LARGEST = 65504.0  # number of float16
 _SAME, _SAME_IN_HALF = 1e-3, 0.1  # relative differences of outputs that rounding may make
 
 
 @dataclass(frozen=True)
 class Activation:
-    """The largest |activation| at a place: before, predicted from the factors, and measured after."""
+    """The largest |activation| at a place, before and after."""
 
     where: str
     what: str
     before: float
-    predicted: float
     after: float
 
 
@@ -55,33 +50,26 @@ class Fit:
     """What `fit` did.
 
     Attributes:
-        format: name of the number format. top: its largest number. margin: powers of two that were to stay free.
+        margin: powers of two that were to stay free below 65504.
         stream: what the residual stream was divided by. inner: likewise what is inside of a branch, by its label.
         held: why no weight can divide the stream of this model, so that only what is inside of branches was moved; "".
         epsilon: what became of the norms' epsilon, in words. matched: whether that keeps the function exactly;
             otherwise outputs differ by 1e-3 of the largest at most (0.1 in half precision).
-        gain_rounding: largest relative error of a changed gain 1 + weight (Gemma) where the format, or bfloat16 for
-            those of 8 bits, holds the weight; 0 where gains are weights.
         activations: one per place.
-        left_out: maps to leave unquantised (linear ones, or a module of experts), by path, each with the reason.
     """
 
-    format: str
-    top: float
     margin: int
     stream: float
     inner: dict[str, float]
     epsilon: str
     held: str
     matched: bool
-    gain_rounding: float
     activations: tuple[Activation, ...]
-    left_out: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         inner = f", {len(self.inner)} branches inside" if self.inner else ""
-        places = f"{len(self.over)} of {len(self.activations)} places beyond {self.top:g}"
-        return f"<Fit: {self.format}, stream divided by {self.stream:g}{inner}; {places}>"
+        places = f"{len(self.over)} of {len(self.activations)} places beyond {LARGEST:g}"
+        return f"<Fit: stream divided by {self.stream:g}{inner}; {places}>"
 
     @property
     def changed(self) -> bool:
@@ -90,13 +78,13 @@ class Fit:
 
     @property
     def over(self) -> tuple[Activation, ...]:
-        """Where activations are still beyond the format's largest number."""
-        return tuple(one for one in self.activations if one.after > self.top)
+        """Where activations are still beyond 65504."""
+        return tuple(one for one in self.activations if one.after > LARGEST)
 
     @property
     def within(self) -> bool:
         """Whether every activation fits with the margin."""
-        return all(one.after <= self.top / 2**self.margin for one in self.activations)
+        return all(one.after <= LARGEST / 2**self.margin for one in self.activations)
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers and lists."""
@@ -108,11 +96,10 @@ def fit(
     model: nn.Module,
     batch: Batch | Dictionary[str, Any] | None = None,
     *,
-    format: Format = "fp16",
     margin: int = 2,
     mapping: Mapping | None = None,
 ) -> Fit:
-    """Rescale a model in place so that its activations fit a number format: the same function, in other units.
+    """Rescale a model in place so that its activations fit float16: the same function, in other units.
 
     The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
     norms of a sandwich), the epsilon of the norms by its square; a tied head is kept by the gain of the norm before it.
@@ -124,15 +111,13 @@ def fit(
     Args:
         model: in a type that holds its activations (float32).
         batch: as in `measure`; the factors hold for activations as large as on this text.
-        format: fp16, bf16, fp8 (e4m3) or fp8-e5m2. margin: powers of two that are to stay free above the largest.
+        margin: powers of two that are to stay free above the largest.
         mapping: where the signal runs, of a model of no known family.
 
     Raises:
         InputError: weights that are quantised, sharded, not known or shared between sublayers; outputs that would be
             others. The model is then as it was.
     """
-    if format not in FORMATS:
-        raise InputError(f"format is {format!r:.60}; expected {', '.join(FORMATS)}")
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
     attached = require_roles(attach(model, mapping, batch if isinstance(batch, Dictionary) else None))
@@ -145,67 +130,32 @@ def fit(
     ends = attached.ends
     unnormed = ends.norm is None and ends.decoder_norm is None and not attached.mapping.embedding.normed
     divided = epsilon.movable or unnormed  # the tables, not a norm after them
-    tied = norm_of_tied_head(attached, arguments) if divided else None
+    tied = _norm_of_tied_head(attached, arguments) if divided else None
     places = places_of(attached, along=epsilon.movable, tied=tied)
-    places = [replace(place, stream=0) for place in places] if held else places
+    places = [replace(place, stream=False) for place in places] if held else places
     before, output = largest(attached, places, arguments)
-    top = float(torch.finfo(FORMATS[format]).max)
-    stream, inner = _factors(places, before, top / 2**margin)
+    stream, inner = _factors(places, before, LARGEST / 2**margin)
     plan = _Fitting(attached, stream, inner, along=epsilon.movable, tied=tied)
     changes = plan.changes() if stream != 1 or inner else []
-    rounding = _gain_rounding(changes, FORMATS[format])
     after = before
     if changes:
         with torch.no_grad(), all_or_nothing(attached.model, [change.tensor for change in changes]):
             for change in changes:
                 change.tensor.copy_(change.value())
             epsilon.divide(attached.model, stream**2)
-            try:
-                after, now = largest(attached, places, arguments)
-                _require_same(output, now, "" if epsilon.exact else epsilon.in_words(stream))
-            except InputError:
-                epsilon.divide(attached.model, stream**-2)
-                raise
-    predicted = [
-        value * stream**place.stream / (inner.get(place.inner, 1.0) if place.inner is not None else 1.0)
-        for place, value in zip(places, before, strict=True)
-    ]
+            after, now = largest(attached, places, arguments)
+            _require_same(output, now, "" if epsilon.exact else epsilon.in_words(stream))
     return Fit(
-        format=format,
-        top=top,
         margin=margin,
         stream=stream,
         inner={attached.rows[i].label: factor for i, factor in inner.items()},
         epsilon=epsilon.in_words(stream),
         held=held,
         matched=stream == 1 or epsilon.exact,
-        gain_rounding=rounding,
         activations=tuple(
-            Activation(place.where, place.what, *numbers)
-            for place, *numbers in zip(places, before, predicted, after, strict=True)
+            Activation(place.where, place.what, *numbers) for place, *numbers in zip(places, before, after, strict=True)
         ),
-        left_out=_reasons(attached, places, after, top),
     )
-
-
-def _reasons(attached: Attached, places: Sequence[Place], after: Sequence[float], top: float) -> dict[str, str]:
-    """Of the maps at places beyond the format why: a map's own, and at norms and streams all of the sublayer."""
-    names = {id(module): name for name, module in attached.model.named_modules()}
-    maps = {row.label: [held.holder for held in row.weights.values()] for row in attached.rows}
-    head = attached.ends.head
-    ends = [] if head is None else [head.holder]
-    out: dict[str, str] = {}
-    for place, value in zip(places, after, strict=True):
-        if value <= top:
-            continue
-        at = maps.get(place.where, ends)
-        own = place.weight is not None or any(place.site.module is one for one in at)
-        at = [place.site.module] if own else at
-        for module in at:
-            if id(module) in names:
-                why = f"{place.what} reaches {value:.3g} (largest number {top:.5g}), and no weight can move it"
-                out.setdefault(names[id(module)], why)
-    return out
 
 
 def _refuse(attached: Attached) -> None:
@@ -233,6 +183,17 @@ def _held_stream(attached: Attached) -> str:
     return ""
 
 
+def _norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
+    """The norm whose output a head reads that shares its weight with the embedding; None where it has its own."""
+    ends = attached.ends
+    own: Any = getattr(attached.model, "get_output_embeddings", lambda: None)()
+    head = own if ends.head is None else ends.head.holder
+    if not any(getattr(head, "weight", head) is table.weight for table in ends.tables):
+        return None
+    found = norm_before(attached, head, arguments) if isinstance(head, nn.Module) else None
+    return ends.final_norm if found is None else found
+
+
 def _require_same(before: Tensor, after: Tensor, epsilon: str) -> None:
     """Refuse an output that has become another than rounding explains; `epsilon`: why, where one stays, or ""."""
     apart = float((after - before).abs().max() / before.abs().max().clamp_min(1e-30))
@@ -248,24 +209,11 @@ def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> 
     inner: dict[int, float] = {}
     for place, value in zip(places, values, strict=True):
         needed = 2.0 ** max(0, math.ceil(math.log2(value / limit))) if value > 0 else 1.0
-        if place.stream < 0:
+        if place.stream:
             stream = max(stream, needed)
         if place.inner is not None and needed > inner.get(place.inner, 1.0):
             inner[place.inner] = needed
     return stream, inner
-
-
-def _gain_rounding(changes: Sequence[Change], form: torch.dtype) -> float:
-    """How far gains 1 + weight are off relatively, where the weight is held in a format."""
-    held = form if form.itemsize > 1 else torch.bfloat16
-    worst = 0.0
-    for change in changes:
-        if change.offset:
-            exact = change.value()
-            gains = (exact + change.offset).abs()
-            error = (exact.to(held).double() - exact).abs()
-            worst = max(worst, float((error / gains.clamp_min(1e-30)).max()))
-    return worst
 
 
 @dataclass
@@ -304,17 +252,13 @@ class _Fitting:
         if row.placement in ("sandwich", "res-post"):
             self._norm(row.post_norm if row.placement == "sandwich" else row.norm, 1 / self.stream, row.label)
         up = self.stream if reads_bare(row) else 1.0
-        for role in self._reading(row) if up != 1 else ():
+        reading = ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
+        for role in reading if up != 1 else ():
             self._held(row.weights[role], up, 1.0, row.label)
         if self.along:
             for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
                 if norm is not None:
                     self._held(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
-
-    @staticmethod
-    def _reading(row: AttachedRow) -> list[str]:
-        """The roles that read the stream."""
-        return ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
 
     def _ends(self) -> None:
         ends, down = self.attached.ends, 1 / self.stream
@@ -357,19 +301,3 @@ class _Fitting:
         before = self.found.get(id(tensor))
         both = wanted if before is None else product(before.factor, wanted)
         self.found[id(tensor)] = Change(tensor, both, axis, offset)
-
-
-def exact_logits(model: nn.Module, arguments: Dictionary[str, Any]) -> Tensor:
-    """The first output of a float64 model, its RMS norms in float64 too (transformers has them in float32)."""
-    attached, hooks = attach(model, None, arguments), Hooks(model)
-    if attached.mapping.architecture.norm == "rmsnorm":
-        offset = attached.mapping.gain_offset
-        for norm in norms_of(attached):
-            hooks.after(norm, lambda norm, args, kwargs, _: _rms(norm, (*args, *kwargs.values())[0], offset))
-    with evaluating(model), torch.no_grad(), hooks:
-        return logits_of(output_of(model, arguments))
-
-
-def _rms(norm: Any, x: Tensor, offset: float) -> Tensor:
-    eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], gain_and_bias(norm)[0] + offset, eps)

@@ -24,7 +24,7 @@ from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
 from signalprop.repair.spliced_modules import Multiplied, Rewired
-from signalprop.repair.tiny_pass import TinyPass, arguments_for, like
+from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
 from signalprop.streams.proof import affine, gain_and_bias
@@ -133,12 +133,6 @@ class _Folding:
         self._tied_head()
         return self._gathered()
 
-    def _norms(self) -> set[int]:
-        """The norms of the mapping, whose gains are weight + gain_offset."""
-        rows = self.attached.rows
-        named = [norm for row in rows for norm in (row.norm, row.post_norm, row.query_norm, row.key_norm)]
-        return {id(norm) for norm in (*named, *self.attached.ends.final_norms) if norm is not None}
-
     # --- the factors of modules --------------------------------------------------------------------------------
 
     def _factor(self, module: nn.Module, name: str) -> Factor:
@@ -239,45 +233,19 @@ class _Folding:
         assert isinstance(mine, float) and isinstance(theirs, float)
         if theirs == 0:
             raise _refused("the head", "it shares its weight with embeddings whose multiplier is 0")
-        norm = self._norm_before(head)
+        norm = norm_before(self.attached, head, arguments_for(self.attached, None))
+        if norm is None:
+            why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
+            raise _refused("the head", why)
         ratio = mine / theirs
         self._scale(norm, ratio, ratio, "the norm before the head")
         self.where.setdefault(id(norm), "the norm before the head")
         self.modules[id(head)] = head
         self.factors[id(head), "weight"] = theirs
 
-    def _norm_before(self, head: nn.Module) -> nn.Module:
-        """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
-        why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
-        tiny_pass = TinyPass(keep_events=True)
-        leaves = [m for m in self.attached.model.modules() if next(m.children(), None) is None]
-        norms = self._norms() | {id(m) for m in leaves if "norm" in type(m).__name__.lower()}
-        tiny_pass.run(self.attached.model, arguments_for(self.attached, None), [*leaves, head])
-        entries = tiny_pass.inputs.get(id(head), [])
-        if len(entries) != 1:
-            raise tiny_pass.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
-        made = [
-            (time, module)
-            for time, (module, side, tensor) in enumerate(tiny_pass.events)
-            if side == "output" and id(module) in norms and _multiple(entries[0], tensor)
-        ]
-        if not made:
-            raise _refused("the head", why)
-        since, norm = made[-1]
-        gains, _ = gain_and_bias(norm)
-        readers = [
-            module
-            for module, side, tensor in tiny_pass.events[since + 1 :]
-            if side == "input" and module is not head and next(module.parameters(), None) is not None
-            and _multiple(entries[0], tensor)
-        ]  # fmt: skip
-        if readers or not isinstance(gains, Tensor):
-            raise _refused("the head", why)
-        return norm
-
     def _gathered(self) -> list[Change]:
         """The changes of parameters, every one once; all their holders have to agree."""
-        norms = self._norms()
+        norms = {id(norm) for norm in self.attached.norms}
         changes: dict[int, Change] = {}
         for (key, name), factor in self.factors.items():
             module = self.modules[key]
@@ -332,16 +300,3 @@ def _equal(one: Factor, other: Factor) -> bool:
     if isinstance(one, Tensor) or isinstance(other, Tensor):
         return bool((torch.as_tensor(one).cpu() == torch.as_tensor(other).cpu()).all())
     return one == other
-
-
-def _multiple(tensor: Tensor, other: Tensor) -> bool:
-    """Whether a tensor is a number times another, to rounding."""
-    if tensor.numel() != other.numel() or tensor.shape[-1] != other.shape[-1]:
-        return False
-    x, y = tensor.double().flatten(), like(other, tensor).double().flatten()
-    norm = float(y @ y)
-    if norm == 0:
-        return False
-    rest = x - (x @ y) / norm * y
-    eps = max(torch.finfo(t.dtype).eps for t in (tensor, other))
-    return bool(rest.norm() <= 8 * eps * x.norm()) and bool(x.norm() > 0)

@@ -33,7 +33,7 @@ class Place:
         where: `layer 3 attention`. what: `stream`, `branch`, `norm`, or the role whose output it is (`mixed values` and
             `hidden`: what the output and down maps read).
         site, rows: where it is seen, and the features there (None: all).
-        stream: the power of the stream's factor in it: -1, 0, or 1. inner: the sublayer whose inner factor divides it.
+        stream: whether the stream's factor divides it. inner: the sublayer whose inner factor does.
         weight: a parameter of the site's module, which holds it for all experts: what is multiplied by it, or made so.
     """
 
@@ -41,33 +41,9 @@ class Place:
     what: str
     site: Site
     rows: slice | Sequence[int] | None = None
-    stream: int = 0
+    stream: bool = False
     inner: int | None = None
     weight: Tensor | None = None
-
-
-def norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
-    """The norm whose output a head reads that shares its weight with the embedding; None where it has its own.
-
-    Where something stands between them (a factor), the final norm.
-    """
-    ends, model = attached.ends, attached.model
-    own: Any = getattr(model, "get_output_embeddings", lambda: None)()
-    head = own if ends.head is None else ends.head.holder
-    if not any(getattr(head, "weight", head) is table.weight for table in ends.tables):
-        return None
-    made: dict[int, tuple[nn.Module, Any]] = {}
-    read: list[Any] = []
-    hooks = Hooks(attached.outer)
-    for norm in model.modules():
-        if "norm" in type(norm).__name__.lower():
-            hooks.after(norm, lambda norm, args, kwargs, output: made.update({id(output): (norm, output)}))
-    if isinstance(head, nn.Module):
-        hooks.before(head, lambda _, args, kwargs: read.extend((*args, *kwargs.values())[:1]))
-    with evaluating(model), torch.no_grad(), hooks:
-        output_of(attached.outer, arguments)
-    found = made.get(id(read[-1])) if read else None
-    return ends.final_norm if found is None else found[0]
 
 
 def places_of(attached: Attached, *, along: bool, tied: nn.Module | None) -> list[Place]:
@@ -92,37 +68,36 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
         for column, what in stream.items():
             index = getattr(plan, column)[i]
             if index >= 0:
-                yield Place(row.label, what, plan.sites[index], stream=-1)
+                yield Place(row.label, what, plan.sites[index], stream=True)
         on_branch = row.placement == "res-post"
         if row.norm is not None and (on_branch or not reads_bare(row)):
-            yield Place(row.label, "norm", Site(_module(row.norm), "output"), stream=-int(on_branch))
+            yield Place(row.label, "norm", Site(_module(row.norm), "output"), stream=on_branch)
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
             if held.copies and id(held.holder) not in owners:  # a module that holds experts sees none of what they make
                 continue
             weight = held.holder if held.copies else None
-            site, power, inner = Site(_module(owners[id(weight)] if held.copies else held.holder), "output"), 0, None
+            site, divided = Site(_module(owners[id(weight)] if held.copies else held.holder), "output"), False
+            inner = i if moves and role in INNER else None
             if ROLE[role].writes:
-                power = -1 if along or row.placement in ("pre", "none") else 0
+                divided = along or row.placement in ("pre", "none")
                 what = {"output": "mixed values", "down": "hidden"}.get(role, f"input of {role}")
                 entry = Site(site.module, "input")
                 yield Place(row.label, what, entry, inner=i if moves else None, weight=weight)
-            elif role in INNER:
-                inner = i if moves else None
-            elif {"query": row.query_norm, "key": row.key_norm}.get(role) is not None:
-                power = -1 if along else 0
-            yield Place(row.label, role, site, held.rows, power, inner, weight)
+            elif role not in INNER and {"query": row.query_norm, "key": row.key_norm}.get(role) is not None:
+                divided = along
+            yield Place(row.label, role, site, held.rows, divided, inner, weight)
 
 
 def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterator[Place]:
     ends = attached.ends
     for norm in (ends.norm, ends.decoder_norm):
         if norm is not None:
-            yield Place("embedding", "sum", Site(norm, "input"), stream=-1 if along else 0)
+            yield Place("embedding", "sum", Site(norm, "input"), stream=along)
     for norm in ends.final_norms:
-        yield Place("after the last layer", "final norm", Site(norm, "output"), stream=int(norm is tied))
+        yield Place("after the last layer", "final norm", Site(norm, "output"))
     if tied is not None:  # not always the final norm
-        yield Place("head", "norm", Site(tied, "output"), stream=1)
+        yield Place("head", "norm", Site(tied, "output"))
     if ends.head is not None and isinstance(ends.head.holder, nn.Module):
         yield Place("head", "logits", Site(ends.head.holder, "output"))
 

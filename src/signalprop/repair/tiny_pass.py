@@ -20,6 +20,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.network.architecture import Architecture
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.calls import call
+from signalprop.streams.proof import gain_and_bias
 
 TOKENS = 6
 ROUNDINGS = 1.0  # allowed error over eps and the summed sizes of the terms; one rounding costs 0.3 of its result
@@ -130,3 +131,42 @@ def same(one: Tensor, other: Tensor) -> bool:
     eps = max(torch.finfo(tensor.dtype).eps for tensor in (one, other))
     difference = rms(one.double() - like(other, one).double())
     return difference <= ROUNDINGS * eps * (rms(one) + rms(other))
+
+
+def norm_before(attached: Attached, head: nn.Module, arguments: dict[str, Any]) -> nn.Module | None:
+    """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
+    seen = TinyPass(keep_events=True)
+    leaves = [m for m in attached.model.modules() if next(m.children(), None) is None]
+    norms = {id(m) for m in (*attached.norms, *leaves) if m in attached.norms or "norm" in type(m).__name__.lower()}
+    seen.run(attached.outer, arguments, [*leaves, *attached.norms, head])
+    entries = seen.inputs.get(id(head), [])
+    if len(entries) != 1:
+        raise seen.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
+    ends = [
+        (time, module)
+        for time, (module, side, tensor) in enumerate(seen.events)
+        if side == "output" and id(module) in norms and _multiple(entries[0], tensor)
+    ]
+    if not ends:
+        return None
+    since, norm = ends[-1]
+    readers = [
+        module
+        for module, side, tensor in seen.events[since + 1 :]
+        if side == "input" and module is not head and next(module.parameters(), None) is not None
+        and _multiple(entries[0], tensor)
+    ]  # fmt: skip
+    return norm if not readers and isinstance(gain_and_bias(norm)[0], Tensor) else None
+
+
+def _multiple(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a tensor is a number times another, to rounding."""
+    if tensor.numel() != other.numel() or tensor.shape[-1] != other.shape[-1]:
+        return False
+    x, y = tensor.double().flatten(), like(other, tensor).double().flatten()
+    norm = float(y @ y)
+    if norm == 0:
+        return False
+    rest = x - (x @ y) / norm * y
+    eps = max(torch.finfo(t.dtype).eps for t in (tensor, other))
+    return bool(rest.norm() <= 8 * eps * x.norm()) and bool(x.norm() > 0)
