@@ -58,7 +58,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "scheme": tuple(SCHEMES), "activation": tuple(ACTIVATIONS), "fidelity": ("auto", "moments", "kernel", "simulate"),
     "norm": ("layernorm", "rmsnorm"), "norm_placement": ("pre", "post", "sandwich", "none", "res-post"),
     "kind": ("encoder", "decoder", "encoder-decoder", "attention", "feed-forward", "tokens", "patches"),
-    "role": tuple(ROLES), "format": ("fp16", "bf16", "fp8"),
+    "role": tuple(ROLES),
     "optimizer": ("adamw", "sgd", "muon"), "family": ("gpt2", "llama"), "matrices": ("both", "forward", "none"),
     "device": ("cpu",), "field": ("text",), "head": ("lm", "classes", "none"), "input": ("tokens", "patches"),
     "positions": ("learned", "rotary", "none", "sinusoidal"), "cast": ("int8", "fp8"), "cast_of": ("weights", "both"),

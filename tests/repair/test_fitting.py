@@ -16,8 +16,8 @@ from commandline import Command
 from models.test_families import batch_for, theirs
 from signalprop.attachment.attached import attach
 from signalprop.errors import InputError
-from signalprop.measurement.measuring import arguments_of, output_of
 from signalprop.hooks import Hooks, logits_of
+from signalprop.measurement.measuring import arguments_of, output_of
 from signalprop.repair.fitting import fit
 from signalprop.repair.largest_activations import moves_inner
 from signalprop.streams.proof import gain_and_bias
@@ -272,9 +272,7 @@ class TestCommand:
         assert result["float16_error"]["before"] is None and result["float16_error"]["after"] < 0.1
         config = json.loads((tmp_path / "new" / "config.json").read_text())
         assert config["rms_norm_eps"] == 1e-6 / result["stream"] ** 2
-        status, out, _ = command(
-            "fit", str(tmp_path / "new"), *text, "--out", str(tmp_path / "again")
-        )
+        status, out, _ = command("fit", str(tmp_path / "new"), *text, "--out", str(tmp_path / "again"))
         assert status == 0 and "the model fits as it is; nothing was written" in out
         assert not (tmp_path / "again").exists()
 
