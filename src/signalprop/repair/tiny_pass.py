@@ -133,12 +133,12 @@ def same(one: Tensor, other: Tensor) -> bool:
     return difference <= ROUNDINGS * eps * (rms(one) + rms(other))
 
 
-def norm_before(attached: Attached, head: nn.Module, arguments: dict[str, Any]) -> nn.Module | None:
+def norm_before(attached: Attached, head: nn.Module, arguments: Dictionary[str, Any]) -> nn.Module | None:
     """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
     seen = TinyPass(keep_events=True)
     leaves = [m for m in attached.model.modules() if next(m.children(), None) is None]
     norms = {id(m) for m in (*attached.norms, *leaves) if m in attached.norms or "norm" in type(m).__name__.lower()}
-    seen.run(attached.outer, arguments, [*leaves, *attached.norms, head])
+    seen.run(attached.outer, dict(arguments), [*leaves, *attached.norms, head])
     entries = seen.inputs.get(id(head), [])
     if len(entries) != 1:
         raise seen.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
