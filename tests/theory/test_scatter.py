@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from signalprop.prediction import predict
 from signalprop.results.comparison import compare, spread_over
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
+from signalprop.theory.scatter import bands
 from signalprop.theory.scatter.error_chains import bend_of_ratio, of_own_sizes
 from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
 
@@ -163,3 +165,16 @@ def test_norms_before_branches_divide_by_the_own_size_of_every_token() -> None:
     se = np.std(sizes, 1) / np.mean(sizes, 1) / networks**0.5
     left = np.log(np.mean(sizes, 1)) - wide - derived[::-1].cumsum()
     assert (np.abs(left) < 0.2 * derived[::-1].cumsum() + 3 * se).all()  # the next order is 1 / d of it, ten times
+
+
+def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+    real = bands.Response
+    monkeypatch.setattr(bands, "Response", lambda *given: built.append(given) or real(*given))
+    profile = predict(scheme("xavier")(Architecture.preset("tgs", n_layers=3)))
+    part = profile.forward["stream_out"].select(slice(1, 3))
+    assert profile.gradient_ratio and profile.findings is not None and not built
+    many = part.variance_sd_many
+    assert many is not None and len(built) == 1
+    np.testing.assert_array_equal(many, profile.forward["stream_out"].variance_sd_many[1:3])
+    assert pickle.loads(pickle.dumps(profile.gradient)) == profile.gradient and len(built) == 1

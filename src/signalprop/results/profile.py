@@ -83,7 +83,12 @@ class Profile(Document, Shown):
         Raises:
             InputError: a sweep.
         """
-        return None if self.gradient is None else self.gradient["stream_in"].at(0)["variance"]
+        if self.gradient is None:
+            return None
+        first = self.gradient["stream_in"].variance
+        if first.ndim != 1:
+            raise InputError(f"this is a sweep of shape {first.shape[:-1]}; select one of its members")
+        return float(first[0])
 
     @property
     def findings(self) -> Findings:

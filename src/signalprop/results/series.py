@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ class Series:
             scatter: standard deviation of ln of the variance, and of the correlation. variance_sd_many,
             token_correlation_sd_many: where they read many sequences. variance_excess: ln of the mean over such
             networks over the variance, which is that of wide ones; token_correlation_excess: their mean correlation
-            less that of wide ones. None: not derived, or a measurement.
+            less that of wide ones. None: not derived, or a measurement. Of a prediction these six are derived when
+            one of them is first read.
     """
 
     mean: FloatArray
@@ -47,12 +48,29 @@ class Series:
     variance_se: FloatArray | None = None
     token_correlation_se: FloatArray | None = None
     feature_correlation: FloatArray | None = None
-    variance_sd: FloatArray | None = None
-    token_correlation_sd: FloatArray | None = None
-    variance_sd_many: FloatArray | None = None
-    token_correlation_sd_many: FloatArray | None = None
-    variance_excess: FloatArray | None = None
-    token_correlation_excess: FloatArray | None = None
+    variance_sd: FloatArray | None = field(default_factory=type(None))
+    token_correlation_sd: FloatArray | None = field(default_factory=type(None))
+    variance_sd_many: FloatArray | None = field(default_factory=type(None))
+    token_correlation_sd_many: FloatArray | None = field(default_factory=type(None))
+    variance_excess: FloatArray | None = field(default_factory=type(None))
+    token_correlation_excess: FloatArray | None = field(default_factory=type(None))
+
+    def __getattr__(self, name: str) -> Any:
+        """Bands, which are derived when they are first read."""
+        if name not in _BANDS or "_banded" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        banded = self._banded()
+        self.__dict__.update({band: getattr(banded, band) for band in _BANDS})
+        return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def awaiting(self, banded: Callable[[], Series]) -> Series:
+        """The series with the bands of another one, which is called for when they are first read."""
+        out = object.__new__(Series)
+        out.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _BANDS}, _banded=banded)
+        return out
 
     @staticmethod
     @typed
@@ -208,9 +226,11 @@ class Series:
         return self._map(lambda column: column[..., chosen])
 
     def _map(self, change: Callable[[FloatArray], FloatArray]) -> Series:
-        columns: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        present = {name: change(column) for name, column in columns.items() if column is not None}
-        return replace(self, **present)
+        out = object.__new__(Series)
+        out.__dict__.update({k: change(v) if isinstance(v, np.ndarray) else v for k, v in vars(self).items()})
+        if "_banded" in vars(self):
+            out.__dict__["_banded"] = lambda: self._banded()._map(change)
+        return out
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Series):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
+from signalprop.results.series import Series
 from signalprop.theory.scatter.not_derived import NOT_DERIVED, not_derived
 from signalprop.theory.scatter.response import Overlaps, Response
 from signalprop.theory.scatter.sequences import with_several
@@ -19,7 +22,8 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
     `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute, of a network that reads one sequence;
     `variance_sd_many`, `token_correlation_sd_many` are of one that reads many; `variance_excess` is ln of the mean
     over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
-    says so and the series stay as they are; the gradient at branches' outputs has none.
+    says so and the series stay as they are; the gradient at branches' outputs has none. They are derived when one of
+    them is first read, which takes as long as the prediction.
 
     Args:
         overlaps: of the kernels that the profile was predicted by; None: of its position averages.
@@ -27,6 +31,16 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
     reason = not_derived(p)
     if reason:
         return replace(profile, notes=(*profile.notes, NOT_DERIVED.format(reason)))
-    with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
-        response = Response(p, profile, overlaps)
-        return with_several(response, response.told())
+
+    @cache
+    def derived() -> Profile:
+        with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
+            response = Response(p, profile, overlaps)
+            return with_several(response, response.told())
+
+    def of(side: str, name: str) -> Callable[[], Series]:
+        return lambda: getattr(derived(), side)[name]
+
+    forward = {name: series.awaiting(of("forward", name)) for name, series in profile.forward.items()}
+    gradient = profile.gradient and {name: x.awaiting(of("gradient", name)) for name, x in profile.gradient.items()}
+    return replace(profile, forward=forward, gradient=gradient)

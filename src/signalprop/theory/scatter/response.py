@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -205,7 +206,7 @@ class Response:
         forward = {name: banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
         if profile.gradient is None:
             return replace(profile, forward=forward)
-        found, excess = self._back(self.way_back(), covariances["stream_in"], means["stream_in"])
+        found, excess = self._back(self.way, covariances["stream_in"], means["stream_in"])
         g = profile.gradient
         top = self._start(float(g["stream_out"].token_correlation[-1]), 0.0)
         above = np.concatenate([found[1:], top[None]]), np.append(excess[1:], 0.0)
@@ -304,7 +305,8 @@ class Response:
             found[0] += (1 - f[0]) ** 2 * at_start[0]
         return found
 
-    def way_back(self) -> WayBack:
+    @cached_property
+    def way(self) -> WayBack:
         gradient = self.profile.gradient
         assert gradient is not None
         r = gradient["stream_out"].token_correlation

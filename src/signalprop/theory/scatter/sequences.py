@@ -99,7 +99,7 @@ def with_several(x: Response, profile: Profile) -> Profile:
     g = profile.gradient
     if g is None:
         return replace(profile, forward=forward)
-    way, r = x.way_back(), between.stream
+    way, r = x.way, between.stream
     scale = [np.divide(x.here.skip2, point.skip2, out=np.ones(x.n), where=point.skip2 > 0) for point in points]
     cc, cv = (
         parabola(r, *(by * getattr(point.maps, name) for by, point in zip(scale, points, strict=True)))
