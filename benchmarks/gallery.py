@@ -56,16 +56,15 @@ and one fails. *Partly*: anything else.
   ones, a sweep over shapes.
 - TGS section 4.6, 192 layers of width 256 beside 24 of 1024 at equal wall-clock time, and tgs-wall: a GPU.
 - TGS v1 figure 15 as printed (the correlation after a layer): not offered, since the first branch then has variance
-  0.60 ([errata](../docs/theory/errata.md)).
+  0.60 ([errata](../docs/papers/transformers-get-stable.md#errors-in-print)).
 - SPA lemmas 2 to 4 are steps of proofs; theorems 1 to 3, which they prove, are tested. COD theorems 1 and 2 and the
-  constants of lemma 2 are vacuous bounds ([depth](../docs/theory/depth.md#theorems-1-and-2)), without functions here.
+  constants of lemma 2 are vacuous bounds ([depth](../docs/papers/curse-of-depth.md#theorems-1-and-2)), without functions here.
 - COD section 2, five models and BERT, more layers to spare in larger ones, and Fig 2's half on Post-LN: cod-fig2
   takes one checkpoint at a time, and has been shown on one of 135M parameters. It needs trained checkpoints, a
   Post-LN one among them.
 - Recipes at the papers' scale follow the printed hyperparameters but for what their comments say: C4 for Pile-CC, no
   next-sentence task, BERT's own weight decay.
 """
-
 
 def page() -> str:
     """records/reproductions.md, from the JSON in records/gallery."""
@@ -93,7 +92,6 @@ def page() -> str:
         others=compact(["id", *header[1:3], "state"], [[r.id, r.source, r.claim, state_of(r)] for r in others]),
     )
 
-
 def state_of(row: Row) -> str:
     """The state, with a link to the page of a result."""
     page = row.result_page
@@ -102,7 +100,6 @@ def state_of(row: Row) -> str:
         if page is None
         else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('records/')})")
     )
-
 
 def section(row: Row, one: dict[str, Any]) -> str:
     """One row: checks, picture, what was reduced."""
@@ -131,7 +128,6 @@ def section(row: Row, one: dict[str, Any]) -> str:
     lines += ["", *one["notes"]] if one["notes"] else []
     return "\n".join([*lines, ""])
 
-
 def small(path: Path) -> bytes:
     """A picture in few colours, of at most 60 kB where so few do."""
     whole = Image.open(path).convert("RGB")
@@ -143,7 +139,6 @@ def small(path: Path) -> bytes:
         if len(data) <= LARGEST:
             break
     return data
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, then write the page."""
@@ -161,7 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for path in save(PICTURES, found)[1:]:
                 path.write_bytes(small(path))
     write_text(PAGE, page())
-
 
 if __name__ == "__main__":
     main()

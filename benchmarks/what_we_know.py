@@ -8,7 +8,6 @@ from pathlib import Path
 
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json
-from signalprop_lab.training.tables import markdown_table
 from signalprop_lab.training.verdicts import CONTROL, Judged, claim_of, verdicts
 
 PAGE, GALLERY = Path("docs/what-we-know.md"), Path("records/gallery")
@@ -59,59 +58,39 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
 
 TEXT = """# What we know now
 
-Written by `python -m benchmarks.results` from stored runs: do not edit. One line for each claim of the three papers
-that was put to a test, those that need no training first. "+" is a difference in favour of the claim, in nats (of
-images: in the share that is right), with its standard error. The budget is that of the smaller run, in tokens per
-parameter over the paper's. "Confirmed" and "contradicted" are kept for budgets within a factor of 5.
+The claims of the three papers that were put to a test, from stored runs. `python -m benchmarks.results` writes this page. The papers' pages say
+what holds of each: [Transformers Get Stable](papers/transformers-get-stable.md) (TGS),
+[Deep Transformers without Shortcuts](papers/without-shortcuts.md) (SPA), [The Curse of Depth](papers/curse-of-depth.md) (COD).
+[Choose a scheme](choosing-a-scheme.md#what-trainings-showed) says what to do with it.
+
+- *Effect*: the difference in final loss in nats (for images, in accuracy) with its standard error. "+" favours the claim.
+- *Budget*: tokens per parameter of our smaller run over those of the paper.
+- *Verdict*: "confirmed" and "contradicted" need a budget within a factor of 5, or no training. "Control failed": the runs that had to agree with the paper did not.
+
+All trained networks are 32 to 128 wide and read one text of 12 MB. They show whether a mechanism is there, not which loss a
+large model would reach. Runs of 200 to 400 steps show which method leaves the plateau first.
 
 {table}
-
-All trained networks are 32 to 128 wide and read one text of 12 MB: they show whether a mechanism is there, not what a
-large model would end at. Runs of 200 to 400 steps say who leaves the plateau at chance first.
-
-## What to take from it
-
-{advice}
 """
-
-ADVICE = """\
-- **Post-norm, 24 layers and more**: scale the branches (`deepscalelm-simple`, `deepscalelm`, `deepnorm`). Plain
-  Post-LN of 48 layers learned nothing at any rate and warm-up that we tried; at 12 layers it trains later.
-- **Which DeepScaleLM**: the simpler one for decoders and for text without segments, the full one where tokens are
-  alike ([numbers](schemes.md#deepscalelm)). Tuned, it [ends](../records/results.md#tgs-tab11) below LayerScale, DS-Init
-  and ADMIN, beside muP, Noci and Bamboo, above SkipInit and ReZero.
-- **Tune the warm-up with the rate** for anything post-norm. Pages that do not say "tuned with the rate" have 10 % for
-  all.
-- **Pre-norm, 24 layers and more**: `lns` led to the end of 2,000 steps, the best supported choice here, at a fraction
-  of the paper's budget.
-- **Less than a token per parameter** (a prototype): branches that start at 0 (`rezero`, `skipinit`) leave the plateau
-  first. Nothing here says that they end lower.
-- **Deeper and thinner at equal parameters**: no gain at any budget that we reached. The claim is about a hundred
-  times more tokens, and stays open.
-- **No skips, no norms**: `e-spa` trains at 36 to 108 layers, slower than Pre-LN step by step.
-- **Whatever the scheme**: predict it for your own shape (`signalprop schemes`). A healthy prediction is needed, and
-  does not rank methods ([found](../records/results.md#found))."""
-
 
 def page(folder: Path) -> str:
     """The page, from the results in `folder` and the gallery beside it; claims without a stored run are left out."""
     stores = {file.stem: read_json(file) for file in folder.glob("*.json")}
     judged = {stem: verdicts(store) for stem, store in stores.items() if "sweep" in store}
-    rows = []
+    known = []
     for paper, claims in CLAIMS.items():
         for source, words in claims:
-            rows.append([paper, *(_reproduced(words) if source == "gallery" else _trained(source, words, judged))])
-    known = [row for row in rows if len(row) > 1]
-    table = markdown_table(["paper", "claim", "effect", "budget", "verdict"], known)
-    return TEXT.format(table=table, advice=ADVICE)
-
+            row = [paper, *(_reproduced(words) if source == "gallery" else _trained(source, words, judged))]
+            if len(row) > 1:
+                known.append(row)
+    rows = [["paper", "claim", "effect", "budget", "verdict"], ["---"] * 5, *known]
+    return TEXT.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows))
 
 def _reproduced(name: str) -> list[str]:
     one = read_json(GALLERY / f"{name}.json")
     holds = sum(check["state"] == "holds" for check in one["checks"])
     words = f"[{one['source']}](../records/reproductions.md#{name}): {one['title']}: {one['claim']}"
     return [words, f"{holds} of {len(one['checks'])} checks hold", "none needed", one["verdict"]]
-
 
 def _trained(source: str, words: str, judged: Mapping[str, Sequence[Judged]]) -> list[str]:
     if source not in judged:

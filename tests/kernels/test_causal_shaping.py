@@ -1,4 +1,4 @@
-"""Signal-preserving attention matrices against NumPy's Cholesky factors; the numbers of docs/theory/kernels.md."""
+"""Signal-preserving attention matrices against NumPy's Cholesky factors; the numbers of docs/papers/without-shortcuts.md."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_alibi_slopes_are_those_of_bloom() -> None:
 
 
 def test_what_the_paper_prints_otherwise() -> None:
-    """Errata of docs/theory/kernels.md that are numbers."""
+    """Errata of docs/papers/without-shortcuts.md that are numbers."""
     # footnote 7: the bound |a_i|^2 on (A K A^T)_ii needs K = I
     a, kernel = np.full(8, 1 / 8), uniform_kernel(0.9, 8)
     assert a @ kernel @ a == pytest.approx(0.9125) and a @ a == pytest.approx(0.125)

@@ -1,4 +1,4 @@
-"""What the papers print, held against what is computed, where no other test does: docs/theory/errata.md."""
+"""What the papers print, held against what is computed, where no other test does: docs/papers/transformers-get-stable.md."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Weights(Value):
             them: what `LayerSignal.norm_factor` should be. norm_gain: root mean square of the gains of those norms.
         predicted_variance, predicted_gradient: as `LayerSignal.variance` and `gradient`, by the theory for random
             weights of these sizes: what training has aligned is what differs.
-        identity: predicted |J - I| / sqrt(n) of the layer (docs/theory/depth.md).
+        identity: predicted |J - I| / sqrt(n) of the layer (docs/papers/curse-of-depth.md).
     """
 
     layer: int

@@ -214,7 +214,7 @@ def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
 
 
 def _growth(d: Diagnosis) -> Iterable[Finding]:
-    """The exponent p of variance ~ layer^p in every stack, against the laws of docs/theory/depth.md."""
+    """The exponent p of variance ~ layer^p in every stack, against the laws of docs/papers/curse-of-depth.md."""
     for stack in dict.fromkeys(s.stack for s in d.signal):
         rows = [s for s in d.signal if s.stack == stack]
         values = [s.variance for s in rows if s.variance]

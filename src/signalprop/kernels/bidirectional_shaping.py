@@ -1,6 +1,6 @@
 """Shaped attention beyond the two causal families: without a mask, and for comparison.
 
-As `signalprop.kernels.causal_shaping`; derivations and numerics: `docs/theory/kernels.md`.
+As `signalprop.kernels.causal_shaping`; derivations and numerics: `docs/papers/without-shortcuts.md`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _not_negative(matrix: FloatArray, which: str) -> FloatArray:
 class BidirectionalESPA(AttentionShape):
     """E-SPA without a mask: A = Sigma'^1/2 Sigma^-1/2, symmetric roots; it depends on n. O(n^3).
 
-    That no entry is negative is known for infinite n only; here it is checked (docs/theory/kernels.md).
+    That no entry is negative is known for infinite n only; here it is checked (docs/papers/without-shortcuts.md).
     """
 
     zero: float

@@ -3,7 +3,7 @@
 Where queries and keys give no scores, attention is D softmax(B), with B = log A and D = A 1 the row sums of A. Each
 class is one family at one sublayer, for any number n of tokens. In causal ones rows do not depend on n: the matrix of a
 shorter sequence is the leading block of a longer one's. He et al. 2023 (SPA), section 3 and appendices B to D;
-derivations and numerics: `docs/theory/kernels.md`.
+derivations and numerics: `docs/papers/without-shortcuts.md`.
 """
 
 from __future__ import annotations

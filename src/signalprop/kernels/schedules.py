@@ -1,7 +1,7 @@
 """How much attention may mix at each layer of a signal-preserving stack, with and without skips.
 
 Decays stand as e^-gamma, from 0 (independent tokens, gamma infinite) up to 1. He et al. 2023 (SPA), sections 3 and 4,
-appendices C and F; what is exact in their place: `docs/theory/kernels.md`.
+appendices C and F; what is exact in their place: `docs/papers/without-shortcuts.md`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def decay_schedule(n_layers: int, gamma: float, rule: str = "diagonal") -> Float
     """e^-gamma_0 .. e^-gamma_L of E-SPA, gamma_0 infinite and gamma_L given, (n_layers + 1,).
 
     `diagonal` keeps the diagonal of every attention matrix the same, a_l = a_L^(l/L) (SPA appendix C); `tanh` its gain
-    on slow signals, tanh(gamma_l / 2) = tanh(gamma_L / 2)^(l/L) (docs/theory/kernels.md).
+    on slow signals, tanh(gamma_l / 2) = tanh(gamma_L / 2)^(l/L) (docs/papers/without-shortcuts.md).
 
     Raises:
         InputError: gamma is not positive, or an unknown rule.
@@ -104,7 +104,7 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
     """The filter of the attention branch beside a normalised skip by the paper's rule (SPA appendix F).
 
     It matches how much a token's own part is diluted, and leaves the rest: near the largest skip the kernel misses its
-    target by far (docs/theory/kernels.md has numbers).
+    target by far (docs/papers/without-shortcuts.md has numbers).
 
     Raises:
         InputError: the skip is not smaller than the diagonal of the matrix that it would stand beside.
@@ -122,7 +122,7 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
 def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     """The filter with skip^2 Sigma(decay) + (1 - skip^2) A Sigma(decay) A^T = Sigma(decay_out), away from the start.
 
-    Spectral factorisation, docs/theory/kernels.md. Near the first token the diagonal exceeds 1, by 0.14 at most where
+    Spectral factorisation, docs/papers/without-shortcuts.md. Near the first token the diagonal exceeds 1, by 0.14 at most where
     measured there.
 
     Raises:

@@ -4,7 +4,7 @@
 says where the tokens of a batch stand, `shaped_attention` puts the two together. B and D come from closed forms or from
 tables that are made in float64, and neither is a buffer: nothing enters a state dict, nothing is lost on the meta
 device. B has the type of the scores, D at least float32: an error of D repeats in every layer. He et al. 2023 (SPA),
-section 3; numerics: `docs/theory/kernels.md`.
+section 3; numerics: `docs/papers/without-shortcuts.md`.
 """
 
 from __future__ import annotations

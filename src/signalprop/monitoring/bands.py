@@ -1,6 +1,6 @@
 """The band that the theory predicts for the signal of every layer, and layers that have left it.
 
-See `docs/monitoring.md` for what the bands are made of, and `docs/theory/depth.md` for the growth laws.
+See `docs/monitoring.md` for what the bands are made of, and `docs/papers/curse-of-depth.md` for the growth laws.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Distance of every layer's Jacobian from the identity and the gain of all of them together, at initialisation, for any
 Parametrization; the law that variances follow over depth; the range that branches of given sizes leave to them. What
 Sun et al. 2025, "The Curse of Depth in Large Language Models" (arXiv:2502.05795v1), print of all this, where it holds,
-and measured accuracy: `docs/theory/depth.md`.
+and measured accuracy: `docs/papers/curse-of-depth.md`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
 
     Gains want the profile of fidelity `moments`: averages of what a kernel profile has resolved by position do not
-    compound (docs/theory/depth.md).
+    compound (docs/papers/curse-of-depth.md).
 
     Raises:
         InputError: attention is shaped or has ALiBi, kinds are drawn, or the profile is of another number of sublayers.
@@ -219,7 +219,7 @@ def growth_exponent(variances: ArrayLike) -> float:
     """p of variance ~ layer^p after layers 1, 2, ... of a stack: least squares of logarithms, deeper three quarters.
 
     The first quarter is left out since what the embedding holds bends the curve there. Fresh pre-norm stacks have 1,
-    branches aligned with the stream 2; with LayerNorm Scaling about 0 and 1 (docs/theory/depth.md).
+    branches aligned with the stream 2; with LayerNorm Scaling about 0 and 1 (docs/papers/curse-of-depth.md).
 
     Raises:
         InputError: as `growth_fit`.
