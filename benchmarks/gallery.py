@@ -66,6 +66,7 @@ and one fails. *Partly*: anything else.
   next-sentence task, BERT's own weight decay.
 """
 
+
 def page() -> str:
     """records/reproductions.md, from the JSON in records/gallery."""
     here = [row for row in ROWS if row.runs]
@@ -92,6 +93,7 @@ def page() -> str:
         others=compact(["id", *header[1:3], "state"], [[r.id, r.source, r.claim, state_of(r)] for r in others]),
     )
 
+
 def state_of(row: Row) -> str:
     """The state, with a link to the page of a result."""
     page = row.result_page
@@ -100,6 +102,7 @@ def state_of(row: Row) -> str:
         if page is None
         else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('records/')})")
     )
+
 
 def section(row: Row, one: dict[str, Any]) -> str:
     """One row: checks, picture, what was reduced."""
@@ -128,6 +131,7 @@ def section(row: Row, one: dict[str, Any]) -> str:
     lines += ["", *one["notes"]] if one["notes"] else []
     return "\n".join([*lines, ""])
 
+
 def small(path: Path) -> bytes:
     """A picture in few colours, of at most 60 kB where so few do."""
     whole = Image.open(path).convert("RGB")
@@ -139,6 +143,7 @@ def small(path: Path) -> bytes:
         if len(data) <= LARGEST:
             break
     return data
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run, then write the page."""
@@ -156,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for path in save(PICTURES, found)[1:]:
                 path.write_bytes(small(path))
     write_text(PAGE, page())
+
 
 if __name__ == "__main__":
     main()

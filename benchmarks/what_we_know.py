@@ -73,6 +73,7 @@ large model would reach. Runs of 200 to 400 steps show which method leaves the p
 {table}
 """
 
+
 def page(folder: Path) -> str:
     """The page, from the results in `folder` and the gallery beside it; claims without a stored run are left out."""
     stores = {file.stem: read_json(file) for file in folder.glob("*.json")}
@@ -86,11 +87,13 @@ def page(folder: Path) -> str:
     rows = [["paper", "claim", "effect", "budget", "verdict"], ["---"] * 5, *known]
     return TEXT.format(table="\n".join(f"| {' | '.join(row)} |" for row in rows))
 
+
 def _reproduced(name: str) -> list[str]:
     one = read_json(GALLERY / f"{name}.json")
     holds = sum(check["state"] == "holds" for check in one["checks"])
     words = f"[{one['source']}](../records/reproductions.md#{name}): {one['title']}: {one['claim']}"
     return [words, f"{holds} of {len(one['checks'])} checks hold", "none needed", one["verdict"]]
+
 
 def _trained(source: str, words: str, judged: Mapping[str, Sequence[Judged]]) -> list[str]:
     if source not in judged:

@@ -60,6 +60,7 @@ NOT_RUN = {
     ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
 }
 
+
 class Block(NamedTuple):
     """One fenced block of a page."""
 
@@ -67,18 +68,23 @@ class Block(NamedTuple):
     language: str
     text: str
 
+
 def blocks(page: str) -> list[Block]:
     return [Block(page, *found) for found in FENCE.findall((ROOT / page).read_text(encoding="utf-8"))]
 
+
 ALL = [block for page in PAGES for block in blocks(page)]
+
 
 def named(block: Block) -> set[tuple[str, str]]:
     """The entries of NOT_RUN that mean it."""
     return {(page, start) for page, start in NOT_RUN if page == block.page and block.text.startswith(start)}
 
+
 def runs(block: Block) -> bool:
     """Is it run, or read, by `test_a_page_works_as_typed`?"""
     return block.language in RUN and not named(block)
+
 
 class Reader:
     """Somebody who types a page's blocks one after the other, in the current directory."""
@@ -134,6 +140,7 @@ class Reader:
         file.write_text(text, encoding="utf-8")
         assert read_task(file)
 
+
 RUN: dict[str, Callable[[Reader, str], None]] = {
     "sh": Reader.sh,
     "python": Reader.python,
@@ -143,11 +150,14 @@ RUN: dict[str, Callable[[Reader, str], None]] = {
     "json": Reader.json,
 }
 
+
 def numberless(line: str) -> str:
     return NUMBER.sub("#", line)
 
+
 def numbers(line: str) -> list[float]:
     return [float(found.replace(",", "")) for found in NUMBER.findall(line)]
+
 
 @pytest.fixture
 def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -158,6 +168,7 @@ def examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     exec(compile(made[0], "docs/index.md", "exec"), {})
     assert {"my-checkpoint", "book.txt"} <= {path.name for path in tmp_path.iterdir()}
     return tmp_path
+
 
 @pytest.mark.parametrize(
     "page",
@@ -184,11 +195,13 @@ def test_a_page_works_as_typed(
         if runs(block):
             RUN[block.language](reader, block.text)
 
+
 def test_every_block_is_run_or_named() -> None:
     """A new block has to be of a language that is run, or to stand in NOT_RUN with a reason."""
     loose = [block for block in ALL if not (runs(block) or named(block))]
     assert [block for block in loose if not block.language.startswith("{")] == []  # what Sphinx reads: test_site.py
     assert set(NOT_RUN) == set().union(*map(named, ALL)), "no such block any more"
+
 
 def test_no_block_is_hidden() -> None:
     """An indented block, or one that is not closed, would be read by nobody here."""
@@ -197,10 +210,12 @@ def test_no_block_is_hidden() -> None:
         assert [line for line in fences if not line.startswith("```")] == [], page
         assert len(fences) == 2 * len(blocks(page)), page
 
+
 # --- commands and names in the text -----------------------------------------------------------------------------------
 
 COMMANDS = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+
 
 def typed() -> list[tuple[str, str]]:
     """Commands that a page names in its text, or in a block that is not run."""
@@ -210,6 +225,7 @@ def typed() -> list[tuple[str, str]]:
         found += [(page, " ".join(code.split())) for code in INLINE.findall(text)]
     found += [(block.page, line) for block in ALL if not runs(block) for line in block.text.splitlines()]
     return [(page, line) for page, line in found if re.search(r"(?:^|-m )signalprop [a-z]", line)]
+
 
 def test_commands_in_the_text_exist() -> None:
     """Names of commands, their options, and the recipes with the fields that `train` is given."""
@@ -226,6 +242,7 @@ def test_commands_in_the_text_exist() -> None:
             settings = [value for word, value in pairwise(words) if word == "--set"]
             assert load_recipe(words[0], settings).name, f"{page}: {line}"
 
+
 def test_extras_and_targets_in_the_text_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -235,12 +252,14 @@ def test_extras_and_targets_in_the_text_exist() -> None:
         assert extras <= set(project["optional-dependencies"]), page
         assert set(re.findall(r"(?:`|^)make ([a-z][\w-]*)", text, re.MULTILINE)) <= targets, page
 
+
 def _module(name: str) -> object:
     """Of the library, or of the laboratory."""
     try:
         return import_module(f"signalprop.{name}")
     except ModuleNotFoundError:
         return import_module(f"signalprop_lab.{name}")
+
 
 def test_tests_that_the_pages_name_exist() -> None:
     """Files below tests/, and tests and classes of them by name."""
@@ -253,6 +272,7 @@ def test_tests_that_the_pages_name_exist() -> None:
         assert set(names) - known == set(), page
         named += len(names)
     assert named > 150
+
 
 def test_functions_that_the_theory_names_exist() -> None:
     """The pages of the papers name functions below `signalprop` or `signalprop_lab`."""
@@ -268,6 +288,7 @@ def test_functions_that_the_theory_names_exist() -> None:
             found += 1
     assert found > 40
 
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     """Those of the pages are checked where Sphinx builds the site."""
     targets = [target for target in LINK.findall((ROOT / "README.md").read_text("utf-8")) if "://" not in target]
@@ -276,6 +297,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     for page, anchor in re.findall(r"\]\(([\w/.-]+\.md)#([\w-]+)\)", (ROOT / "README.md").read_text("utf-8")):
         headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], anchor
+
 
 @pytest.mark.slow
 def test_the_demo_prints_what_the_readme_shows(
@@ -290,6 +312,7 @@ def test_the_demo_prints_what_the_readme_shows(
     for line in filter(None, shown.text.splitlines()):
         alike = [values for words, values in printed if words.split() == numberless(line).split()]
         assert any(values == pytest.approx(numbers(line), rel=0.02) for values in alike), line
+
 
 def test_links_of_the_records_lead_somewhere() -> None:
     """Sphinx checks the pages; records are files beside them."""
