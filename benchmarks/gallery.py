@@ -58,7 +58,7 @@ and one fails. *Partly*: anything else.
 - TGS v1 figure 15 as printed (the correlation after a layer): not offered, since the first branch then has variance
   0.60 ([errata](../docs/papers/transformers-get-stable.md#errors-in-print)).
 - SPA lemmas 2 to 4 are steps of proofs; theorems 1 to 3, which they prove, are tested. COD theorems 1 and 2 and the
-  constants of lemma 2 are vacuous bounds ([depth](../docs/papers/curse-of-depth.md#theorems-1-and-2)), without functions here.
+  constants of lemma 2 are [vacuous bounds](../docs/papers/curse-of-depth.md#theorems-1-and-2), without functions here.
 - COD section 2, five models and BERT, more layers to spare in larger ones, and Fig 2's half on Post-LN: cod-fig2
   takes one checkpoint at a time, and has been shown on one of 135M parameters. It needs trained checkpoints, a
   Post-LN one among them.

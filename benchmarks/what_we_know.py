@@ -58,17 +58,20 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
 
 TEXT = """# What we know now
 
-The claims of the three papers that were put to a test, from stored runs. `python -m benchmarks.results` writes this page. The papers' pages say
-what holds of each: [Transformers Get Stable](papers/transformers-get-stable.md) (TGS),
-[Deep Transformers without Shortcuts](papers/without-shortcuts.md) (SPA), [The Curse of Depth](papers/curse-of-depth.md) (COD).
+The claims of the three papers that were put to a test, from stored runs (`python -m benchmarks.results` writes this
+page). The papers' pages say what holds of each: [Transformers Get Stable](papers/transformers-get-stable.md) (TGS),
+[Deep Transformers without Shortcuts](papers/without-shortcuts.md) (SPA),
+[The Curse of Depth](papers/curse-of-depth.md) (COD).
 [Choose a scheme](choosing-a-scheme.md#what-trainings-showed) says what to do with it.
 
-- *Effect*: the difference in final loss in nats (for images, in accuracy) with its standard error. "+" favours the claim.
+- *Effect*: the difference in final loss in nats (for images, in accuracy) with its standard error; "+" favours the
+  claim.
 - *Budget*: tokens per parameter of our smaller run over those of the paper.
-- *Verdict*: "confirmed" and "contradicted" need a budget within a factor of 5, or no training. "Control failed": the runs that had to agree with the paper did not.
+- *Verdict*: "confirmed" and "contradicted" need a budget within a factor of 5, or no training.
+  "Control failed": the runs that had to agree with the paper did not.
 
-All trained networks are 32 to 128 wide and read one text of 12 MB. They show whether a mechanism is there, not which loss a
-large model would reach. Runs of 200 to 400 steps show which method leaves the plateau first.
+All trained networks are 32 to 128 wide and read one text of 12 MB. They show whether a mechanism is there, not which
+loss a large model would reach. Runs of 200 to 400 steps show which method leaves the plateau first.
 
 {table}
 """

@@ -1,4 +1,4 @@
-"""Signal-preserving attention matrices against NumPy's Cholesky factors; the numbers of docs/papers/without-shortcuts.md."""
+"""Signal-preserving attention matrices against NumPy's Cholesky factors; docs/papers/without-shortcuts.md."""
 
 from __future__ import annotations
 

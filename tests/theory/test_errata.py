@@ -1,4 +1,4 @@
-"""What the papers print, held against what is computed, where no other test does: docs/papers/transformers-get-stable.md."""
+"""The print of the papers against the computed values, where no other test compares them: docs/papers/."""
 
 from __future__ import annotations
 

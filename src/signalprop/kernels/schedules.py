@@ -122,8 +122,8 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
 def exact_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     """The filter with skip^2 Sigma(decay) + (1 - skip^2) A Sigma(decay) A^T = Sigma(decay_out), away from the start.
 
-    Spectral factorisation, docs/papers/without-shortcuts.md. Near the first token the diagonal exceeds 1, by 0.14 at most where
-    measured there.
+    Spectral factorisation, docs/papers/without-shortcuts.md. Near the first token the diagonal exceeds 1, by
+    0.14 at most where measured there.
 
     Raises:
         InputError: skip^2 > tanh(gamma_out / 2) / tanh(gamma / 2).

@@ -39,6 +39,7 @@ COLLAPSED_DISTANCE, COLLAPSED_RANK = 1e-6, 1.01
 # Effective ranks take O(T^3): at all depths up to so many tokens, at chosen depths up to the second number.
 _RANK_EVERYWHERE, _RANK_AT = 128, 1024
 
+
 @typed
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -119,6 +120,7 @@ class Trace:
             "gradient": both(self.gradient, self.gradient_sd),
         }
 
+
 @typed
 def trace(
     parametrization: Parametrization,
@@ -193,6 +195,7 @@ def trace(
         source="a given kernel" if kernel is not None else statistics.source,
     )
 
+
 @typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
     """The network of `parametrization` with attention alone: the rest hands the stream through, norms and all.
@@ -211,9 +214,11 @@ def attention_only(parametrization: Parametrization) -> Parametrization:
         placement=np.where(other, PLACEMENTS.index("none"), p.placement).astype(p.placement.dtype),
     )
 
+
 def _first(where: NDArray[np.bool_]) -> int | None:
     found = np.flatnonzero(where)
     return int(found[0]) if found.size else None
+
 
 def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
     n = p.architecture.n_layers
@@ -224,11 +229,13 @@ def depths_of(p: Parametrization, at: Sequence[int] | None) -> tuple[int, ...]:
         raise InputError(f"depth {wrong[0] if wrong else 'list is empty'}; expected depths from 0 to {n}, the layers")
     return tuple(sorted(set(at)))
 
+
 def _top_of(top: ArrayLike, length: int) -> Top:
     kernel = checked_kernel(top, "the gradient kernel at the top")
     if len(kernel) != length:
         raise InputError(f"the gradient kernel at the top is of {len(kernel)} tokens, the input of {length}")
     return lambda _, __: (kernel, kernel)
+
 
 class _Reader:
     """Collects numbers and matrices of one direction of one sequence, depth by depth.

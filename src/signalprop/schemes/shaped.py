@@ -215,7 +215,8 @@ class USPA(_Spa):
     At initialisation attention is A = L' L^-1 with the Cholesky factors of (1 - rho_l) I + rho_l 1 1^T, rho_l linear in
     depth: D softmax(B), B = log A, where scores are 0 (`zero`: W_Q, W_K, or `small` orthogonal ones of scale 0.1). No
     skips and no norms, unless `attention_skip`, `feed_forward_skip` (normalised, combined exactly) or `norm`
-    (pre-norm). `repeats` is rho_0, by default what repeated tokens make of the embedded input (docs/papers/without-shortcuts.md).
+    (pre-norm). `repeats` is rho_0, by default that of the embedded input with its repeated tokens
+    (docs/papers/without-shortcuts.md).
 
     Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
     of tokens.
@@ -258,7 +259,8 @@ class ESPA(_Spa):
     than far ones, which is akin to a position encoding. `schedule`: `diagonal` keeps the self-weight of all layers the
     same (the paper's), `tanh` their gain on slow signals. `attention_skip`: a normalised skip, by the paper's rule,
     which is inaccurate near the largest feasible skip, or with `skip_rule=exact` by the exact filter
-    (docs/papers/without-shortcuts.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without skips).
+    (docs/papers/without-shortcuts.md). `repeats`: pair-repeat probability for which the diagonal stays 1 (without
+    skips).
 
     The paper's gamma of 0.005 goes with its 512 tokens and more: the same decay makes short sequences nearly one
     direction. On 64 tokens 36 layers trained with 0.2 and stayed at their plateau with 0.005 (records/shortcuts.md).

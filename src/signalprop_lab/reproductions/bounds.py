@@ -71,7 +71,8 @@ def lemmas(settings: Settings) -> Findings:
         "At initialisation branches are uncorrelated with the stream: variance grows linearly, with LayerNorm Scaling "
         "like a logarithm, which the paper's lower ends exclude.",
         "The bounds of Theorems 1 and 2 on the norm of the Jacobian are true once corrected, and vacuous: a factor of "
-        "about 1,700 for layer 12 of the 130M shape, whose distance from the identity is 0.23 (docs/papers/curse-of-depth.md).",
+        "about 1,700 for layer 12 of the 130M shape, whose distance from the identity is 0.23 "
+        "(docs/papers/curse-of-depth.md).",
         "Scaling makes branches smaller faster than it makes the stream smaller, so its layers start nearer to the "
         "identity; what training makes of them is another figure (COD Fig 1, 5).",
     )

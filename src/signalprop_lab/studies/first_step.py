@@ -1,7 +1,7 @@
 """How far the first step of an optimizer moves the function of a fresh network, per unit of learning rate.
 
-`docs/papers/curse-of-depth.md` derives it. Every number is a derivative of a branch's moments with respect to the variance
-of one role's weights, so that a kind of sublayer needs nothing beyond its moments.
+`records/first-steps.md` derives it. Every number is a derivative of a branch's moments with respect to the variance of
+one role's weights, so that a kind of sublayer needs nothing beyond its moments.
 """
 
 from __future__ import annotations
