@@ -107,7 +107,8 @@ def mapping_at(
     ending = _head(model, family, paths, architecture, head)
     if architecture.head == "lm" and isinstance(ending.weight, nn.Module):
         tied = getattr(ending.weight, "weight", None) is getattr(token, "weight", 0)
-        architecture = architecture.replace(tied_embeddings=tied)
+        if architecture.tied_embeddings != tied:
+            architecture = architecture.replace(tied_embeddings=tied)
     sublayers = [
         _sublayer(architecture, paths, stack, layer, f"{prefix}{stack.layers}.{i}", i, k, kinds)
         for stack, branches in _stacks(paths, architecture)

@@ -38,18 +38,20 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     """
     record = the_record(model)
     with all_or_nothing(model, () if record.pending else everything(model)):
+        tie(model, record.ties)
+        attached = attached_vanilla(model)
         if record.pending:
-            _refuse_garbage(model, record)
-        draw_weights(model, record, seed)
+            _refuse_garbage(attached, record)
+        draw_weights(attached, record, seed)
         if record.pending:
             _refuse(name for name, q in model.named_parameters() if bool(local(q).isnan().any()))
     record.pending = record.kept = False
 
 
-def _refuse_garbage(model: nn.Module, record: Record) -> None:
+def _refuse_garbage(attached: Attached, record: Record) -> None:
     """Buffers have to come out the same whatever they held before; parameters are to be looked at afterwards."""
-    tie(model, record.ties)
-    covered = {id(item.tensor) for item in assignments(attached_vanilla(model), record.parametrization)}
+    model = attached.model
+    covered = {id(item.tensor) for item in assignments(attached, record.parametrization)}
     found: list[dict[str, Tensor]] = []
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,10 +74,9 @@ def _refuse(names: Iterable[str]) -> None:
         )
 
 
-def draw_weights(model: nn.Module, record: Record, seed: int | None) -> None:
+def draw_weights(attached: Attached, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
-    tie(model, record.ties)
-    attached = attached_vanilla(model)
+    model: Any = attached.model
     draw_table(attached, record.parametrization, seed)
     with torch.no_grad():
         set_multipliers(attached, record)

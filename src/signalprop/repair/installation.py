@@ -155,7 +155,7 @@ def apply(
         record.kept = not initialize
         if draws:
             with all_or_nothing(model, everything(model)):
-                draw_weights(model, record, seed)
+                draw_weights(attached, record, seed)
                 _to_one(own)  # which modules that reset themselves have set again
         if before:
             record.function_changed = before.changed_in_words()
