@@ -40,6 +40,12 @@ class TestTable8:
         t5 = scheme("mup", base_d_head=16)(Architecture.preset("t5-small"))
         assert t5.score_scale == pytest.approx(np.full(30, 16 / 64))  # 1 there, so 1 at the base
 
+    def test_outputs_of_zero(self) -> None:
+        plain, zero = scheme("mup")(gpt2(1024)), scheme("mup", zero_outputs=True)(gpt2(1024))
+        outputs = ["weight.output", "weight.down"]
+        assert columns(zero, but=(*outputs,)) == columns(plain, but=(*outputs,))
+        assert not any(columns(zero)[name][row] for name in outputs for row in range(8))
+
     def test_what_is_inversely_proportional_to_width_already_stays(self) -> None:
         a = gpt2(2048)
         table, xavier = scheme("mup", base="xavier")(a), scheme("xavier")(a)

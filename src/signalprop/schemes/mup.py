@@ -11,7 +11,7 @@ import numpy as np
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Head
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.kinds import kind_named
+from signalprop.network.kinds import ROLE, kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.schemes.base import Scheme, layers_of_stack, register
@@ -28,6 +28,7 @@ class _MaximalUpdate(Scheme):
     base_d_head: Whole | None = None
     base_expert_width: Whole | None = None
     base_top_k: Whole | None = None
+    zero_outputs: bool = False
 
 
 @register
@@ -52,7 +53,8 @@ class MuP(_MaximalUpdate):
 
     The dense layer before BERT's head is a hidden weight. `parameter_groups` keeps learning rate times weight decay, as
     the authors' package can: m times the decay for hidden weights. Adam's epsilon (1/m) is not scaled. The paper's
-    advice to start head and queries at 0 is not followed.
+    advice to start head and queries at 0 is not followed. `zero_outputs` starts the maps onto the stream at 0: with
+    that muP trained at 192 layers in Transformers Get Stable (section 4.5), where it diverged without.
 
     Experts, at a fixed share of active ones (derived in docs/theory/components.md): `base_expert_width` is the hidden
     width of one at the base, if that is not in proportion to d; m of the map back is then that of the expert's width.
@@ -168,6 +170,8 @@ def _widened(made_by: MuP | DepthMuP, architecture: Architecture, inputs: InputS
     ):
         for name in ("weight__expert_down", "learning_rate__expert_down"):
             columns[name] /= _more_experts(table, a, made_by.base_top_k)
+    if made_by.zero_outputs:
+        columns |= {f"weight__{name}": 0.0 * table.weights[name] for name, role in ROLE.items() if role.writes}
     head = table.head.model_dump() | {
         "scale": table.head.scale / wider,
         "transform": table.head.transform / math.sqrt(wider),
