@@ -16,7 +16,7 @@ from signalprop.network.parametrization import STACKS, layout
 from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
-from signalprop.results.series import Series
+from signalprop.results.series import SILENT, Series
 from signalprop.results.text import number, percent, spread, text_table
 
 MAX_ROWS = 6  # so that a result fits in 24 lines of a terminal
@@ -25,7 +25,7 @@ MAX_ROWS = 6  # so that a result fits in 24 lines of a terminal
 def variance(series: Series, index: int) -> str:
     """A variance, also where it is too large or too small for a float."""
     plain, log = float(series.variance[index]), float(series.log_variance[index])
-    if math.isfinite(log) and not 1e-300 < plain < 1e300:
+    if log > SILENT and not 1e-300 < plain < 1e300:
         exponent = log / math.log(10)
         whole = math.floor(exponent)
         return f"{10 ** (exponent - whole):.3f}e{whole:+d}"

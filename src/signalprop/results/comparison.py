@@ -13,7 +13,7 @@ from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile, data_frame
-from signalprop.results.series import SEQUENCES, Series
+from signalprop.results.series import SEQUENCES, SILENT, Series
 from signalprop.results.text import network_in_words, percent
 from signalprop.results.views import Shown
 
@@ -105,7 +105,8 @@ def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, F
 
     Shapes as those of the series. An error of a logarithm is as large for half as for twice; it is held at 50.
     """
-    same = predicted.log_variance == reference.log_variance  # also where both are zero
+    both_zero = np.maximum(predicted.log_variance, reference.log_variance) < SILENT
+    same = both_zero | (predicted.log_variance == reference.log_variance)
     with np.errstate(invalid="ignore"):
         log_ratio = np.where(same, 0.0, predicted.log_variance - reference.log_variance)
     r, r_reference = predicted.token_correlation, reference.token_correlation

@@ -14,7 +14,7 @@ from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 
 _TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
-SILENT = -1e11  # of ln of a variance: a value below it is 0
+SILENT = -1e11  # of ln of a variance: below it stands 0, whose logarithm is -inf measured and -1e12 predicted
 _NEEDED = ("mean", "variance", "token_correlation")
 SEQUENCES = "sequences"  # in the statistics of a measured Profile: how many each network read
 _BANDS = (
@@ -93,8 +93,7 @@ class Series:
     ) -> Series:
         """Build a Series from the variance, or from its logarithm where products may overflow.
 
-        The logarithm may be -inf (variance 0), and becomes it below SILENT: the theory's logarithm of 0 is -1e12. A
-        variance beyond the range of doubles is held at its ends.
+        The logarithm may be -inf (variance 0). A variance beyond the range of doubles is held at its ends.
 
         Args:
             variance, log_variance: one of the two, shape (..., sublayers), as all others here.
@@ -118,7 +117,6 @@ class Series:
             given = np.asarray(log_variance, np.float64)
             if not (given < np.inf).all():
                 raise InputError("a log variance is NaN or infinite; expected finite numbers, or -inf for variance 0")
-            given = np.where(given < SILENT, -np.inf, given)
             plain = np.exp(np.minimum(np.maximum(given, -800.0), np.log(HUGE)))
 
         def full(values: ArrayLike, name: str) -> FloatArray:
