@@ -44,9 +44,11 @@ from reported import write_run
 from signalprop.cli import all_commands, command_line
 from signalprop.network.presets import PRESETS
 from signalprop.schemes import SCHEMES
+from signalprop_lab.verification.verify import EFFORTS, Effort
 
 SECONDS = 60  # of a line, of processor time
 MEMORY = 12 << 30
+EFFORTS["quick"] = Effort(2, 8, 2, 8, 1e5, 100)  # `verify` ends as it does, with fewer samples
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8"]),

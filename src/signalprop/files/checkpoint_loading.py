@@ -21,7 +21,7 @@ from signalprop.files.checkpoint_tokenizers import FILES, tokenizer_of
 from signalprop.files.configuration import fresh_configuration, made, taken
 from signalprop.files.guard import alone, budget, guarded
 from signalprop.files.limits import memory_free
-from signalprop.files.model_size import BUDGET, check_gguf, check_model
+from signalprop.files.model_size import BUDGET, check_gguf, check_model, sizes_alone
 from signalprop.files.storage import read_json, write_json
 
 _OTHER_MODELS = frozenset(["GPT2DoubleHeadsModel"])  # in none of transformers' tables
@@ -126,7 +126,7 @@ def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
 
 def without_numbers(cls: Any, config: Any) -> Any:
     """A model of a class on the meta device. Raises whatever transformers raises."""
-    with _built("this configuration"), require("torch", "models").device("meta"):
+    with _built("this configuration"), sizes_alone():
         return _made(cls, config)
 
 

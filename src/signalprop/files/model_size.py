@@ -7,12 +7,13 @@ tensors have sizes and no numbers, within a budget for all else that it makes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from signalprop.errors import InputError
+from signalprop.errors import InputError, require
 from signalprop.files.configuration import check_sizes
 from signalprop.files.guard import budget, guarded
 from signalprop.files.limits import check_fits, memory_limit
@@ -38,7 +39,6 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
             whoever makes the model in earnest.
         where: for messages. itemsize: bytes of each number.
     """
-    import torch
     from torch.nn.modules import module as modules
 
     limit = memory_limit()
@@ -62,7 +62,7 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
         modules.register_module_buffer_registration_hook(count),
     ]
     try:
-        with guarded(where), budget(BUDGET, where), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        with guarded(where), budget(BUDGET, where), sizes_alone():
             model = make()
     except InputError:
         raise
@@ -72,6 +72,16 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
         for handle in handles:
             handle.remove()
     needs(itemsize * sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers())))
+
+
+@contextmanager
+def sizes_alone() -> Iterator[None]:
+    """Models of transformers are made on the meta device, and nothing is drawn for them."""
+    import torch
+
+    initialization: Any = require("transformers.initialization", "models")
+    with torch.random.fork_rng(devices=[]), torch.device("meta"), initialization.no_init_weights():
+        yield
 
 
 def check_gguf(path: Path) -> None:

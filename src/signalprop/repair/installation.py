@@ -26,7 +26,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.freshness import Outputs, learnt
 from signalprop.repair.initialisation import draw_table, draw_weights, ties
-from signalprop.repair.module_swaps import Splice, carry_over, splice
+from signalprop.repair.module_swaps import Splice, carry_over, refuse_adapters, splice
 from signalprop.repair.plan import Plan, make_plan, own_multipliers
 from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained, record_of
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
@@ -287,6 +287,12 @@ class Applied(Splice):
     adaptable = True
     brings = ("signalprop_record",)
     signalprop_record: Record
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As PyTorch has it; peft writes `peft_config` to a model that it has just put adapters into."""
+        super().__setattr__(name, value)
+        if name == "peft_config":
+            refuse_adapters(self)
 
     def signalprop_mapping(self) -> Mapping:
         """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
