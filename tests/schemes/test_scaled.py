@@ -111,7 +111,7 @@ class TestFixup:
     def test_branches_of_zero_have_variance_0(self) -> None:
         profile = predicted("fixup", encoder(2, d_model=64, n_heads=2))
         assert not profile.forward["branch"].variance.any()
-        assert "e-4" not in str(profile) and not profile.sensitivity().any()
+        assert "e-4" not in str(profile)
 
     def test_by_hand(self) -> None:
         table = scheme("fixup")(encoder(12))  # L = 24 branches
