@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,8 @@ _ROWS, _COLUMNS = 64, 248
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
+_BOUNDS = (0.7, 0.9, 0.97, 0.99)  # of correlations that are summed together, with as many terms as they need
+_FEW_NODES = 256  # up to which results are remembered
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
 
@@ -47,10 +51,41 @@ def dual_of_nodes(
         per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
             place.
     """
+    if len(per_token) > _FEW_NODES:
+        return _dual_of_nodes(name, derivative, per_token, shared)
+    return _remembered(name, derivative, _Arrays(per_token, shared))
+
+
+def _dual_of_nodes(
+    name: str, derivative: int, per_token: FloatArray, shared: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     of = dual_of(name, derivative, per_token)
     return _of_equal_sizes(of, len(per_token), 1.0), entry_by_entry(
         of, shared, np.empty(shared.shape), inverse_roots(per_token)
     )
+
+
+class _Arrays:
+    """Arrays as a key: equal where all their bytes are."""
+
+    def __init__(self, *arrays: FloatArray) -> None:
+        self.arrays = arrays
+        self.digest = b"".join(blake2b(np.ascontiguousarray(x), digest_size=16).digest() for x in arrays)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Arrays) and self.digest == other.digest
+
+
+@lru_cache(maxsize=64)  # 256 kB of a grid of 180 nodes: the way back meets the kernels of the way forward twice
+def _remembered(name: str, derivative: int, given: _Arrays) -> tuple[FloatArray, FloatArray]:
+    found = _dual_of_nodes(name, derivative, *given.arrays)
+    given.arrays = ()
+    for array in found:
+        array.flags.writeable = False
+    return found
 
 
 def slope_of_unlike(name: str, per_token: FloatArray) -> FloatArray:
@@ -303,14 +338,15 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
     with np.errstate(divide="ignore"):
         log_share, power = np.log(share[:terms]), np.arange(1, terms + 1)
 
-    def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
-        same = (i == j) & (r > 1 - 1e-12)
-        r[same] = 0.0
-        largest = float(np.abs(r).max(initial=0.0))
-        with np.errstate(divide="ignore"):  # what is left out falls as largest^n, too
-            few = 1 + int(np.count_nonzero(log_share + power * np.log(largest) > math.log(enough)))
-        few = min(few, terms)
-        left, right = c[:, i], c[:, j]
+    def few_of(largest: float) -> int:
+        """Terms that correlations up to this one need: what is left out falls as largest^n, too."""
+        with np.errstate(divide="ignore"):
+            beyond = log_share + power * np.log(largest) > math.log(enough)
+        return min(1 + int(np.count_nonzero(beyond)), terms)
+
+    def summed(i: Places, j: Places, r: FloatArray, largest: float) -> FloatArray:
+        few = few_of(largest)
+        left, right = c[: few + 1, i], c[: few + 1, j]
         sum_, term = np.zeros(r.shape), np.empty(r.shape)
         if few == terms:
             np.multiply(left[-1], right[-1], out=sum_)
@@ -318,6 +354,19 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
             sum_ *= r
             np.multiply(left[n], right[n], out=term)
             sum_ += term
+        return sum_
+
+    def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
+        same = (i == j) & (r > 1 - 1e-12)
+        r[same] = 0.0
+        size = np.abs(r)
+        largest = float(size.max(initial=0.0))
+        bounds = [*(bound for bound in _BOUNDS if bound < largest), largest]
+        sum_ = summed(i, j, r, bounds[0])
+        for low, high in pairwise(bounds):
+            which = (size > low) & (size <= high)
+            rows, columns = (np.broadcast_to(x, r.shape)[which] for x in (i, j))
+            sum_[which] = summed(rows, columns, r[which], high)
         return np.where(same, total[i], sum_)
 
     return block
