@@ -207,6 +207,12 @@ class Cost(NamedTuple):
     bytes: float
 
 
+def least_cost(a: Architecture) -> Cost:
+    """What a prediction takes at least, whatever the scheme and the fidelity of formulas: one sublayer a layer."""
+    n = a.n_layers + (a.n_decoder_layers or 0)
+    return Cost(n * _PER_SUBLAYER["moments"], float(_BYTES * n))
+
+
 def expected_cost(p: Parametrization, inputs: InputStatistics, fidelity: Fidelity) -> Cost:
     """What a prediction takes by formulas; networks that are simulated, and kinds that are drawn, are not counted.
 

@@ -43,7 +43,8 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("predict", "gpt2", "--layers", "100000"), ("compare", "gpt2", "--layers", "100000", "--set", "d_model=12"),
+        ("predict", "gpt2", "--layers", "100000"), ("predict", "gpt2", "--layers", "1000000"),
+        ("compare", "gpt2", "--layers", "100000", "--set", "d_model=12"),
         ("schemes", "--for", "gpt2", "--layers", "30000"), ("advise", "gpt2", "--layers", "3000"),
     ],
 )  # fmt: skip

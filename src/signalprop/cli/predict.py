@@ -55,7 +55,7 @@ def predict(
       signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
     """
     from signalprop.data.batches import default_batch, default_statistics
-    from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost
+    from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost, least_cost
     from signalprop.prediction import predict as predicted
     from signalprop.results.cost import cost_table, step_cost
 
@@ -74,6 +74,10 @@ def predict(
     many = len(schemes) * len(depths) > 1
     if many and all_rows:
         raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")
+    if layers is not None and chosen == "auto":  # before the tables alone take gigabytes
+        output.refuse_hours(
+            [least_cost(sources.read_architecture(arch, changed | opt.changes(None, layers=n))) for n in depths]
+        )
     tables = [  # all of them first: what is refused is refused before the long work
         sources.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
         for name in schemes

@@ -70,7 +70,7 @@ class _Arrays:
 
     def __init__(self, *arrays: FloatArray) -> None:
         self.arrays = arrays
-        self.digest = b"".join(blake2b(np.ascontiguousarray(x), digest_size=16).digest() for x in arrays)
+        self.digest = b"".join(blake2b(np.ascontiguousarray(x).data, digest_size=16).digest() for x in arrays)
 
     def __hash__(self) -> int:
         return hash(self.digest)
