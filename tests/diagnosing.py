@@ -103,7 +103,7 @@ def logits_of(model: nn.Module, batch: Batch, mapping: Mapping | None = None) ->
 
 
 # What is true of models of random weights that are no initialiser's.
-UNTRAINED = ("no better than guessing", "head not loaded", "unlike its own initialiser", "first loss far above ln V")
+UNTRAINED = ("no better than guessing", "head not loaded", "unlike its initialiser", "first loss far above ln V")
 
 
 def diagnosed(model: nn.Module, **options: Any) -> Diagnosis:

@@ -119,7 +119,7 @@ class TestMeasuring:
     def test_a_model_made_under_inference_mode(self) -> None:
         with torch.inference_mode():
             model = gpt2()
-        with pytest.raises(InputError, match=r"made under torch\.inference_mode"):
+        with pytest.raises(InputError, match=r"created under torch\.inference_mode"):
             sp.measure(model, {"input_ids": ids(2, 8), "labels": ids(2, 8)})
 
     def test_arguments_that_the_model_does_not_take(self) -> None:

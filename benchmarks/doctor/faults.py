@@ -43,7 +43,7 @@ from benchmarks.doctor.threads import MORE
 CONVENTION = ("weights of another convention",)
 NOT_FINITE = ("not finite",)
 GUESSING = ("no better than guessing",)
-UNLIKE = ("unlike its own initialiser",)
+UNLIKE = ("unlike its initialiser",)
 FIRST_LOSS = ("first loss far above ln V",)
 L, LT, L12, G, GEMMA, B, MOE = (
     "trained llama", "trained llama, tied", "trained llama, 12 layers", "trained gpt2", "trained gemma2",
@@ -167,7 +167,7 @@ FRESH = (
           "huggingface/transformers issue 26441"),
     Fault("tied table of deviation 1", FLT, each("embed_tokens", change=lambda p: p.normal_(0, 1)), FIRST_LOSS, "table",
           "pytorch/examples; ModernBERT issue 96"),
-    Fault("final norm of zeros", FL, each("model.norm", change=zero), ("logits are all alike", "norm of zeros"),
+    Fault("final norm of zeros", FL, each("model.norm", change=zero), ("all logits are equal", "norm of zeros"),
           "final", "pytorch/torchtitan 4489"),
     Fault("gains of 1 where 1 is added", FGEMMA, each("norm", change=lambda p: p.fill_(1.0)), UNLIKE, "gain",
           "huggingface/transformers issue 40224"),
@@ -176,7 +176,7 @@ FRESH = (
     Fault("gains around 0", FL, each("norm", change=lambda p: p.normal_(0, 0.02)), ("norm gains around 0", *UNLIKE),
           "gain", "Qwen 3.5 in candle"),
     Fault("gains of 2", FL, each("layernorm", change=lambda p: p.fill_(2.0)), UNLIKE, "gain"),
-    Fault("head of zeros", FL, each("lm_head", change=zero), ("head of zeros", "logits are all alike"), "head"),
+    Fault("head of zeros", FL, each("lm_head", change=zero), ("head of zeros", "all logits are equal"), "head"),
     Fault("table of zeros", FL, each("embed_tokens", change=zero), ("table of zeros",), "token table"),
     Fault("one norm of zeros", FL, in_layers((4,), "input_layernorm", change=zero),
           ("norm of zeros", "no gradient arrives"), (4,)),

@@ -237,7 +237,7 @@ CHANGES: tuple[Change, ...] = (
            "p.with_columns(weight__query=q / s**.25, weight__key=k / s**.25)",
            {"transformers": "attention scaling 1/sqrt(head_dim), smaller initializer_range for q_proj and k_proj"}),
     _initialiser("xavier", _FRESH, 0.3),
-    _initialiser("gpt2", _FRESH, 0.3, nanoGPT="its own (model.py, _init_weights)",
+    _initialiser("gpt2", _FRESH, 0.3, nanoGPT="the model's (model.py, _init_weights)",
                  torchtitan="model.depth_init = true"),
     _initialiser("takase", "embeddings times sqrt(d); a new start", 0.5),
     _initialiser("deepscalelm", _FOLDS, 0.5, nanoGPT="x = skip * x + branch * self.attn(self.ln_1(x))"),

@@ -71,8 +71,8 @@ def predict(
         inputs = inputs.statistics(parametrization.architecture)
     if inputs is not None and not isinstance(inputs, InputStatistics):
         raise InputError(
-            f"inputs= is a {type(inputs).__name__}; expected InputStatistics or a Batch (of a live model: "
-            "what it is called with)"
+            f"inputs= is a {type(inputs).__name__}; expected InputStatistics or a Batch (for a live model: "
+            "its arguments)"
         )
     statistics = inputs or default_statistics(parametrization.architecture)
     check_fidelity(fidelity)
@@ -183,7 +183,7 @@ def _shortened(p: Parametrization, inputs: InputStatistics, note: str) -> tuple[
     first = {name: found[:, :_LONGEST_DRAWN] for name, found in ids.items() if found is not None}
     target = None if a.target_len is None else min(a.target_len, _LONGEST_DRAWN)
     few = replace(p, architecture=a.replace(seq_len=_LONGEST_DRAWN, target_len=target))
-    said = f"over the first {_LONGEST_DRAWN} of {a.seq_len:,} tokens, which stand for all; fidelity kernel takes all"
+    said = f"over the first {_LONGEST_DRAWN} of {a.seq_len:,} tokens represent all; fidelity kernel takes all"
     return few, replace(inputs, **first), f"{note}; {said}"
 
 
@@ -301,7 +301,8 @@ def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoad
     shown = layers[np.unique(np.linspace(0, len(layers) - 1, 4).astype(int))] if len(layers) else layers
     said = ", ".join(f"{loads[i]:.2g} in layer {i}" for i in shown.tolist())
     note = (
-        f"the load of an expert varies, over its mean within a sequence, by {said}: tokens that are alike choose alike"
+        f"the load of an expert varies, over its mean within a sequence, by {said}: correlated tokens choose the same "
+        "experts"
     )
     return replace(
         profile,
@@ -342,7 +343,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel follows every position"
         )
     else:
-        averages = "all positions are alike"
+        averages = "all positions are equivalent"
     return "moments", f"fidelity moments: {averages}"
 
 
@@ -350,7 +351,7 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
     """Why one number for all positions is not enough, the weightiest reason first."""
     a, pairs = p.architecture, p.n_sublayers * p.architecture.seq_len**2
     if is_shaped(p) and not a.causal:
-        yield "shaped attention weighs tokens by where they stand"
+        yield "shaped attention weighs tokens by their positions"
     if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
         yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"
     if a.causal:
@@ -362,9 +363,9 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
     if a.head == "classes" and (a.class_token or pairs <= _LONG):
         yield "the token that the classes are read from carries the whole gradient, so positions differ"
     if inputs.kind == "patches" and inputs.second_moments is not None:
-        yield "images differ in contrast, and norms divide each by its own"
+        yield "images differ in contrast, and norms divide each by its contrast"
     if has_window(a):
-        yield "in a window tokens that stand near each other read the same keys"
+        yield "in a window neighbouring tokens read the same keys"
     ids = inputs.tokens is not None and inputs.tokens.shape[1] == a.seq_len
     if ids and pairs <= _CHEAP and _reads_normed(p):
         yield "in a shallow stack it matters which tokens are equal"

@@ -54,8 +54,8 @@ CAP = (
     "variance 5 and a cap of 2 branches were 9 to 21 % off, gradients 8 to 13 %"
 )
 AVERAGED_WINDOWS = (
-    "averaging over positions is not exact for windowed attention, because tokens in one window are more alike; use "
-    "fidelity kernel of one parametrization, or measure"
+    "averaging over positions is not exact for windowed attention, because tokens in one window are more correlated; "
+    "use fidelity kernel of one parametrization, or measure"
 )
 IMAGES = (
     "images are predicted by their average: if they differ in contrast, first gradients are larger than predicted, "

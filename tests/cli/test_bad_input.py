@@ -39,7 +39,7 @@ BOOK = Path(__file__)
         (["sweep", "swep-cod-tab1"], "did you mean sweep-cod-tab1?"),
         (["sweep", "foo"], "known sweeps: sweep-"),
         (["train", "gpt-smal"], "did you mean gpt-small?"),
-        (["diagnose", str(BOOK)], "is not a model, and there is no config.json beside it"),
+        (["diagnose", str(BOOK)], "is not a model, and no config.json is next to it"),
         (["predict", "no/such/folder"], "no file or directory"),
         (["predict", "missing.json"], "cannot read missing.json"),
         (["predict", "tgs", "--scheme", "magic"], ", deepscalelm, "),

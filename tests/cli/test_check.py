@@ -71,7 +71,7 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     assert "configuration from no/such-model: Cannot find" in refused("check", "no/such-model", "--scheme", "gpt2")
     file = tmp_path / "table.json"
     scheme("gpt2")(Architecture.from_hf(hf_directories / "gpt2", n_layers=7)).save(file)
-    assert "made for another network" in refused("check", directory, "--scheme", str(file))
+    assert "is for another network" in refused("check", directory, "--scheme", str(file))
     config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     assert "only the stream is known" in refused("check", str(tmp_path / "mamba"), "--scheme", "gpt2")

@@ -203,7 +203,7 @@ def test_compare_a_directory_as_it_is(command: Command, hf_directories: Path, na
     assert predicted.architecture.dropout == 0
     entering = predicted.input["variance"] / measured.input["variance"]
     assert entering == pytest.approx(1, rel=0.25)  # 32 features, one draw of the tables
-    assert command("compare", directory, "--seeds", "1").out.count("own tokens") == (name == "bert")
+    assert command("compare", directory, "--seeds", "1").out.count("the model's tokens") == (name == "bert")
 
 
 def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
@@ -214,7 +214,7 @@ def test_measure_a_directory(command: Command, hf_directories: Path) -> None:
     fresh = result_of(command, "measure", directory, "--random-init", "--seeds", "2")
     assert (fresh["scheme"], fresh["n_seeds"]) == ("random init", 2)
     status, out, _ = command("measure", directory, "--seq-len", "8", "--no-gradient")
-    assert status == 0 and "input               sotu in the model's own tokens, 8 tokens" in out
+    assert status == 0 and "input               sotu in the model's tokens, 8 tokens" in out
 
 
 def test_a_directory_predicts_with_its_own_initialisation(command: Command, hf_directories: Path) -> None:

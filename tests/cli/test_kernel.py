@@ -77,9 +77,19 @@ def test_tables_and_pictures(command: Command, tmp_path: Path) -> None:
     assert (status, "tracing: 7 of 7" in err) == (0, True)
     lines = out.splitlines()
     assert lines[0].split()[:2] == ["configuration", "depth"]
-    assert [line.split()[-10] for line in lines[2:5]] == ["0", "2", "4"]
-    assert sum(line.startswith("rank collapse") for line in lines) == 7
+    assert [line.split()[-7] for line in lines[2:5]] == ["0", "2", "4"]
+    (found,) = [line for line in lines if line.startswith("finding")]
+    assert all(name in found for name in figure_7(4, 10, 0.02))
     assert str(maps) in out and maps.read_text().startswith("<?xml")
+
+
+def test_the_gallery_fits_a_screen_and_ends_with_its_finding(command: Command) -> None:
+    _, out, _ = command("kernel", "gallery", "--layers", "20", "--seq-len", "10")
+    lines = out.splitlines()
+    assert len(lines) <= 22 and max(map(len, lines[:17])) <= 80
+    assert lines[-1].startswith("finding") and "rank collapse: skipless from layer" in lines[-1]
+    _, out, _ = command("kernel", "gallery", "--layers", "20", "--seq-len", "10", "--all")
+    assert len(out.splitlines()) > 60
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,7 @@ def test_tables_and_pictures(command: Command, tmp_path: Path) -> None:
         (["gpt2", "--scheme", "magic"], "deepscalelm"),
         (["gpt2", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["gallery", "--set", "d_model=64"], "not d_model"),
-        (["gallery", "--scheme", "xavier"], "leave --scheme"),
+        (["gallery", "--scheme", "xavier"], "leave out --scheme"),
         (["t5-small"], "encoder-decoder"),
         (["gpt2", "--layers", "2", "--at", "3"], "from 0 to 2"),
         (["gpt2", "--layers", "2", "--at", "1;2"], "is not a depth"),

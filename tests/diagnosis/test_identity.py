@@ -129,7 +129,7 @@ def test_refused() -> None:
     mapping = mapping_of(own)
     with pytest.raises(InputError, match=r"does not name one module per layer; give Mapping.layers"):
         identity(attach(own, mapping), [])
-    with pytest.raises(InputError, match="there is no data"):
+    with pytest.raises(InputError, match="no data to run"):
         identity(attach(tiny("llama", 1), mapping_of(tiny("llama", 1))), [])
     ids = own_model.own_ids().numpy()
     from signalprop.data.batches import Batch

@@ -124,7 +124,7 @@ class OwnModel(LlamaForCausalLM):
             "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"},
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-        with pytest.raises(InputError, match="brings code of its own, which is not run unless you trust it"):
+        with pytest.raises(InputError, match="brings code, which is not run unless you trust it"):
             load(folder)
         assert not marker.exists()
         found = load(folder, trust_remote_code=True)

@@ -193,7 +193,7 @@ def test_every_command_refuses_the_class_of_a_record(
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 50))
     result = commanded(command, folder, *options)
     check_command(result)
-    assert result.status == 2 and "asks for the class AutoModelForCausalLM" in result.err
+    assert result.status == 2 and "needs the class AutoModelForCausalLM" in result.err
     assert no_code(place)
 
 
@@ -213,7 +213,7 @@ def test_the_digest_is_checked_before_anything_is_loaded(
 def test_classes_that_are_not_models(made: Callable[[str], Path], name: str) -> None:
     folder = made("plain")
     change(folder / "config.json", architectures=[name])
-    with pytest.raises(InputError, match=f"asks for the class {name}, which is not"):
+    with pytest.raises(InputError, match=f"needs the class {name}, which is not"):
         read_model(folder)
 
 

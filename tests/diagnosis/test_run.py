@@ -31,6 +31,7 @@ from signalprop.diagnosis.result import (
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.errors import InputError
+from signalprop.report.diagnosis_tables import screen
 from signalprop.results.findings import Finding, Findings
 
 
@@ -171,6 +172,16 @@ def said(found: Diagnosis, **fields: Any) -> tuple[Finding, ...]:
 class TestWords:
     def test_nothing_to_say(self) -> None:
         assert verdicts(healthy()) == Findings()
+
+    @pytest.mark.parametrize("n", [1, 12, 100])
+    def test_a_screen_begins_with_the_finding_and_fits(self, n: int) -> None:
+        found = healthy(n, head_share=lambda k: (1.0, 0.0), entropy=lambda k: (0.01, 0.02), outlier=lambda k: 30.0)
+        found = found.model_copy(update={"findings": verdicts(found)})
+        lines = screen(found).splitlines()
+        assert (lines[0].startswith("FAULT") and lines[-1].split()[0] in ("also:", "--all")) or "--all" in lines[-2]
+        assert len(lines) <= 24 and max(map(len, lines)) <= 80
+        assert all(finding.name in "\n".join(lines) for finding in found.findings)
+        assert screen(healthy(n)).splitlines()[0] == "no fault, no warning, no note"
 
     @pytest.mark.parametrize(
         ("severity", "kind", "changes", "words"),

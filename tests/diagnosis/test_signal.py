@@ -227,7 +227,7 @@ class TestNormFactor:
 class TestEdges:
     def test_nothing_to_run_on(self) -> None:
         model = tiny("llama", 1)
-        with pytest.raises(InputError, match="there is no data"):
+        with pytest.raises(InputError, match="no data to run"):
             observe(attach(model, mapping_of(model)), [])
         with pytest.raises(InputError, match=r"sequences of 4 tokens have none after the first 4.*smaller skip_first"):
             observed(model, text_batch(model, 1, 4), skip_first=4)

@@ -28,7 +28,7 @@ FITTED = (
 )  # fmt: skip
 HELD = {
     "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
-    "opt-open": "there is no norm after the last layer",
+    "opt-open": "no norm follows the last layer",
     "whisper": "convolutions with an activation",
 }
 
@@ -204,7 +204,7 @@ def test_a_tied_head_behind_a_norm_of_its_own() -> None:
     before = exact_logits(model, arguments)
     found = fit(model, arguments)
     assert found.stream > 1 and not found.over
-    assert not found.matched and "beside the stream, whose input stays: cls.predictions.transform" in found.epsilon
+    assert not found.matched and "outside the stream, whose input stays: cls.predictions.transform" in found.epsilon
     assert model.config.layer_norm_eps == model.cls.predictions.transform.LayerNorm.eps == 1e-12 / found.stream**2
     assert difference(exact_logits(model, arguments), before) < 1e-9  # the head's norm has the smaller epsilon
 

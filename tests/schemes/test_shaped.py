@@ -159,7 +159,7 @@ class TestRefused:
         ("change", "part"),
         [
             ({"qk_norm": True}, "qk_norm=False"),
-            ({"positions": "alibi"}, "ALiBi adds numbers of its own"),
+            ({"positions": "alibi"}, "ALiBi adds to them"),
             ({"parallel": True}, "one stack of attention and feed-forward in turn"),
             ({"kind": "encoder-decoder", "n_decoder_layers": 2, "positions": "learned"}, "not for encoder-decoders"),
             ({"settings": {"attention": {"score_cap": 50.0}}}, "has no cap, sink, norm on values or gate"),

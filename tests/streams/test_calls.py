@@ -198,5 +198,5 @@ def test_what_nobody_can_run_is_one_line() -> None:
         sp.measure(Conditioned(), {"ids": IDS[:, :0], "numbers": NUMBERS})
     with pytest.raises(sp.InputError, match=r"do not fit the forward of Conditioned: .*'ids'"):
         arguments_in(Conditioned(), {"input_ids": IDS})
-    with pytest.raises(sp.InputError, match="TorchScript hides what is inside"):
+    with pytest.raises(sp.InputError, match="TorchScript hides its modules"):
         sp.measure(torch.jit.trace(model, IDS), IDS)  # type: ignore[no-untyped-call]

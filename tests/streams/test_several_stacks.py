@@ -114,5 +114,5 @@ def test_a_stream_that_ends_in_tokens_is_refused() -> None:
     config = SqueezeBertConfig(
         vocab_size=99, embedding_size=32, **sizes, **{f"{name}_groups": n for name, n in groups.items()}
     )
-    with pytest.raises(sp.InputError, match=r"writes 32 features.*its tokens stand last"):
+    with pytest.raises(sp.InputError, match=r"writes 32 features.*its tokens come last"):
         sp.measure(SqueezeBertModel(config).eval(), {"input_ids": torch.arange(24).view(2, 12)}, backward=False)

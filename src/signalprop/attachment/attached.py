@@ -275,7 +275,7 @@ def reading_batches(attached: Attached) -> Attached:
     except InputError as error:
         if mapping.arguments is not None:
             return attached
-        raise InputError(f"the model cannot read a Batch (measure takes its own arguments, too): {error}") from None
+        raise InputError(f"the model cannot read a Batch (measure also takes the model's arguments): {error}") from None
 
 
 def with_known_weights(attached: Attached) -> Attached:

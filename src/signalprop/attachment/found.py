@@ -84,7 +84,7 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
     why = layer.why
     for branch in layer.branches:
         if branch.output is None:
-            why = why or f"no module outputs what is added after {branch.reads or 'its stream'}; {_IDENTITY}"
+            why = why or f"no module outputs the branch that is added after {branch.reads or 'its stream'}; {_IDENTITY}"
     first, last = (layer.branches[0], layer.branches[-1]) if layer.branches else (None, None)
     if first is not None and last is not None and (first.stream_in is None or last.stream_out is None):
         why = why or f"no module reads or outputs its stream; {_IDENTITY}"
@@ -107,7 +107,7 @@ def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack])
                 raise InputError(
                     "only streams whose last dimension is the features can be measured: of "
                     f"{found.model} {path} writes {channels} features, and the stream of {stack.path} ends in "
-                    f"{stack.width}: its tokens stand last"
+                    f"{stack.width}: its tokens come last"
                 )
 
 
@@ -257,8 +257,8 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
     notes += which(found, stacks)
     if any(branch.stream_in is None or branch.stream_out is None for branch in branches):
         notes.append(
-            "where no module sees the stream between two branches, the stream before both stands for it as stream_in, "
-            "that after both as stream_out"
+            "where no module sees the stream between two branches, stream_in is the stream before both, and stream_out "
+            "the stream after both"
         )
     notes += [
         f"the model changes the stream between layers: {layer.path}: {layer.between}"

@@ -256,7 +256,7 @@ class _Ends:
                 size = float(target.abs().max())
                 tokens = [self._parameter(row, size) for row in (target - table)[:n]]
                 if None in tokens:
-                    return "the vectors that stand before the patches are not parameters", {}
+                    return "the vectors in front of the patches are not parameters", {}
                 fields = {
                     "input": "patches",
                     "patch_dim": int(module.weight[0].numel()),

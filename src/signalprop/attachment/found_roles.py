@@ -337,5 +337,5 @@ def _notes(found: Anatomy, known: Sequence[Replayed]) -> list[str]:
     ]
     turns = {one.shape.rotation for one in known if one.shape is not None and not one.across}
     if len(turns) > 1:
-        notes.append("its layers rotate queries and keys differently; the first rotation stands for all")
+        notes.append("its layers rotate queries and keys differently; the first rotation is used for all")
     return notes

@@ -100,7 +100,8 @@ def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: lis
         last = row if "findings" in row else last
     if last is None or not isinstance(network, dict):
         raise InputError(
-            f"{path} names no network: it is no log of SignalMonitor(jsonl=...), or of an older version; give the ARCH"
+            f"{path} names no network: it is not a log of SignalMonitor(jsonl=...), or one of an older version; "
+            "give the ARCH"
         )
     shape = network.get("architecture")
     if not isinstance(shape, dict):

@@ -65,7 +65,7 @@ def diagnose(
         typer.Option(
             "--task",
             metavar="FILE|NAME",
-            help="Accuracy beside the loss: JSON lines of prompt, choices and answer, or NAME,NAME of "
+            help="Accuracy besides the loss: JSON lines of prompt, choices and answer, or NAME,NAME of "
             "lm-evaluation-harness.",
         ),
     ] = None,
@@ -96,6 +96,7 @@ def diagnose(
         Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
     ] = None,
     no_report: opt.NoReport = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every layer and every number.")] = False,
 ) -> None:
     """Say what a trained model's layers do, and what is wrong.
 
@@ -136,7 +137,8 @@ def diagnose(
     results = [found] if other is None else [found, other]
 
     def show() -> None:
-        output.echo(diagnosis_tables.diagnosis_text(found, output.room()))
+        text = diagnosis_tables.diagnosis_text(found, output.room()) if everything else diagnosis_tables.screen(found)
+        output.echo(text)
         if other is not None:
             output.echo("\n" + diagnosis_tables.compared(found, other))
 

@@ -44,9 +44,10 @@ def kernel(
     ] = None,
     text: opt.Text = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="DEPTHS", help="Depths to show, e.g. 1,10,100 (default: a dozen).")
+        str | None, typer.Option("--at", metavar="DEPTHS", help="Depths to show, e.g. 1,10,100 (default: a few).")
     ] = None,
     no_gradient: opt.NoGradient = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every depth instead of a selection.")] = False,
     json_file: opt.Json = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw heat maps (.png, .svg or .pdf).")
@@ -55,9 +56,9 @@ def kernel(
         Path | None, typer.Option("--report", metavar="FILE", help="Write an interactive page (.html).")
     ] = None,
 ) -> None:
-    """Follow token kernels through every layer: who becomes alike, how far apart, and where the rank collapses.
+    """Follow token kernels through every layer: how correlated tokens become, and where the rank collapses.
 
-    Several schemes, with commas between, stand side by side.
+    Several schemes, with commas between, are shown side by side.
 
     \b
     Example:
@@ -78,7 +79,7 @@ def kernel(
         raise InputError(f"--repeats is {repeats}; expected a share of equal pairs from 0 up to, but not, 1")
     if arch == GALLERY:
         if scheme or option or text:
-            raise InputError("the gallery's networks have their own schemes and input; leave --scheme and --text out")
+            raise InputError("the gallery fixes its schemes and input; leave out --scheme and --text")
         networks = _gallery(changed, _GALLERY_REPEATS if repeats is None else repeats)
         repeats = _GALLERY_REPEATS if repeats is None else repeats
     else:
@@ -102,6 +103,8 @@ def kernel(
             traces[name] = trace(p, inputs=inputs[name], at=depths, backward=not no_gradient, matrices=keep)
             step(number + 1, len(networks))
 
+    rows = None if everything or at else 14
+
     def maps() -> Any:
         made = cosine_maps(traces)
         columns = len(made) // len(traces)
@@ -110,7 +113,7 @@ def kernel(
     output.deliver(
         json_file,
         lambda: kernel_tables.to_json(traces, SCHEMA),
-        lambda: output.echo("\n".join([kernel_tables.table(traces), "", *kernel_tables.summary(traces)])),
+        lambda: output.echo("\n".join([kernel_tables.table(traces, rows=rows), "", *kernel_tables.summary(traces)])),
         output.picture(plot, maps),
         page=page,
         items=lambda: list(traces.items()),
@@ -137,6 +140,6 @@ def _statistics(p: Parametrization, repeats: float | None, text: Path | None) ->
         return usual
     if p.architecture.input != "tokens":
         raise InputError(
-            f"the architecture reads {p.architecture.input}; it has no repeated tokens: leave --repeats out"
+            f"the architecture reads {p.architecture.input}, which have no repeated tokens; leave out --repeats"
         )
     return replace(usual, token_correlation=repeats, source=f"average over sequences, {repeats:.4g} of pairs equal")

@@ -101,8 +101,8 @@ SkipFirst = Annotated[
     typer.Option(
         "--skip-first",
         min=0,
-        help="Positions of every sequence that a decoder's statistics leave out (default: 4 where they stand out a "
-        "hundredfold, as in trained decoders; else none).",
+        help="Positions of every sequence that a decoder's statistics leave out (default: 4 if their variance is 100 "
+        "times that of the others, as in trained decoders; else none).",
     ),
 ]
 Inside = Annotated[

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "signalprop/schemes/1"
 _KEY = (
-    "gradient: variance, first layer over last; stream: variance at the top; alike: token correlation there; within "
-    "1 % where nothing is wrong; first those that leave nothing wrong, by how even they leave the gradient"
+    "gradient: variance, first layer over last; stream: variance at the top; tokens: their correlation there. Schemes "
+    "without a warning come first, the most even gradient on top; their numbers are within 1 %"
 )
 
 
@@ -157,7 +157,7 @@ def _compared(everything: dict[str, dict[str, Any]]) -> str:
     refused = [name for name, item in everything.items() if "refused" in item["prediction"]]
     columns = ("gradient_ratio", "stream_variance", "token_correlation")
     rows = [[name, *(number(p[column]) for column in columns), _first(p["findings"])] for name, p in found.items()]
-    lines = [text_table(["scheme", "gradient", "stream", "alike", "wrong"], rows), ""]
+    lines = [text_table(["scheme", "gradient", "stream", "tokens", "warning"], rows), ""]
     if refused:
         lines += [fill(f"do not apply: {', '.join(refused)} (their NAME says why)", 80), ""]
     lines.append(fill(_KEY, 80))

@@ -129,7 +129,7 @@ def load_text(path: str | Path | None = None) -> str:
 def word_ranks(text: str, vocab_size: int) -> dict[str, int]:
     """Words and punctuation marks of a text with their ids: by falling frequency, from 2 on."""
     if vocab_size < 4:
-        raise InputError(f"vocab_size is {vocab_size}; text needs at least 4 words: give a batch of your own")
+        raise InputError(f"vocab_size is {vocab_size}; text needs at least 4 words: give a batch")
     words, _ = _by_frequency(text)
     return {word: i + 2 for i, word in enumerate(words[: vocab_size - 2])}
 

@@ -61,10 +61,10 @@ def _text_batch(
     characters = 40 * batch_size * (a.seq_len + (a.target_len or 1))  # enough for windows that seldom overlap
     body = load_text(text)
     start = int(np.random.default_rng(seed).integers(0, max(1, len(body) - characters)))
-    with refusing(f"{file} cannot read the text", "expected a tokenizer that has its own unknown token"):
+    with refusing(f"{file} cannot read the text", "expected a tokenizer with an unknown token"):
         found = tokenizer.encode(body[start : start + characters], add_special_tokens=False).ids
     ids: IntArray = np.array(found, np.int64)
     if ids.size and ids.max() >= a.vocab_size:
         raise InputError(f"{file} gives id {ids.max()}; the model's vocabulary ends at {a.vocab_size - 1}")
     mask = next((own for name in _MASKS if (own := tokenizer.token_to_id(name)) is not None), MASK)
-    return text_batch(a, ids, batch_size, seed, source, mask), f"{source} in the model's own tokens"
+    return text_batch(a, ids, batch_size, seed, source, mask), f"{source} in the model's tokens"

@@ -61,7 +61,7 @@ def first_sequences(batches: Iterable[Batch], n: int) -> list[Batch]:
     """The first n sequences of all batches, or as many as there are."""
     found = list(islice((one for batch in batches for one in sequences(batch)), n))
     if not found:
-        raise InputError("there is no data to run the model on: not one sequence of the asked length")
+        raise InputError("no data to run the model on: no sequence has the requested length")
     return found
 
 

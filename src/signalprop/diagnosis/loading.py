@@ -193,7 +193,7 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
         if path.suffix.lower() == ".gguf":
             raise InputError(
                 f"cannot read the tokenizer in {path}: {first_line(reason)}; put the tokenizer.json of the "
-                "model that it was made of beside it"
+                "original model next to it"
             ) from None
         raise InputError(_why(f"cannot read the tokenizer of {source}", place, reason)) from None
 
@@ -245,7 +245,7 @@ def _place(source: str | Path) -> str | Path:
     if path.exists():
         folder = folder_of(path)
         if path.is_file() and not any((folder / name).exists() for name in ("config.json", "signalprop.json")):
-            raise InputError(f"{path} is not a model, and there is no config.json beside it; give a model's directory")
+            raise InputError(f"{path} is not a model, and no config.json is next to it; give a model's directory")
         return folder
     text = str(source)
     # a name on the hub is `model` or `owner/model`
@@ -316,7 +316,7 @@ def _why(what: str, place: str | Path, error: Exception) -> str:
     text = first_line(error)
     if "trust_remote_code" in str(error):
         return (
-            f"{what}: it brings code of its own, which is not run unless you trust it (--trust-remote-code of "
+            f"{what}: it brings code, which is not run unless you trust it (--trust-remote-code of "
             "signalprop diagnose, trust_remote_code=True in Python)"
         )
     if isinstance(place, str):

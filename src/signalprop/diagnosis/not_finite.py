@@ -181,7 +181,7 @@ def _divided(first: _First) -> tuple[str, str] | None:
     if first.name in _NORMS:
         flat = given and bool((given[0].float().var(-1, correction=0) == 0).any())
         return (
-            ("a token's features are all alike and its epsilon is 0: 0 / 0", "give the norm an epsilon (1e-5)")
+            ("all features of a token are equal and epsilon is 0: 0 / 0", "give the norm an epsilon (1e-5)")
             if (flat)
             else None
         )

@@ -200,7 +200,7 @@ def _ties(attached: Attached) -> Iterator[Finding]:
         equal = torch.equal(head, table)
         yield fault(
             name="head not tied", severity="warning",
-            text="the configuration says tie_word_embeddings, but the head is a parameter of its own"
+            text="the configuration says tie_word_embeddings, but the head is a separate parameter"
             + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
             remedy="call model.tie_weights(), or set tie_word_embeddings to false",
             cause="tested: the two parameters were compared",
@@ -231,8 +231,8 @@ def _equal(attached: Attached) -> Iterator[Finding]:
             yield fault(
                 name="equal layers", layers=(first, *same), severity="warning",
                 text=sentences.equal_layers((first, *same)),
-                remedy="draw or load each by itself (nn.TransformerEncoder copies one layer); layers that are shared "
-                "on purpose are one module",
+                remedy="draw or load each layer separately (nn.TransformerEncoder copies one layer); layers that are "
+                "shared on purpose are one module",
                 cause="tested: every weight was compared",
             )  # fmt: skip
 
@@ -246,8 +246,8 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
     if s.top_k == 1 and s.normalised and s.scores != "sigmoid" and s.n_experts > 1:
         yield fault(
             name="router gets no gradient", layers=tuple(row.layer for row in rows),
-            text="every token has one expert, whose weight is divided by itself: it is 1 whatever the router says, so "
-            "that no gradient of the loss reaches the router",
+            text="every token has one expert, whose weight is divided by itself: it is always 1, so no gradient of "
+            "the loss reaches the router",
             remedy="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
             cause="tested: by how the weights of chosen experts are made",
         )  # fmt: skip

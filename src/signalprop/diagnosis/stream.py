@@ -36,7 +36,7 @@ from signalprop.streams.wrappers import unwrapped
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence
-_UNREADABLE = ("the tokenizer cannot read the text", "expected a tokenizer that has its own unknown token")
+_UNREADABLE = ("the tokenizer cannot read the text", "expected a tokenizer with an unknown token")
 _POSITIONS = 256  # rows of logits in single precision at a time
 
 
@@ -152,7 +152,7 @@ def token_batches(
     """
     a = architecture
     if a.input == "patches":
-        raise InputError("the model reads images, not text; give batches of your own")
+        raise InputError("the model reads images, not text; give batches")
     if batch_size < 1 or (limit is not None and limit < 1):
         raise InputError(f"batch_size is {batch_size} and limit {limit}; expected at least 1")
     length = _length(a, length)

@@ -63,7 +63,7 @@ def multiple_choice(model: nn.Module, tokenizer: Any, questions: Sequence[Questi
     right = 0
     device = next(model.parameters()).device
     for question in questions:
-        with refusing("the tokenizer cannot read a question", "expected one that has its own unknown token"):
+        with refusing("the tokenizer cannot read a question", "expected one with an unknown token"):
             prompt = tokenizer(question.prompt, add_special_tokens=True)["input_ids"]
             answers = [tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in question.choices]
         scores = []
@@ -100,7 +100,7 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
             near = get_close_matches(name, known, 1)
             raise InputError(
                 f"lm_eval has no task {name!r}{f'; did you mean {near[0]}?' if near else ''} (a file of questions "
-                "ends in .jsonl, a task of your own in .yaml)"
+                "ends in .jsonl, your task in .yaml)"
             )
 
     def run(what: Callable[[], Any]) -> Any:

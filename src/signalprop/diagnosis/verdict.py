@@ -108,7 +108,7 @@ def _collapse(d: Diagnosis) -> Iterable[Finding]:
             name="outlier features",
             layers=few,
             text=f"{named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
-            "mean square), which makes tokens look alike there: cosines and ranks speak of those features",
+            "mean square), which makes tokens look equal there: cosines and ranks describe those features",
             cause="trained models keep constants in single features; the gains of their norms make up for it",
             remedy="keep those features in high precision when quantising",
         )
@@ -118,7 +118,7 @@ def _collapse(d: Diagnosis) -> Iterable[Finding]:
             severity="warning",
             name="rank collapse",
             layers=alike,
-            text=f"{named(alike)}: tokens have grown alike (correlation {worst.token_correlation or 0:.3f}, effective "
+            text=f"{named(alike)}: tokens have collapsed (correlation {worst.token_correlation or 0:.3f}, effective "
             f"rank {worst.effective_rank or 0:.3g} at layer {worst.layer})",
             cause="attention averages faster than the skips and feed-forwards keep tokens apart",
             remedy=_for_fresh(
@@ -188,7 +188,7 @@ def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Finding]:
                 text=f"whichever layer is removed, the loss rises by at most {max(costs.values()):.3g} nats per token "
                 f"(of {_loss(d):.3g})",
                 cause="a model at the start of its training, or a text that it can say little of",
-                remedy="train on, or give --data that the model was made for",
+                remedy="train longer, or give --data that the model was trained for",
             )
         return
     if idle:
@@ -199,7 +199,7 @@ def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Finding]:
             layers=idle,
             text=f"{named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
             f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
-            cause="what is added is small against the stream, or along it" + _depth_share(d, idle),
+            cause="the branches are small against the stream, or parallel to it" + _depth_share(d, idle),
             remedy="remove them, where the score of a task bears it: diagnose --remove --task",
         )
 
@@ -261,7 +261,7 @@ def _beyond_formats(d: Diagnosis) -> Iterable[Finding]:
             text=f"{named(beyond)}: activations reach {worst.largest:.3g} (layer {worst.layer}), and float16 ends at "
             f"{top:,.0f}: there they become infinite",
             cause="tested: the largest numbers of the text were read",
-            remedy="run in bfloat16, or signalprop fit makes the same model with smaller activations",
+            remedy="run it in bfloat16, or rescale it with signalprop fit",
         )
 
 

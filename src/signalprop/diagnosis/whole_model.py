@@ -104,7 +104,7 @@ def _repaired(d: Diagnosis) -> Iterable[Finding]:
             text=f"{found.fault}: with {found.repair} the loss of a short text falls from {found.before:.2f} to "
             f"{found.loss:.2f}",
             cause="tested: of the changes that were tried, this one repairs the loss",
-            remedy=f"{remedy}; what else stands out may follow from it",
+            remedy=f"{remedy}; the other findings may follow from it",
         )
     for one in d.trials[:1] if found is None else ():
         if one.further:
@@ -164,7 +164,7 @@ def _layers_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
             layers=e.drawn_layers,
             text=f"{named(e.drawn_layers)} {'was' if one else 'were'} not trained: matrices are independent draws and "
             "norm gains are all one number, while other layers are trained",
-            cause="possible, not tested: the checkpoint has no weights under the names that the model asks for",
+            cause="possible, not tested: the checkpoint has no weights under the names that the model needs",
             remedy="look at what the loader reports as missing and unexpected keys",
         )
 
@@ -213,7 +213,7 @@ def _ends_not_loaded(d: Diagnosis, e: Ends) -> Iterable[Finding]:
             text=f"the head looks freshly drawn (independent draws, standard deviation {e.head_rms:.3g}), while other "
             "weights are trained",
             cause="possible, not tested: the checkpoint has no head, as its model uses the token table as its head",
-            remedy="set tie_word_embeddings, or load the head's own weights",
+            remedy="set tie_word_embeddings, or load the head's weights",
         )
 
 
@@ -224,8 +224,8 @@ def _copied_head(d: Diagnosis, e: Ends, value: float) -> Iterable[Finding]:
             name="head not loaded",
             text=f"the head holds the token table's numbers, is not tied to it, and the loss is {value:.2f} "
             f"(ln V {e.log_vocab:.2f})",
-            cause="possible, not tested: the head was tied on loading or saving, and was trained by itself",
-            remedy="load the head's own weights (lm_head) from a checkpoint that has them",
+            cause="possible, not tested: the head was tied on loading or saving, although it was trained separately",
+            remedy="load the head's weights (lm_head) from a checkpoint that has them",
         )
 
 
@@ -304,11 +304,11 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
     elif e.logits_variance == 0 and not any(one.name.endswith("of zeros") for one in d.wired):
         yield Finding(
             severity="fault",
-            name="logits are all alike",
+            name="all logits are equal",
             text=f"every word has the same logit (loss {value:.2f}, ln V {e.log_vocab:.2f}): the final gains have rms "
             f"{number(e.final_gain)}, the head's weights {number(e.table_rms if e.head_rms is None else e.head_rms)}",
             cause="tested: one of the two is 0" if 0 in (e.final_gain, e.head_rms, e.table_rms) else "",
-            remedy="gains start at 1; a head of zeros trains, a head behind gains of 0 does not",
+            remedy="gains start at 1; a head of zeros trains, a head after gains of 0 does not",
         )
 
 
@@ -326,7 +326,7 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         )
     yield Finding(
         severity="warning",
-        name="unlike its own initialiser",
+        name="unlike its initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
         + "; ".join(said[:8])

@@ -226,7 +226,7 @@ def _skips(blocks: list[nn.Module], seen: dict[int, Seen]) -> Iterator[Finding]:
     if lost:
         yield fault(
             name="no skip", layers=lost,
-            text=f"{named(lost)}: what is given has nothing of what was read (cosine {along[lost[0]][1]:.2g}; "
+            text=f"{named(lost)}: the output contains nothing of the input (cosine {along[lost[0]][1]:.2g}; "
             f"median of all layers {usual:.2g}): a skip is missing",
             remedy="add the branch to its input: x = x + branch(norm(x))",
         )  # fmt: skip
@@ -304,7 +304,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
             return  # tokens of axis 1 do not know their place: sequences side by side, (tokens, batch)
         yield fault(
             name="reads other sequences",
-            text="what is said of one sequence changes with the others in its batch",
+            text="the logits of a sequence change with the others in its batch",
             remedy="look at the axes of attention, (batch, tokens, features), and of norms",
         )  # fmt: skip
         return
@@ -316,8 +316,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         if change > _SAME * size:
             yield fault(
                 name="reads ahead",
-                text="what is said of a token changes with later tokens, which it has to predict: the causal mask is "
-                "missing",
+                text="the logits of a token change with later tokens: the causal mask is missing",
                 remedy="mask the scores of later tokens with -inf before the softmax (is_causal=True)",
             )  # fmt: skip
 
@@ -328,7 +327,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         if padded is not None and float((padded[:, : said.shape[1]] - said[:n]).abs().max()) > _SAME * size:
             yield fault(
                 name="padding is read", severity="warning",
-                text=f"what is said of a sequence changes with padding behind it (id {int(pads[0, 0])}, the table's "
+                text=f"the logits of a sequence change with padding after it (id {int(pads[0, 0])}, the table's "
                 "padding_idx): attention reads it",
                 remedy="mask the keys of padding with -inf before the softmax (key_padding_mask)",
                 cause="tested: a text was read with and without padding",

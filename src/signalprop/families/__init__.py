@@ -23,7 +23,7 @@ _REFUSED = {
     "phimoe": "its router (SparseMixer) weighs an expert against those of nearly its score alone, which is not derived",
     "deberta": _DISENTANGLED,
     "deberta-v2": _DISENTANGLED,
-    "gemma3": "it reads images beside text; take its language model (`.model.language_model`), of family 'gemma3_text'",
+    "gemma3": "it also reads images; take its language model (`.model.language_model`), of family 'gemma3_text'",
 }
 
 

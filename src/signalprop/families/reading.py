@@ -60,7 +60,7 @@ def read_as(family: Family, config: Config, class_name: str, /, **changes: Any) 
         raise InputError(f"this {name} config cannot be read: {type(error).__name__} {error}") from None
     fields |= {"family": name, "init_scale": family.initialisation.scale(config)}
     if fields["kind"] == "encoder-decoder" and class_name.endswith(("ForCausalLM", "ForAudioClassification")):
-        raise InputError(f"{class_name} is one stack of an encoder-decoder by itself; it is not supported")
+        raise InputError(f"{class_name} is a single stack of an encoder-decoder, which is not supported")
     fields.update(_head(config, class_name, family))
     if class_name in family.encoder_classes:
         for name in ("n_decoder_layers", "target_len"):

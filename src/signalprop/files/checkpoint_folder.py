@@ -25,7 +25,7 @@ def check_folder(folder: Path) -> None:
             raise InputError(f"{path} is a link that leads out of its directory; put the file itself in its place")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
-            f"{folder} holds an adapter (adapter_config.json), whose base model lies elsewhere; merge the two first, "
+            f"{folder} holds an adapter (adapter_config.json), whose base model is elsewhere; merge the two first, "
             "with merge_and_unload of peft, and give the merged checkpoint (of a training run: its directory folded)"
         )
 
@@ -37,7 +37,7 @@ def shards(folder: Path) -> list[str]:
         return [WEIGHTS] if (folder / WEIGHTS).is_file() else []
     for name in index.values():
         if not isinstance(name, str) or not (_inside(folder, folder / name) or _links_weights(folder, name)):
-            raise InputError(f"{folder / INDEX} names the file {name!r:.80}, which does not lie in its directory")
+            raise InputError(f"{folder / INDEX} names the file {name!r:.80}, which is not in its directory")
     return sorted(set(index.values()))
 
 
@@ -55,7 +55,7 @@ def weights(folder: Path) -> list[Path]:
     odd = next((file for file in found if file.parent != folder or file.suffix != ".safetensors"), None)
     missing = next((file for file in found if not file.is_file()), None)
     if odd is not None or missing is not None:
-        what = "which is missing; download all shards" if odd is None else "expected .safetensors files beside it"
+        what = "which is missing; download all shards" if odd is None else "expected .safetensors files next to it"
         raise InputError(f"{folder / INDEX} names {str(odd or missing)!r:.80}, {what}")
     return [*([folder / INDEX] if (folder / INDEX).is_file() else []), *found]
 

@@ -81,7 +81,7 @@ def model_class(name: str, where: str | Path) -> Any:
     found = getattr(transformers, name, None) if name in _model_classes() else None
     if found is None:
         raise InputError(
-            f"{where} asks for the class {name:.80}, which is not among the models of transformers "
+            f"{where} needs the class {name:.80}, which is not among the models of transformers "
             f"{transformers.__version__}; expected the name of one, such as LlamaForCausalLM"
         )
     return found

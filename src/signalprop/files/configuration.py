@@ -66,7 +66,7 @@ def fresh_configuration(data: Mapping[str, Any], where: str | Path) -> Any:
     if cls is None:
         if data.get("auto_map"):
             raise InputError(
-                f"{where}: it brings code of its own, which is not run unless you trust it (--trust-remote-code of "
+                f"{where}: it brings code, which is not run unless you trust it (--trust-remote-code of "
                 "signalprop diagnose, trust_remote_code=True in Python)"
             )
         version = require("transformers", "models").__version__

@@ -93,7 +93,7 @@ class Trace:
         """
         if depth not in self.kernels:
             kept = ", ".join(map(str, self.kernels)) or "none"
-            raise InputError(f"the kernel at depth {depth} was not kept; those that were: {kept} (at= names others)")
+            raise InputError(f"the kernel at depth {depth} was not stored; the stored ones: {kept} (at= names others)")
         return normalised(self.kernels[depth])
 
     def to_json(self) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def lent_gradients(model: nn.Module) -> Iterator[None]:
     parameters = [p for p in model.parameters() if p.is_floating_point() and p.is_leaf]
     if any(p.is_inference() for p in parameters):
         raise InputError(
-            "the model was made under torch.inference_mode, so it has no gradients; make or load it outside of it"
+            "the model was created under torch.inference_mode, so it has no gradients; create or load it outside"
         )
     before = [(p.requires_grad, p.grad) for p in parameters]
     for p in parameters:

@@ -86,7 +86,7 @@ def simulate(
     if n_seeds < 1 or batch_size < 1:
         raise InputError(f"n_seeds is {n_seeds} and batch_size {batch_size}; expected at least 1 of each")
     if inputs is not None and batch is not None:
-        raise InputError("inputs and batch are both given; a batch has statistics of its own, so give one of the two")
+        raise InputError("inputs and batch are both given; a batch brings its statistics, so give one of the two")
     p = parametrization
     if seq_len is not None:
         target_len = seq_len if p.architecture.kind == "encoder-decoder" else None

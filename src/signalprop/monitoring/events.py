@@ -21,14 +21,14 @@ _EVENTS: dict[str, tuple[str, str, str]] = {
     "variance": ("variance out of its band", "weights that grew, or branches that all point one way", _RATE),
     "gradient": ("gradient out of its band", "layers that multiply the gradient on its way down", _RATE),
     "token_correlation": (
-        "rank collapse", "tokens that have grown alike: layers below get little gradient",
+        "rank collapse", "collapsed tokens: layers below get little gradient",
         _RATE + "; larger skips, or smaller attention branches",
     ),
     "score_std": ("scores too large", "queries and keys that grew", "QK-norm, or a smaller rate for queries and keys"),
     "largest_score": ("scores too large", "queries and keys that grew", "QK-norm, or QK-clip"),
     "attention_entropy": ("one-hot attention", "queries and keys that grew", "QK-norm, or a smaller rate for them"),
     "lowest_entropy": ("one-hot head", "queries and keys of a head that grew", "QK-norm, or a smaller rate for them"),
-    "update": ("update out of its band", "a rate that does not suit these weights", "give them a rate of their own"),
+    "update": ("update out of its band", "a rate that does not suit these weights", "give them a separate rate"),
     "stalled": (
         "updates are rounded away", "updates below half of the number format's step, 0.2 to 0.4 % in bfloat16",
         "weights in float32 (with autocast), or an optimizer with stochastic rounding",

@@ -55,7 +55,7 @@ def activation(name: str) -> Activation:
     except (KeyError, TypeError):
         known = ", ".join(sorted(ACTIVATIONS))
         raise InputError(
-            f"unknown activation {name!r:.80}; expected one of: {known}; add your own with "
+            f"unknown activation {name!r:.80}; expected one of: {known}; add others with "
             "signalprop.network.activations.register"
         ) from None
 

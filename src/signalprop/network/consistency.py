@@ -57,7 +57,7 @@ def check_consistent(a: Architecture) -> None:
     if a.input == "patches" and a.kind != "encoder":
         raise ValueError("input 'patches' needs kind 'encoder'")
     if a.distillation_token and not a.class_token:
-        raise ValueError("distillation_token needs class_token, which stands before it")
+        raise ValueError("distillation_token needs class_token, which precedes it")
     if a.input == "patches" and a.seq_len <= a.n_class_tokens:
         raise ValueError(f"seq_len {a.seq_len}: expected more than the {a.n_class_tokens} class token(s)")
     if a.input == "frames":

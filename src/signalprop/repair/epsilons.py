@@ -88,7 +88,7 @@ class Epsilon:
             return "unchanged"
         if self.beside:
             some = ", ".join(list(self.beside)[:3]) + (" and more" if len(self.beside) > 3 else "")
-            return f"divided by {stream**2:g}, and with it that of norms beside the stream, whose input stays: {some}"
+            return f"divided by {stream**2:g}, and with it that of norms outside the stream, whose input stays: {some}"
         if self.movable:
             return f"divided by {stream**2:g}: the same function"
         value = next((f" at {getattr(module, name):g}" for module, name in self.holders), "")

@@ -175,7 +175,7 @@ def _held_stream(attached: Attached) -> str:
             return f"{row.label} is post-norm: {why}"
     ends = attached.ends
     if ends.final_norm is None:
-        return "there is no norm after the last layer, so what reads the stream there would see the factor"
+        return "no norm follows the last layer, so the readers of the stream there would see the factor"
     if ends.convolutions:
         return "convolutions with an activation make the stream's input; no weight can divide it exactly"
     if any(isinstance(one, float) for one in (ends.position, ends.decoder_position, ends.segment)):
@@ -275,7 +275,7 @@ class _Fitting:
     def _held(self, held: Held, weight: float, bias: float, where: str) -> None:
         holder = held.holder
         if hasattr(holder, "base_layer"):
-            raise InputError(f"{where}: there is an adapter beside a map; fit before adapters are added")
+            raise InputError(f"{where}: a map has an adapter; fit before adapters are added")
         copies = int(held.copies)
         self._scale(held.weight, weight, copies + held.transposed, held.rows, where)
         self._scale(held.bias, bias, copies, held.rows, where)
@@ -293,7 +293,7 @@ class _Fitting:
         if not isinstance(tensor, Tensor):
             raise InputError(f"{where} cannot be rescaled: its weight is quantized")
         if self.owners.setdefault(id(tensor), where) != where:
-            raise InputError(f"{where} shares a weight with {self.owners[id(tensor)]}; fit needs weights of its own")
+            raise InputError(f"{where} shares a weight with {self.owners[id(tensor)]}; fit needs real weights")
         wanted: Factor = factor
         if rows is not None:
             wanted = torch.ones(tensor.shape[axis], dtype=torch.float64)

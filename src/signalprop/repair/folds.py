@@ -235,7 +235,7 @@ class _Folding:
             raise _refused("the head", "it shares its weight with embeddings whose multiplier is 0")
         norm = norm_before(self.attached, head, arguments_for(self.attached, None))
         if norm is None:
-            why = "it shares its weight with the embedding, and what it reads is not the output of a norm of its own"
+            why = "it shares its weight with the embedding, and its input is not a norm that nothing else reads"
             raise _refused("the head", why)
         ratio = mine / theirs
         self._scale(norm, ratio, ratio, "the norm before the head")
@@ -279,9 +279,7 @@ def _refused(where: str, why: str) -> InputError:
 def _with_weight(module: Any, where: str) -> nn.Module:
     """The module, if its weight can take a factor."""
     if hasattr(module, "base_layer"):
-        raise InputError(
-            f"{where}: there is an adapter beside a map that takes a multiplier; fold before adapters are added"
-        )
+        raise InputError(f"{where}: a map with a multiplier has an adapter; fold before adapters are added")
     if not isinstance(module, nn.Module) or not isinstance(gain_and_bias(module)[0], Tensor):
         what = type(module)._vanilla if isinstance(module, Splice) else type(module)
         raise _refused(where, f"{what.__name__} has no `weight` that its multiplier could go into")

@@ -185,7 +185,7 @@ def unlike_draws(x: Tensor) -> str:
         a, b = math.sqrt(x.shape[0] - 0.5), math.sqrt(x.shape[1] - 0.5)
         edge = math.sqrt((a + b) ** 2 + _TRACY_WIDOM * (a + b) * (1 / a + 1 / b) ** (1 / 3))
         if largest > edge:
-            return f"one direction in it stands out ({largest / edge:.2f} times what draws have)"
+            return f"one direction in it dominates ({largest / edge:.2f} times what draws have)"
     return ""
 
 

@@ -69,7 +69,7 @@ def _refuse(names: Iterable[str]) -> None:
     if unset:
         more = f" and {len(unset) - 1} more" if len(unset) > 1 else ""
         raise InputError(
-            f"the model's own initialisation does not fill {unset[0]}{more}, garbage after the meta device; make the "
+            f"the model's initialisation does not fill {unset[0]}{more}, garbage after the meta device; make the "
             "model on the CPU, or with transformers 5 or newer"
         )
 

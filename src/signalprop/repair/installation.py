@@ -167,7 +167,7 @@ def apply(
                 )
     if wanted and trained:
         warnings.warn(
-            f"the weights are kept, for something has been learnt in them: {trained}; redraw=True draws new ones",
+            f"the weights are kept, because they are trained: {trained}; redraw=True draws new ones",
             UserWarning,
             stacklevel=3,
         )
@@ -230,7 +230,7 @@ def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
         stay = [v for v in (item.skip, item.multiplier) if not (neutral and isinstance(v, Tensor))]
         if item.norm_scale != 1 or 0 in map(number, stay):
             raise InputError(
-                f"{row.label} has multipliers of its own that are 0 or stand on a norm (skip "
+                f"{row.label} already has multipliers that are 0 or act on a norm (skip "
                 f"{number(item.skip):.3g}, branch {number(item.multiplier):.3g}); apply needs a model without"
             )
 
@@ -255,7 +255,7 @@ def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> A
         raise InputError(f"scheme {chosen.name!r} profiles the model, which is on the meta device; leave out data=")
     table = chosen.profiling(attached.mapping.architecture)
     if not (table.placement == attached.layout.placement).all():
-        raise InputError(f"scheme {chosen.name!r} profiles a model with its own norm placement; leave out data=")
+        raise InputError(f"scheme {chosen.name!r} profiles a model in its norm placement; leave out data=")
     before = Saved(model, everything(model))
     try:
         draw_table(attached, table, 0 if seed is None else seed)

@@ -168,6 +168,6 @@ def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[s
     for place, value in zip(places, seen, strict=True):
         if value == math.inf:
             raise InputError(
-                f"{place.where}: {place.what} is not finite in the model's own type; give the model in float32"
+                f"{place.where}: {place.what} is not finite in the model's type; give the model in float32"
             )
     return seen, output

@@ -59,7 +59,7 @@ def refuse_adapters(model: nn.Module) -> None:
         child = module._modules.get("base_layer")
         if isinstance(child, Splice) and not all(mixin.adaptable for mixin in child._mixins):
             raise InputError(
-                f"{path} has an adapter beside a map that carries a scheme's multiplier, which the adapter does not "
+                f"{path} has an adapter on a map with a scheme's multiplier, which the adapter does not "
                 "get, so merging would change the function; load the model again and fold(model) before adapters are "
                 "added, or adapt other maps"
             )

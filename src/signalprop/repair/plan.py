@@ -84,7 +84,7 @@ def check_shape(model: Architecture, table: Architecture) -> None:
         mine, theirs = getattr(model, name), getattr(table, name)
         if mine != theirs:
             raise InputError(
-                f"the parametrization was made for another network: {name} is {theirs!r} there and {mine!r} in the "
+                f"the parametrization is for another network: {name} is {theirs!r} there and {mine!r} in the "
                 "model; make it from Architecture.from_hf(model), or give the scheme's name"
             )
 
@@ -127,7 +127,7 @@ def _refuse_what_the_stream_does_not_tell(mapping: Mapping, plan: Plan, p: Param
         )
     scores = any(row.score_ratio != 1 for row in plan.rows)
     if scores or plan.head_ratio != 1 or plan.embedding_ratio != 1:
-        what = "what is inside its branches" if scores else "the embeddings or the head"
+        what = "the inside of its branches" if scores else "the embeddings or the head"
         raise InputError(
             f"give a mapping, which says what every weight is: scheme {p.scheme!r} changes {what}, and of this model "
             "only the stream, its branches and its norms are known; 'lns' and 'layerscale' need no more"
@@ -219,8 +219,8 @@ def _rows(
         reads = not gauge and not parallel and (p.skip_trainable != "fixed" or skip != 1)
         if reads and (own_skip, own) != (1, 1):
             raise InputError(
-                f"{describe(rows, i)}: scheme {p.scheme!r} needs a skip that trains, and the model has "
-                f"multipliers of its own there (skip {own_skip:.3g}, branch {own:.3g}); take another scheme"
+                f"{describe(rows, i)}: scheme {p.scheme!r} needs a trainable skip, and the model already has "
+                f"multipliers there (skip {own_skip:.3g}, branch {own:.3g}); take another scheme"
             )
         trains = p.branch_trainable != "fixed"
         rewired = reads or trains or beta == 0

@@ -70,7 +70,7 @@ def load(
         if model is None:
             raise InputError(f"{folder} holds a {document.class_name}; give model=, a fresh one, to be filled")
         if options:
-            raise InputError(f"load has no options {sorted(options)} for a module of your own; give the model alone")
+            raise InputError(f"load has no options {sorted(options)} for a custom module; give the model alone")
         model = unwrapped(model)
         if record_of(model) is not None:
             raise InputError("model= already carries a scheme; give a fresh one, without")
@@ -80,7 +80,7 @@ def load(
         model = _from_pretrained(folder, document, options)
     with all_or_nothing(model, everything(model) if document.kind == "module" else ()):
         if mapping is None and document.by_hand:
-            raise InputError(f"{folder} was saved with a mapping made by hand; give the same one, mapping=")
+            raise InputError(f"{folder} was saved with a mapping; give the same one, mapping=")
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)

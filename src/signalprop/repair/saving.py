@@ -102,7 +102,7 @@ def save_pretrained(
     config: Any = model.config
     setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "id": document["id"]})
     try:
-        with refusing(f"cannot save the {type(model).__name__}", "expected one that its own save_pretrained saves"):
+        with refusing(f"cannot save the {type(model).__name__}", "expected one that its save_pretrained saves"):
             vanilla_save(directory, *args, **options)
     except InputError as refused:
         error = refused.__cause__

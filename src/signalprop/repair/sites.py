@@ -105,7 +105,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
         norm = norms[i]
         if row.placement == "post":
             if norm is None:
-                raise InputError(f"{where}: its layer is post-norm, and no norm is known that stands on this sum")
+                raise InputError(f"{where}: its layer is post-norm, but no norm of this sum is known")
             total, free = _only(tiny_pass.inputs, norm, f"{where}: its norm", tiny_pass), True
         elif sites.stream_out[i] >= 0:
             total, free = at(sites.stream_out[i]) * item.units[2], False

@@ -41,7 +41,7 @@ class Surgeon:
             if isinstance(head, nn.Embedding):
                 raise InputError(
                     "this scheme scales the head's input, and the mapping's head is an embedding table, which no "
-                    "module reads; give the head a module of its own (nn.Linear with the same weight)"
+                    "module reads; give the head a module (nn.Linear with the same weight)"
                 )
             multiply(head, input_scale=plan.head_ratio)
         if plan.embedding_ratio != 1:

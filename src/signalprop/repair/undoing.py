@@ -101,7 +101,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
     if free is None or needed <= _SHARE * free:
         return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     warnings.warn(
-        f"there is no room for a copy of the weights that are overwritten ({needed / 1e9:.1f} GB): an interruption "
+        f"no memory for a copy of the weights that are overwritten ({needed / 1e9:.1f} GB): an interruption "
         "would leave some of them new and some old",
         UserWarning,
         stacklevel=5,

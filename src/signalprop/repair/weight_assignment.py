@@ -175,7 +175,7 @@ def _inside(part: Part) -> Part:
         _ = part.outputs
     except IndexError:
         size = part.tensor.shape[part.axis]
-        return replace(part, tensor=None, problem=f"the mapping's rows lie outside of the {size} that exist")
+        return replace(part, tensor=None, problem=f"the mapping's rows are outside of the {size} that exist")
     return part
 
 

@@ -1,15 +1,49 @@
-"""A diagnosis as text: verdicts, one row per layer, removals and casts."""
+"""A diagnosis as text: a screen with the findings first, and all of it."""
 
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, mean_of, paired
 from signalprop.network.shown import COLUMNS
-from signalprop.results.text import number, text_table
+from signalprop.results.findings import Finding
+from signalprop.results.text import number, spread, text_table
 
 Rows = tuple[list[str], list[list[str]]]  # header and cells
+SCREEN = 24  # lines
+_SHOWN = ("layer", "variance", "predicted", "token r", "attn share", "ff share", "gradient")
+
+
+def screen(d: Diagnosis) -> str:
+    """24 lines of 80 columns, more for a long first finding: findings, loss, six layers, and the names of the rest."""
+    head, rows = layer_rows(d)
+    columns = [head.index(name) for name in _SHOWN]
+    costs = {} if d.removal is None else {item.layers[0]: item.increase.value for item in d.removal.single}
+    worth = "removed" if costs else "|J-I|"
+    near = () if d.identity is None else d.identity.jacobian
+    table = []
+    for k in spread(range(len(rows)), 6):
+        value = costs.get(k) if costs else near[k].value if near else None
+        table.append([*(rows[k][i] for i in columns), number(value)])
+    about = header(d).replace("; statistics leave out", ", without").splitlines()
+    below = ["", *(folded for line in about for folded in textwrap.wrap(line, COLUMNS)), ""]
+    below += text_table([*_SHOWN, worth], table).splitlines()
+    below += textwrap.wrap(f"casts: {_cast_costs(d)}", COLUMNS) if d.casts else []
+    findings, shown = list(d.findings), list[str]()
+    while findings and (not shown or len(shown) + _paragraph(findings[0]).count("\n") + len(below) < SCREEN - 4):
+        shown += _paragraph(findings.pop(0)).splitlines()
+    counts = Counter(f"{item.severity} {item.name}" for item in findings)
+    more = [f"also: {', '.join(f'{name} ({n})' if n > 1 else name for name, n in counts.items())}"] if counts else []
+    more.append(f"--all prints every layer, every number{f' and {len(d.notes)} notes' if d.notes else ''}")
+    shown = shown or ["no fault, no warning, no note"]
+    return "\n".join([*shown, *below, "", *textwrap.wrap("; ".join(more), COLUMNS)])
+
+
+def _cast_costs(d: Diagnosis) -> str:
+    """The increase of the loss by every cast."""
+    return ", ".join(f"{c.format} {c.of} {number(c.increase.value)}" for c in d.casts)
 
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
@@ -46,16 +80,13 @@ def header(d: Diagnosis) -> str:
 
 def verdict_text(d: Diagnosis) -> str:
     """The findings, one paragraph each."""
-    if not d.findings:
-        return "nothing stands out"
-    out = []
-    for verdict in d.findings:
-        body = verdict.text + (f". Likely cause: {verdict.cause}" if verdict.cause else "")
-        body += f". Advice: {verdict.remedy}" if verdict.remedy else ""
-        out.append(
-            textwrap.fill(f"{verdict.severity.upper():<8}{verdict.name}: {body}", COLUMNS, subsequent_indent=" " * 8)
-        )
-    return "\n".join(out)
+    return "\n".join(map(_paragraph, d.findings)) if d.findings else "no fault, no warning, no note"
+
+
+def _paragraph(finding: Finding) -> str:
+    body = finding.text + (f". Likely cause: {finding.cause}" if finding.cause else "")
+    body += f". Advice: {finding.remedy}" if finding.remedy else ""
+    return textwrap.fill(f"{finding.severity.upper():<8}{finding.name}: {body}", COLUMNS, subsequent_indent=" " * 8)
 
 
 def layer_rows(d: Diagnosis) -> Rows:
@@ -132,7 +163,7 @@ def cast_rows(d: Diagnosis) -> Rows:
         rows.append(
             [
                 f"{cast.format} {cast.of}",
-                ("per tensor" if cast.format in ONE_SCALE else "its own") if cast.scaled else "none",
+                ("per tensor" if cast.format in ONE_SCALE else "of the format") if cast.scaled else "none",
                 *_costs(cast.loss, cast.increase),
                 worst,
             ]

@@ -81,7 +81,7 @@ def kernel_section(items: Mapping[str, Kernels]) -> Section:
     return Section(
         "Token kernels",
         [*_heat_maps(items), *_charts(items), *_table(items)],
-        lead="Who becomes alike: cosines of all pairs of tokens after every layer. Rank collapse is a map of ones.",
+        lead="Cosines of all pairs of tokens after every layer. Rank collapse is a map of ones.",
     )
 
 

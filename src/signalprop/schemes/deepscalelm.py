@@ -66,7 +66,7 @@ class DeepScaleLM(_DeepScale):
 
     name: ClassVar[str] = "deepscalelm"
     paper: ClassVar[str] = "Kedia et al. 2024, ICML (Transformers Get Stable), section 3.5; v1 appendix N, fig. 15"
-    summary: ClassVar[str] = "skip^2 = 1 - k/N^alpha, branch^2 = k/N^alpha; branches of variance 1; for alike tokens"
+    summary: ClassVar[str] = "skip^2 = 1 - k/N^alpha, branch^2 = k/N^alpha; branches of variance 1; correlated tokens"
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:
         beta2 = self.branch_variances(architecture)
@@ -198,7 +198,7 @@ class _Correlations:
         if self.read_by[i] < _SMALLEST_CORRELATION:
             raise InputError(
                 f"the token correlation at sublayer {i} is {self.read_by[i]:.3g} and DeepScaleLM divides by it; give "
-                "statistics of real input, in which tokens are alike, or use deepscalelm-simple"
+                "statistics of real input, in which tokens are correlated, or use deepscalelm-simple"
             )
         return 1.0 if kind.reads_memory else attention_gate(self.a, r)[1]
 

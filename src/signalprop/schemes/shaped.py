@@ -169,12 +169,12 @@ class _Spa(_Shaped):
         a = super()._shape(architecture)
         if a.qk_norm:
             raise InputError(
-                f"scheme {self.name!r} starts with scores of 0, and QK-norm makes scores of order 1 of whatever "
-                "queries are; choose an architecture with qk_norm=False"
+                f"scheme {self.name!r} starts with scores of 0, and QK-norm makes scores of order 1 from any "
+                "queries; choose an architecture with qk_norm=False"
             )
         if a.positions == "alibi":
             raise InputError(
-                f"scheme {self.name!r} starts with scores of 0, and ALiBi adds numbers of its own to them; choose an "
+                f"scheme {self.name!r} starts with scores of 0, and ALiBi adds to them; choose an "
                 "architecture with other positions, such as rotary, or none"
             )
         return a
@@ -228,7 +228,7 @@ class USPA(_Spa):
 
     name: ClassVar[str] = "u-spa"
     paper: ClassVar[str] = "He et al. 2023, ICLR (Deep Transformers without Shortcuts), section 3.2; appendices B, C, H"
-    summary: ClassVar[str] = "no skips, no norms: attention shaped so that all tokens correlate alike, up to rho = 0.8"
+    summary: ClassVar[str] = "no skips, no norms: attention shaped to correlate all tokens equally, up to rho = 0.8"
     rho: Share = 0.8
 
     def __call__(self, architecture: Architecture, inputs: InputStatistics | None = None) -> Parametrization:

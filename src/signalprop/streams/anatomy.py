@@ -120,8 +120,8 @@ class Finder:
         if not entries or not ends:
             return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None, None
         if all(end.numbers is entries[0].numbers for end in ends[:1]):
-            return Layer(path, (), "it gives what it reads"), None, None
-        return Layer(path, (), "no chain of additions leads from what it reads to what it gives"), None, None
+            return Layer(path, (), "it returns its input"), None, None
+        return Layer(path, (), "no chain of additions leads from its input to its output"), None, None
 
     def _loose(self, one: Container, *, runs: bool = True) -> Stack | None:
         """A stack whose layers are not modules that run: their parts are called one by one.
@@ -192,7 +192,7 @@ class Finder:
         elif not calls:
             caveat = "no module gives it"
         elif part.normed:
-            caveat = "a norm that is not a module stands before the addition"
+            caveat = "a norm that is not a module precedes the addition"
         elif part.moved or step.moved:
             caveat = "its entries are put in another order before the addition"
         reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)

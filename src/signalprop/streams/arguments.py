@@ -26,7 +26,7 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     names = list(signature(model.forward).parameters)
     found = _of_config(model, config, names) if hasattr(config, "to_dict") else _of_modules(model, names)
     if not found:
-        raise UnknownCall(f"what {type(model).__name__} reads could not be told from it")
+        raise UnknownCall(f"what {type(model).__name__} needs could not be inferred from it")
     device = device_of(model)
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return {

@@ -85,7 +85,7 @@ def signature_of(model: nn.Module) -> inspect.Signature:
         return inspect.signature(model.forward)
     except ValueError:
         raise InputError(
-            f"give the model that this {type(model).__name__} was made from: TorchScript hides what is inside"
+            f"give the model that this {type(model).__name__} was compiled from: TorchScript hides its modules"
         ) from None
 
 

@@ -24,7 +24,7 @@ def sweep(
             "--from", metavar="FILE", help="A results.json of this sweep; its finished runs are not run again."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes, each with a run of its own.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes; each takes one run at a time.")] = 1,
     table_only: Annotated[
         bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
     ] = False,

@@ -197,7 +197,7 @@ def _answered(changed: Any, search: str, values: dict[str, Any]) -> list[Any]:
         pinned.pop(changed["unpin"])
     found = drawn([settings, *(item for item in pinned if item != settings)])
     profile = predicted(settings)
-    said = [f"warning: {line}" for line in findings.warnings(profile)] or ["good: nothing stands out"]
+    said = [f"warning: {line}" for line in findings.warnings(profile)] or ["no warning"]
     graphs = [html.Figure([html.H3(chart.title), html.P(chart.y), dcc.Graph(figure=chart_figure(chart), config=CONFIG),
                            html.P(chart.caption)], className="block") for chart in charts(found)]  # fmt: skip
     pins = [html.Span([name, html.Button("✕", id={"unpin": k}, title=f"Unpin {name}")])

@@ -142,7 +142,7 @@ def _result_section(swept: Swept, cells: Sequence[Summary]) -> Section:
     header, rows = tables.results_rows(store)
     close, same = tables.not_told_apart(store), verdicts.same_functions(cells)
     caption = [tables.legend(store, sweep)]
-    caption += ["Not told apart: " + "; ".join(line[2:] for line in close) + "."] if close else []
+    caption += ["Not distinguished: " + "; ".join(line[2:] for line in close) + "."] if close else []
     caption += [f"The same function, equal to the last digit at every seed: {'; '.join(same)}."] if same else []
     found = verdicts.verdicts(store)
     claim = [

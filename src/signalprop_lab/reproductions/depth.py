@@ -77,7 +77,7 @@ def figure_1(settings: Settings) -> Findings:
     notes = (
         "The 2.2 per layer of v1 G.1.1 is of C1 = 2/(1 - p): Xavier on the value matrix of each of many heads, which "
         f"{HEADS} heads nearly have. The variance of whole matrices, drawn above, has C1 = 1/(1 - p) = 1.11 and adds "
-        f"{slope:.2f}. The figure's own axis ends at 100, {100 / DEPTH:.2f} per layer, which neither explains.",
+        f"{slope:.2f}. The figure's axis ends at 100, {100 / DEPTH:.2f} per layer, which neither explains.",
     )
     x = np.arange(1.0, DEPTH + 1)
     said = Curve(f"the paper's {PAPER_SLOPE} per layer", x, PAPER_SLOPE * x, "paper")

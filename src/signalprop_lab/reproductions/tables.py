@@ -31,7 +31,7 @@ def table_20(settings: Settings) -> Findings:
     attention = next(row for row in rows if (row.component, row.quantity) == exempt)
     worse = [f"{row.component} {row.quantity}" for row in rows if row.standing == "worse"]
     checks = (
-        Check("cells whose error is above Table 20's, beyond the simulation's own", "Table 20", len(worse), high=0),
+        Check("cells whose error is above Table 20's by more than the simulation's", "Table 20", len(worse), high=0),
         Check(
             f"largest error at the 99th percentile but for attention's gradient ({largest.component}, "
             f"{largest.quantity}), %",

@@ -46,8 +46,8 @@ class JsonLines:
             if not self._said:
                 self._said = True
                 print(
-                    f"signalprop: cannot write {self.path} ({error.strerror}); the run goes on, and its lines are "
-                    "written as soon as that is possible",
+                    f"signalprop: cannot write {self.path} ({error.strerror}); the run continues, and its lines are "
+                    "written when that is possible again",
                     file=sys.stderr,
                 )
             return

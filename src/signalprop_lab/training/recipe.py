@@ -185,7 +185,7 @@ class Optimizer(Value):
     @model_validator(mode="after")
     def _beside_muon(self) -> Self:
         if self.rest_rate is not None and self.name != "muon":
-            raise ValueError(f"rest_rate is AdamW's beside Muon; {self.name} has learning_rate alone")
+            raise ValueError(f"rest_rate is for AdamW in a run with Muon; {self.name} has learning_rate alone")
         return self
 
 

@@ -174,7 +174,7 @@ class TensorBoard(Watcher):
         except OSError as error:
             if not self._said:
                 self._said = True
-                print(f"signalprop: cannot write {self._path} ({error.strerror}); the run goes on", file=sys.stderr)
+                print(f"signalprop: cannot write {self._path} ({error.strerror}); the run continues", file=sys.stderr)
         return True
 
 

@@ -170,7 +170,7 @@ def open_table(data: Data, place: Place) -> Table:
     if not path.exists():
         if not is_hub_name(place.source):
             raise InputError(
-                f"cannot read {place.source}: there is no such file or directory; expected one, the name of a set for "
+                f"cannot read {place.source}: there is no such file or directory; expected one, a data set's name for "
                 "the package datasets, or a built-in source"
             )
         name = f"the data set {place.source!r}"

@@ -256,7 +256,7 @@ def legend(store: Store, sweep: Sweep) -> str:
             f"{shown} nats) by the end of the run. "
         )
     if sweep.tune is not None:
-        text += "Edge: the best value is the outermost one that was tried; a better one may lie beyond. "
+        text += "Edge: the best value is the outermost one that was tried; a better one may be beyond. "
     along, *others = sweep.compared
     text += f"From best: against the best {along} of the same {' and '.join(others) or 'sweep'}; "
     pooled = pooled_variance(summaries(store))

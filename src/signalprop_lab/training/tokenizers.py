@@ -66,7 +66,7 @@ def ids_of(tokenizer: Any, texts: Iterable[str]) -> Iterator[IntArray]:
     """The ids of each text, without special tokens around it."""
     source = iter(texts)
     while batch := list(islice(source, _TOGETHER)):
-        with refusing("the tokenizer cannot read the text", "expected one that has its own unknown token"):
+        with refusing("the tokenizer cannot read the text", "expected one with an unknown token"):
             rows = tokenizer(batch, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         for row in rows:
             yield np.array(row, np.int64)

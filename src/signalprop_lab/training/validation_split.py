@@ -96,7 +96,7 @@ def split_examples(data: Data, read: Callable[[Place, StreamOffset], Iterator[T]
     if out.all() or not out.any():
         raise InputError(
             f"of the first {out.size} examples of {data.source} {int(out.sum())} are held out; give a larger share "
-            "data.validation, or validation data of their own"
+            "data.validation, or separate validation data"
         )
     found = _parted(first, out)
     return Split(

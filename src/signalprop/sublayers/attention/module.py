@@ -51,7 +51,7 @@ class Attention(nn.Module):
         if cross and value_skip != 0:
             raise InputError(
                 f"value_skip of sublayer {index} is {value_skip}; expected 0 in cross-attention, where a query has no "
-                "value of its own"
+                "value"
             )
         learned: Trainable = "scalar" if p.attention_trainable else "fixed"
         added = None if cross else first_values(p)

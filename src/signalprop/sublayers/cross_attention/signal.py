@@ -104,9 +104,7 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> CrossAttention:
     """The cross-attention sublayers of a table."""
     a = p.architecture
     if (p.value_skip[..., rows_where(p, lambda kind: kind.reads_memory)] != 0).any():
-        raise InputError(
-            "value_skip of a cross-attention is not 0; expected 0 there, where a query has no value of its own"
-        )
+        raise InputError("value_skip of a cross-attention is not 0; expected 0 there, where a query has no value")
     fields = settings(a, stack) | {"n_keys": a.seq_len, "causal": False}
     how = {name: fields[name] for name in ("one_length", "norms")}
     sizes = attention.Sizes(fields["n_queries"], a.seq_len, a.d_model, a.d_head, fields["attention_dropout"], **how)
