@@ -69,6 +69,12 @@ class TestFormats:
         assert torch.equal(Format(name, scaled=False)(x), wanted)
         assert not torch.equal(x, wanted)
 
+    def test_float16_overflows_and_the_others_do_not(self) -> None:
+        x = torch.tensor([7e4, -7e4, 65504.0])
+        assert Format("float16", scaled=False)(x).tolist() == [math.inf, -math.inf, 65504.0]
+        assert Format("float16", scaled=True)(x).isfinite().all()
+        assert Format("float8_e5m2", scaled=False)(x).tolist() == [57344.0, -57344.0, 57344.0]
+
     @pytest.mark.parametrize("name", SCALED)
     def test_scales_of_rows_and_blocks(self, name: str) -> None:
         """Against every block by itself, its scale by the standard's words, and the nearest of all its numbers."""

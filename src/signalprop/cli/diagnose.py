@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +12,8 @@ from signalprop.cli import output
 from signalprop.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from signalprop.diagnosis.result import Diagnosis, Estimate
-from signalprop.cli.diagnose_input import Asked, More, Subject, check_options, formats_of, is_stored, ready
+    from signalprop.diagnosis.result import Diagnosis
+from signalprop.cli.diagnose_input import NOTHING_MORE, Asked, More, Subject, check_options, formats_of, is_stored, ready
 
 REPORT = "signalprop-diagnosis.html"
 
@@ -56,8 +53,16 @@ def diagnose(
         typer.Option(
             "--cast",
             metavar="FORMAT",
-            help="fp8 (float8_e4m3fn), fp8-e5m2, bf16, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
+            help="fp16, bf16, fp8 (float8_e4m3fn), fp8-e5m2, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
             "int4_channel, int4_block or all (repeatable).",
+        ),
+    ] = None,
+    loss_scale: Annotated[
+        float | None,
+        typer.Option(
+            "--loss-scale",
+            metavar="SCALE",
+            help="Count what float16 loses of the gradients of the loss times this (65536 is PyTorch's first).",
         ),
     ] = None,
     task: Annotated[
@@ -122,7 +127,7 @@ def diagnose(
     output.check_severity(fail_on)
     page = output.report_file(report, no_report, json_file, REPORT)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})
-    more = More(remove=remove, cast=formats_of(cast), task=task)
+    more = More(remove=remove, cast=formats_of(cast), loss_scale=loss_scale, task=task)
     check_options(model, asked, more)
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     if against is not None and other is None:
@@ -131,7 +136,7 @@ def diagnose(
         other = _diagnosed(ready(against, asked._replace(inside=None)), asked)
     if stored is None:
         subject = ready(model, asked, more)
-        found = _diagnosed(subject, asked, more.remove, more.cast, subject.accuracy)
+        found = _diagnosed(subject, asked, more)
     else:
         found = stored
     results = [found] if other is None else [found, other]
@@ -167,17 +172,15 @@ def _weights(model: str, against: str | None, json_file: str | None) -> None:
 def _diagnosed(
     subject: Subject,
     asked: Asked,
-    remove: bool = False,
-    cast: Sequence[str] = (),
-    accuracy: Callable[[nn.Module], Estimate] | None = None,
+    more: More = NOTHING_MORE,
 ) -> Diagnosis:
     from signalprop.diagnosis.run import diagnose as diagnosed
 
     with output.sections() as step:
         found = diagnosed(
             subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
-            skip_first=asked.skip_first, remove=remove, cast=cast, accuracy=accuracy,
-            trials=asked.trials, progress=step,
+            skip_first=asked.skip_first, remove=more.remove, cast=more.cast, loss_scale=more.loss_scale,
+            accuracy=subject.accuracy, trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
 

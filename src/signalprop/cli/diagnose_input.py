@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,8 @@ class More(NamedTuple):
     """What is asked of the first model alone."""
 
     remove: bool = False
-    cast: Sequence[str] = ()
+    cast: tuple[str, ...] = ()
+    loss_scale: float | None = None
     task: str | None = None
 
 
@@ -67,8 +69,10 @@ def is_stored(source: str) -> bool:
 
 def check_options(source: str, asked: Asked, more: More) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
-    if is_stored(source) and (more.remove or more.cast or more.task):
-        raise InputError(f"{source} is a stored diagnosis; --remove, --cast and --task need the model")
+    if is_stored(source) and more != NOTHING_MORE:
+        raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --loss-scale and --task need the model")
+    if more.loss_scale is not None and not 0 < more.loss_scale < math.inf:
+        raise InputError(f"--loss-scale is {more.loss_scale:g}; expected a number above 0, such as 65536")
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
@@ -116,13 +120,13 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
     )
 
 
-def formats_of(names: list[str] | None) -> list[str]:
+def formats_of(names: list[str] | None) -> tuple[str, ...]:
     """The formats of --cast; all of them for `all`."""
     if not names:
-        return []
+        return ()
     from signalprop.diagnosis.number_formats import FORMATS
 
-    return list(FORMATS) if "all" in names else [opt.long_format(name) for name in names]
+    return FORMATS if "all" in names else tuple(dict.fromkeys(map(opt.long_format, names)))
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:

@@ -57,3 +57,6 @@ ABOVE_FREQUENCIES = 0.3
 # Nats by which a model says the word itself, or the one after the next, better than the next. Trained: below 0. And
 # what the word itself costs then at the most.
 SHIFTED, ITSELF = 0.5, 0.5
+# Shares of a matrix's or stream's gradient that may become 0, or subnormal, in float16. Small models at 65,536: below
+# 1e-4 both; at 1: below 1e-3, and up to 0.79.
+LOST_GRADIENT, FEWER_DIGITS = 0.05, 0.5

@@ -65,7 +65,7 @@ class Format:
     scaled: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The tensor as the format holds it; beyond its range numbers are held at its ends.
+        """The tensor as the format holds it; beyond its range numbers are held at its ends, in float16 infinite.
 
         torch's own cast makes NaN of those in float8_e4m3fn and infinity in float8_e5m2; kernels saturate. Where one
         number of a tensor, row or block is not finite, its scale is 1. Of three or more axes the last two are a matrix
@@ -104,7 +104,9 @@ def _scales(parts: Tensor, grid: Grid) -> Tensor:
 
 
 def _held(x: Tensor, grid: Grid) -> Tensor:
-    """To the nearest number of the element type, ties to even; beyond its range, its ends."""
+    """To the nearest number of the element type, ties to even; beyond its range, its ends (float16: infinity)."""
+    if grid.element == "float16":
+        return x.half().float()
     x = x.clamp(-grid.top, grid.top)
     if grid.element.startswith("int"):
         return x.round()

@@ -23,7 +23,7 @@ from signalprop.results.findings import Finding, Findings
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
 Numbers = tuple[Number, ...]
-ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "int8")  # formats cast with one scale per tensor, or none
+ONE_SCALE = ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "int8")  # cast with one scale per tensor, or none
 
 # Largest numbers of formats that activations are held in.
 RANGES = {"fp16": 65504.0, "bf16": 3.38953139e38, "fp8 e4m3": 448.0, "fp8 e5m2": 57344.0}
@@ -176,6 +176,39 @@ class Cast(Value):
     signal_to_noise: Numbers = ()
 
 
+class ScaledGradient(Value):
+    """The gradient of a matrix or a stream in float16, times a loss scale, over the passes of single sequences.
+
+    Attributes:
+        name: path of the parameter, or `stream after layer 3`. layer: None at the ends of the model.
+        n: entries that are not 0 in the model's own precision. zero, subnormal, infinite: shares of them that become 0,
+            keep fewer digits (below 2^-14), or overflow (above 65,504). largest: |entry| times the scale.
+    """
+
+    name: str
+    layer: int | None
+    n: int
+    zero: float
+    subnormal: float
+    infinite: float
+    largest: Number
+
+
+class ScaledGradients(Value):
+    """Gradients in float16 at a loss scale.
+
+    Attributes:
+        scale: the stated one. tensors: those whose gradients are not 0 throughout.
+        fitting: the largest power of two as a scale that leaves the largest entry a factor of 4 below the end of the
+            format. lost: at that scale, the largest share of a tensor's entries that become 0.
+    """
+
+    scale: float
+    tensors: tuple[ScaledGradient, ...]
+    fitting: float
+    lost: float
+
+
 class Diagnosis(Value, Document, Shown):
     """All that was found; sections that were not asked for are None or empty.
 
@@ -185,7 +218,7 @@ class Diagnosis(Value, Document, Shown):
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
-            out. casts: to few bits. bad_tensors: with numbers that are not finite. ends: embedding, norm and head.
+            out. casts: to few bits. gradients: in float16, at a loss scale. bad_tensors: with numbers that are not finite. ends: embedding, norm and head.
         trials: changes that were tried on a short text, the best first. fresh: of fresh weights alone. wired: faults of
             the wiring and of parts.
         findings: what follows, the most severe first.
@@ -207,6 +240,7 @@ class Diagnosis(Value, Document, Shown):
     identity: Identity | None = None
     removal: Removal | None = None
     casts: tuple[Cast, ...] = ()
+    gradients: ScaledGradients | None = None
     bad_tensors: tuple[BadTensor, ...] = ()
     ends: Ends | None = None
     trials: tuple[Tried, ...] = ()

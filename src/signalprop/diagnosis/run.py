@@ -22,6 +22,7 @@ from signalprop.diagnosis.ends import bad_tensors, ends_of, frequencies
 from signalprop.diagnosis.fresh import fresh_of
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
+from signalprop.diagnosis.loss_scale import GradientExponents
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.parts import epsilons_of, parts_of
@@ -63,6 +64,7 @@ def diagnose(
     remove: bool = False,
     cast: Sequence[str] = (),
     cast_of: Sequence[Of] = ("weights", "activations", "both"),
+    loss_scale: float | None = None,
     jacobian_sequences: int = 2,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     expected: str = "",
@@ -81,6 +83,7 @@ def diagnose(
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: also the loss without every single layer.
         cast: formats of `signalprop.diagnosis.number_formats.FORMATS` to cast to. cast_of: what is cast.
+        loss_scale: count what float16 loses of the gradients of the loss times this number.
         jacobian_sequences: sequences on which |J - I| and angular distances are measured (0: neither).
         accuracy: a score beside the loss, of the whole model and for removals (see `signalprop.diagnosis.tasks`).
         expected: scheme that the model is meant to carry (default: the one that `signalprop.apply` put on it).
@@ -93,6 +96,8 @@ def diagnose(
     for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
         if value < 0:
             raise InputError(f"{name_of} is {value}; expected a number from 0 on")
+    if loss_scale is not None and not 0 < loss_scale < math.inf:
+        raise InputError(f"loss_scale is {loss_scale:g}; expected a number above 0, such as 65536")
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     arguments = remember(unwrapped(model), inputs)
@@ -120,10 +125,11 @@ def diagnose(
     if blocked := without_gradient(model):
         notes.append(f"no gradients and no distances from the identity: {blocked}")
         jacobian_sequences = 0
+    exponents = None if loss_scale is None else GradientExponents(attached, loss_scale)
     with evaluating(model):
         signal = observe(
-            attached, held, skip_first=skip_first,
-            gradient_sequences=0 if blocked else _BACKWARD_SEQUENCES, progress=step("signal"),
+            attached, held, skip_first=skip_first, gradient_sequences=0 if blocked else _BACKWARD_SEQUENCES,
+            exponents=exponents, progress=step("signal"),
         )  # fmt: skip
         finite = all(item.finite for item in signal)
         whole = None
@@ -188,6 +194,7 @@ def diagnose(
         identity=near,
         removal=removed,
         casts=cast_rows,
+        gradients=None if exponents is None else exponents.found(),
         bad_tensors=bad,
         ends=ends,
         trials=tried,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Progress, first_sequences, groups, run
+from signalprop.diagnosis.loss_scale import GradientExponents
 from signalprop.diagnosis.result import LayerSignal, Number, number
 from signalprop.measurement.losses import lent_gradients, loss_of
 from signalprop.measurement.measuring import arguments_of
@@ -179,6 +180,7 @@ def observe(
     *,
     skip_first: int = 4,
     gradient_sequences: int = 4,
+    exponents: GradientExponents | None = None,
     progress: Progress | None = None,
 ) -> tuple[LayerSignal, ...]:
     """The signal at every layer, mean over all batches.
@@ -187,7 +189,7 @@ def observe(
         attached: a model, in evaluation mode as usual; it is left in the mode it is in.
         skip_first: positions of every sequence that averages leave out.
         gradient_sequences: how many of the first sequences are also run backward, one at a time (0, or a model without
-            a loss: none).
+            a loss: none). exponents: which count the gradients of these passes, parameters' too.
         progress: called with (batches and sequences run backward, all of them).
     """
     model, mapping = attached.model, attached.mapping
@@ -212,7 +214,7 @@ def observe(
     gradients = None
     if held and all(point.finite for point in seen.points.values()):
         lengths = {stack: n for stack, (_, n) in seen.shape.items()}
-        gradients = _gradients(attached, held, skip_first, lengths, lambda k: tell(len(batches) + k))
+        gradients = _gradients(attached, held, skip_first, lengths, exponents, lambda k: tell(len(batches) + k))
     return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
 
 
@@ -294,6 +296,7 @@ def _gradients(
     held: Sequence[Batch],
     skip_first: int,
     lengths: dict[int, int],
+    exponents: GradientExponents | None,
     progress: Callable[[int], None],
 ) -> FloatArray | None:
     """Gradient variance at stream_out of every sublayer, relative to the last one's; None where that is 0 or NaN."""
@@ -302,7 +305,7 @@ def _gradients(
         skip_first = 0
     found: list[list[float]] = []
     device = next(model.parameters()).device
-    cut = False  # no gradient comes down to the model's input
+    everything = exponents is not None  # or no gradient comes down to the model's input
     todo = [read_by(mapping.arguments, one) for one in held]
     while todo:
         batch = todo[0]
@@ -312,10 +315,11 @@ def _gradients(
         recorder.give_padding({stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()})
         try:
             recorder.attach()
-            with torch.inference_mode(False), torch.enable_grad(), _lent(attached, everything=cut):
+            counting = nullcontext() if exponents is None else exponents.watching()
+            with torch.inference_mode(False), torch.enable_grad(), _lent(attached, everything=everything), counting:
                 loss = loss_of(model(**arguments), batch, None)
-                if not loss.requires_grad and not cut:
-                    cut = True
+                if not loss.requires_grad and not everything:
+                    everything = True
                     continue
                 loss.backward()  # type: ignore[no-untyped-call]
         finally:
@@ -326,7 +330,7 @@ def _gradients(
         for i in range(len(places.stream_out)):
             site = site_of(recorder, "stream_out", i, gradient=True)
             factor = factor_of(recorder, "stream_out", i, gradient=True)
-            row.append(gradient[site][1] * factor * factor if site in gradient else 0.0 if cut else math.nan)
+            row.append(gradient[site][1] * factor * factor if site in gradient else 0.0 if everything else math.nan)
         found.append(row)
         progress(len(found))
     mean = np.mean(np.array(found), axis=0)

@@ -16,12 +16,14 @@ from signalprop.diagnosis.bounds import (
     ALIKE,
     CAST_LOSS,
     COUNTING_LOSS,
+    FEWER_DIGITS,
     FEW_DIRECTIONS,
     FEW_FEATURES,
     GRADIENT_RANGE,
     GROWN,
     IDLE_JACOBIAN,
     IDLE_LOSS,
+    LOST_GRADIENT,
     ONE_DIRECTION,
     ONE_HOT,
 )
@@ -50,6 +52,7 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> Findings:
         _massive,
         _beyond_formats,
         _casts,
+        _loss_scale,
     )
     found = list(whole_model(diagnosis))
     if repair_of(diagnosis) is None:  # else all else may follow from it
@@ -314,3 +317,34 @@ def _listed(casts: Sequence[Cast]) -> str:
 def _costs(cast: Cast) -> bool:
     increase, error = cast.increase.value, cast.increase.standard_error or 0.0
     return increase is None or increase > max(CAST_LOSS, 3 * error)
+
+
+# What can become of a gradient in float16: its share, above which, and in words; the gravest first.
+_IN_FLOAT16 = (("infinite", 0.0, "overflow"), ("zero", LOST_GRADIENT, "become 0"),
+               ("subnormal", FEWER_DIGITS, "keep fewer digits"))  # fmt: skip
+
+
+def _loss_scale(d: Diagnosis) -> Iterable[Finding]:
+    """Gradients that overflow float16 at the stated loss scale, or become 0 there; else those that lose digits."""
+    g = d.gradients
+    for share, bound, word in _IN_FLOAT16 if g is not None else ():
+        found = sorted((t for t in g.tensors if getattr(t, share) > bound), key=lambda t: -getattr(t, share))
+        if found:
+            largest = max(t.largest or 0.0 for t in g.tensors)
+            others = f", and of {len(found) - 1} more tensors more than {bound:.0%}" if found[1:] else ""
+            yield Finding(
+                severity="note" if share == "subnormal" else "warning",
+                name="loss scale",
+                layers=tuple(sorted({t.layer for t in found if t.layer is not None})),
+                text=f"at a loss scale of {_scale(g.scale)}, {100 * getattr(found[0], share):.3g} % of the entries of "
+                f"the gradient of {found[0].name} {word} in float16{others}; the largest entry is {largest:.3g}",
+                cause="tested: the gradients of the text were counted",
+                remedy=f"a loss scale of {_scale(g.fitting)}: at most {100 * g.lost:.2g} % of the entries of a "
+                "gradient become 0, and the largest is still 4 to 8 times below the end of the format"
+                + ("" if g.lost <= LOST_GRADIENT else "; no scale holds both ends, and bfloat16 needs none"),
+            )
+            return
+
+
+def _scale(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:.3g}"

@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, mean_of, paired
+from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, ScaledGradients, mean_of, paired
 from signalprop.network.shown import COLUMNS
 from signalprop.results.findings import Finding
 from signalprop.results.text import number, spread, text_table
@@ -56,6 +56,8 @@ def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
         parts.append(text_table(*removal_rows(d.removal)))
     if d.casts:
         parts.append(text_table(*cast_rows(d)))
+    if d.gradients is not None:
+        parts.append(text_table(*gradient_rows(d.gradients), room=room))
     parts += [f"note: {line}" for line in d.notes]
     return "\n\n".join(part for part in parts if part)
 
@@ -170,6 +172,21 @@ def cast_rows(d: Diagnosis) -> Rows:
         )
     header = ["cast", "scale", "loss", "increase", "least signal / noise"]
     return header, rows
+
+
+def gradient_rows(g: ScaledGradients) -> Rows:
+    """Header and cells of what float16 loses of gradients: per layer, of the stream after it and of its matrices."""
+    rows = []
+    for layer in dict.fromkeys(t.layer for t in g.tensors):
+        here = [t for t in g.tensors if t.layer == layer]
+        cells = []
+        for part in ([t for t in here if t.name.startswith("stream")], [t for t in here if "stream" not in t.name]):
+            n = sum(t.n for t in part)
+            cells += [number(sum(t.n * getattr(t, k) for t in part) / n if n else None) for k in ("zero", "subnormal")]
+            cells.append(number(max((t.largest or 0.0 for t in part), default=None)))
+        rows.append(["ends" if layer is None else f"{layer}", *cells])
+    names = ["to 0", "subnormal", "largest"]
+    return [f"loss x {g.scale:g}", *(f"stream {n}" for n in names), *(f"weights {n}" for n in names)], rows
 
 
 def compared(d: Diagnosis, other: Diagnosis) -> str:
