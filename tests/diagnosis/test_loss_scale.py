@@ -78,7 +78,9 @@ def test_the_scale_that_fits() -> None:
     first = counted(model, 1e-3)
     fitting = counted(model, first.fitting)
     largest = max(t.largest or 0.0 for t in fitting.tensors)
-    assert 65520 / 8 < largest <= 65520 / 4 and fitting.fitting == first.fitting == 2.0 ** round(math.log2(first.fitting))
+    assert 65520 / 8 < largest <= 65520 / 4 and fitting.fitting == first.fitting == 2.0 ** round(
+        math.log2(first.fitting)
+    )
     assert max(t.zero for t in fitting.tensors) == pytest.approx(first.lost, abs=1e-4) == fitting.lost
 
 

@@ -13,7 +13,16 @@ from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from signalprop.diagnosis.result import Diagnosis
-from signalprop.cli.diagnose_input import NOTHING_MORE, Asked, More, Subject, check_options, formats_of, is_stored, ready
+from signalprop.cli.diagnose_input import (
+    NOTHING_MORE,
+    Asked,
+    More,
+    Subject,
+    check_options,
+    formats_of,
+    is_stored,
+    ready,
+)
 
 REPORT = "signalprop-diagnosis.html"
 

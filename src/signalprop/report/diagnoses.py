@@ -180,7 +180,9 @@ def _tables(named: Mapping[str, Diagnosis]) -> list[Table]:
             out.append(Table(f"Without layers{of}", header, rows, caption="Nats per token."))
         if d.gradients is not None:
             caption = "Shares of entries that become 0 or subnormal, and the largest entry."
-            out.append(Table(f"Gradients in float16{of}", *diagnosis_tables.gradient_rows(d.gradients), caption=caption))
+            out.append(
+                Table(f"Gradients in float16{of}", *diagnosis_tables.gradient_rows(d.gradients), caption=caption)
+            )
     return out
 
 

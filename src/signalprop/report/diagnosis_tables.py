@@ -6,7 +6,16 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
-from signalprop.diagnosis.result import ONE_SCALE, RANGES, Diagnosis, Estimate, Removal, ScaledGradients, mean_of, paired
+from signalprop.diagnosis.result import (
+    ONE_SCALE,
+    RANGES,
+    Diagnosis,
+    Estimate,
+    Removal,
+    ScaledGradients,
+    mean_of,
+    paired,
+)
 from signalprop.network.shown import COLUMNS
 from signalprop.results.findings import Finding
 from signalprop.results.text import number, spread, text_table
