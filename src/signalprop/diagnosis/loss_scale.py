@@ -1,4 +1,6 @@
-"""Gradients in float16 at a loss scale: which entries become 0, lose digits or overflow (Micikevicius et al. 2018, 3.2).
+"""Gradients in float16 at a loss scale: which entries become 0, lose digits or overflow.
+
+Source: Micikevicius et al. 2018 (Mixed precision training), section 3.2.
 
 They are computed in the model's precision and counted by their exponents, so that one backward pass tells of any scale:
 those of the stream after every layer and of matrices. Gains and biases are left out: the gradient of a key's bias is
@@ -18,6 +20,7 @@ from torch import Tensor
 from signalprop.attachment.attached import Attached
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import ScaledGradient, ScaledGradients
+from signalprop.errors import InputError
 from signalprop.hooks import Hooks
 
 # Up to the first, numbers round to 0; below the second, they are subnormal; from the third on, infinite.
@@ -34,6 +37,8 @@ class GradientExponents:
     """
 
     def __init__(self, attached: Attached, scale: float) -> None:
+        if not 0 < scale < math.inf:
+            raise InputError(f"loss_scale is {scale:g}; expected a number above 0, such as 65536")
         self._attached, self._scale = attached, scale
         self._layers = _layers_of(attached)
         self._exponents: dict[str, Tensor] = {}  # (exponents,): entries without the scale that are not 0

@@ -218,9 +218,9 @@ class Diagnosis(Value, Document, Shown):
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
             task, where there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
-            out. casts: to few bits. gradients: in float16, at a loss scale. bad_tensors: with numbers that are not finite. ends: embedding, norm and head.
-        trials: changes that were tried on a short text, the best first. fresh: of fresh weights alone. wired: faults of
-            the wiring and of parts.
+            out. casts: to few bits. gradients: in float16, at a loss scale.
+        bad_tensors: with numbers that are not finite. ends: embedding, norm and head. trials: changes that were tried
+            on a short text, the best first. fresh: of fresh weights alone. wired: faults of the wiring and of parts.
         findings: what follows, the most severe first.
         notes: what was left out, and why.
         schema_: version of the JSON form.

@@ -96,8 +96,6 @@ def diagnose(
     for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
         if value < 0:
             raise InputError(f"{name_of} is {value}; expected a number from 0 on")
-    if loss_scale is not None and not 0 < loss_scale < math.inf:
-        raise InputError(f"loss_scale is {loss_scale:g}; expected a number above 0, such as 65536")
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     arguments = remember(unwrapped(model), inputs)
