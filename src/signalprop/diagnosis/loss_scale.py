@@ -56,14 +56,14 @@ class GradientExponents:
 
         def passes(index: int, x: Tensor | None) -> None:
             if index in ends and x is not None and x.requires_grad:
-                x.register_hook(partial(self._see, f"stream after layer {ends[index]}"))
+                x.register_hook(partial(self._see, f"stream after layer {ends[index]}"))  # type: ignore[no-untyped-call]
 
         hooks.sites(plan.sites, passes)
         handles = []
         for name, p in self._attached.model.named_parameters():
             if p.requires_grad and p.ndim > 1:
                 self._layer[name] = self._layers.get(id(p))
-                handles.append(p.register_hook(partial(self._see, name)))
+                handles.append(p.register_hook(partial(self._see, name)))  # type: ignore[no-untyped-call]
         try:
             with hooks:
                 yield

@@ -326,8 +326,9 @@ _IN_FLOAT16 = (("infinite", 0.0, "overflow"), ("zero", LOST_GRADIENT, "become 0"
 
 def _loss_scale(d: Diagnosis) -> Iterable[Finding]:
     """Gradients that overflow float16 at the stated loss scale, or become 0 there; else those that lose digits."""
-    g = d.gradients
-    for share, bound, word in _IN_FLOAT16 if g is not None else ():
+    if (g := d.gradients) is None:
+        return
+    for share, bound, word in _IN_FLOAT16:
         found = sorted((t for t in g.tensors if getattr(t, share) > bound), key=lambda t: -getattr(t, share))
         if found:
             largest = max(t.largest or 0.0 for t in g.tensors)
