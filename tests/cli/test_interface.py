@@ -94,7 +94,7 @@ def test_a_device_that_is_not_there_is_refused(command: list[str], capsys: pytes
 OTHERS = {
     "--page", "--logdir", "--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--nodes",
     "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--time", "--signal", "--requeue", "--repo-type",
-    "--include", "--help", "--version", "--install-completion",
+    "--include", "--help", "--version", "--explain", "--install-completion",
 }  # fmt: skip
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report import findings, tables
@@ -15,6 +17,7 @@ from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.results.text import spread
+from signalprop.results.verdicts import explained
 
 
 def profile(
@@ -104,7 +107,18 @@ def test_warnings(made: Profile, says: str) -> None:
     assert found[0].startswith(says)
     *_, sure, rest = found[0].split("; ")
     assert "narrow" in sure or "clear" in sure
-    assert rest.endswith(("(docs/will-it-train.md#the-four-numbers)", "(docs/will-it-train.md#what-would-cure-it)"))
+    name = found[0].partition(":")[0]
+    assert rest.endswith(f"(signalprop --explain '{name}')")
+    text = explained(name)
+    assert text.startswith(name) and max(map(len, text.splitlines())) <= 80
+    page, _, anchor = text.splitlines()[-1].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (Path(__file__).parents[2] / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert anchor in [heading.lower().replace(" ", "-").rstrip("?") for heading in headings]
+
+
+def test_an_unknown_warning_names_the_known_ones() -> None:
+    with pytest.raises(InputError, match="expected one of: vanishing gradient, exploding gradient"):
+        explained("gloom")
 
 
 def test_no_warnings_below_the_thresholds() -> None:

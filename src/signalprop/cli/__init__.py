@@ -42,8 +42,15 @@ GROUP = "signalprop.commands"  # of entry points: the commands of other packages
 
 
 def _root(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    explain: str | None = typer.Option(None, "--explain", metavar="WARNING", help="Explain a warning and exit."),
 ) -> None:
+    if explain is not None:
+        from signalprop.results.verdicts import explained
+
+        typer.echo(explained(explain))
+        raise typer.Exit
     if version:
         from signalprop import __version__
 

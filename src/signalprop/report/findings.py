@@ -89,7 +89,7 @@ def one_network(profile: Profile) -> list[str]:
     many = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd_many
     lines = [f"one network         {', '.join(parts)}"]
     if first is not None and many is not None and first[0] - many[0] > _FEWER:
-        lines.append(f"{'':<20}over many sequences its gradient is within x/÷ {factor(many[0])} off")
+        lines.append(f"{'':<20}over many sequences its gradient scatters by x/÷ {factor(many[0])}")
     return lines
 
 

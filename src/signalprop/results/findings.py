@@ -32,7 +32,7 @@ class Finding(Value):
             is counted.
         evidence: what the bound rests on. cause: only where a test of it ran. remedy: what to try, never what is there
             already. confidence: `clear`, or `narrow` where the bound is passed by less than a factor of 3.
-        page: of the documentation. step: of training, None: not in training.
+        page: where to read on, a command or a page of the documentation. step: of training, None: not in training.
     """
 
     name: str

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from textwrap import fill
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
+from signalprop.network.shown import COLUMNS
 from signalprop.results.findings import Finding, Findings
 from signalprop.results.series import Series
 from signalprop.results.text import number
@@ -111,10 +114,11 @@ def _never(profile: Judged) -> bool:
 
 
 class Rule(NamedTuple):
-    """One row of the table. remedies: the first to try stands first."""
+    """One row of the table. meaning: what it means for a user. remedies: the first one to try comes first."""
 
     name: str
     quantity: str
+    meaning: str
     evidence: str
     passed: Callable[[Judged, int | None], Iterator[Passed]]
     remedies: tuple[Remedy, ...]
@@ -264,24 +268,69 @@ _LARGER = Remedy("larger weights (xavier, deepscalelm)", _has("xavier", "xavier-
 _BRANCHES, _SKIPS = Remedy("branches as large as the stream", _never), Remedy("larger skips", _never)
 
 RULES: tuple[Rule, ...] = (
-    Rule("vanishing gradient", "gradient variance, below over above", "BERT large 1/6, DeepScaleLM of 192 layers "
-         "1/5.5; post-norm of 48 to 768 layers, which does not train (TGS table 4), 1/60", _vanishing,
-         (_PRE_NORM, _DEEPSCALELM, _DEEPNORM)),
-    Rule("exploding gradient", "gradient variance, below over above", "Llama 3 405B at 0.02: 7 in the upper half, "
-         "6,600 beside the stream's growth in the lower", _exploding, (_NORM_BEFORE, _QK_NORM, _SMALLER, _DEEPSCALELM)),
-    Rule("stream growth", "stream variance, top over middle", "equal branches on a skip of 1 give 2 at any depth, "
-         "Cerebras-GPT 111M 2.2", _growth, (_NORM_BEFORE, _DEEPSCALELM, _GPT2, _LNS)),
-    Rule("rank collapse", "token correlation", "Qwen3 30B-A3B 0.946, across two streams Whisper small 0.985", _collapse,
-         (_DEEPSCALELM, _SKIPS)),
-    Rule("idle layers", "branch over stream variance, added up", "DeepNorm of 70 to 1000 layers 0.001", _idle,
-         (_LARGER, _BRANCHES)),
-    Rule("norm epsilon", "stream variance over epsilon", "DeepSeek LLM at 0.006: 4", _epsilon,
-         (Remedy("larger embeddings", _never), Remedy("a smaller epsilon", _never))),
-    Rule("one-hot attention", "variance of attention scores", "GPT-3 175B 24, Llama 3 405B at 0.02 43; entropy "
-         "collapse (Zhai et al. 2023) from some hundred", _one_hot, (_QK_NORM, _SMALLER)),
-    Rule("fp16 overflow", "variance", "largest number of the format", _overflow,
-         (Remedy("bf16 or fp32", _never),), "the-four-numbers"),
+    Rule(
+        "vanishing gradient", "gradient variance, below over above",
+        "The lower layers get almost no gradient, so they learn almost nothing from the loss.",
+        "BERT large 1/6, DeepScaleLM of 192 layers 1/5.5; post-norm of 48 to 768 layers, which does not train (TGS "
+        "table 4), 1/60", _vanishing, (_PRE_NORM, _DEEPSCALELM, _DEEPNORM),
+    ),
+    Rule(
+        "exploding gradient", "gradient variance, below over above",
+        "The gradient grows on its way down, more than small embeddings explain: no learning rate suits all layers.",
+        "Llama 3 405B at 0.02: 7 in the upper half, 6,600 times the stream's growth in the lower", _exploding,
+        (_NORM_BEFORE, _QK_NORM, _SMALLER, _DEEPSCALELM),
+    ),
+    Rule(
+        "stream growth", "stream variance, top over middle",
+        "The residual stream grows over the upper half, so deep branches add little to it.",
+        "equal branches on a skip of 1 give 2 at any depth, Cerebras-GPT 111M 2.2", _growth,
+        (_NORM_BEFORE, _DEEPSCALELM, _GPT2, _LNS),
+    ),
+    Rule(
+        "rank collapse", "token correlation",
+        "All tokens become nearly the same vector, so attention and the head cannot distinguish them.",
+        "Qwen3 30B-A3B 0.946, across two streams Whisper small 0.985", _collapse, (_DEEPSCALELM, _SKIPS),
+    ),
+    Rule(
+        "idle layers", "branch over stream variance, added up",
+        "The branches are so small that the network starts as the identity and learns slowly.",
+        "DeepNorm of 70 to 1000 layers 0.001", _idle, (_LARGER, _BRANCHES),
+    ),
+    Rule(
+        "norm epsilon", "stream variance over epsilon",
+        "The stream is smaller than the epsilon of the norms that read it, so they do not normalise it.",
+        "DeepSeek LLM at 0.006: 4", _epsilon,
+        (Remedy("larger embeddings", _never), Remedy("a smaller epsilon", _never)),
+    ),
+    Rule(
+        "one-hot attention", "variance of attention scores",
+        "Scores are so large that every token attends to one other token; the softmax passes almost no gradient.",
+        "GPT-3 175B 24, Llama 3 405B at 0.02 43; entropy collapse (Zhai et al. 2023) from some hundred", _one_hot,
+        (_QK_NORM, _SMALLER),
+    ),
+    Rule(
+        "fp16 overflow", "variance", "Activations exceed the range of float16, so training in it gives infinities.",
+        "largest number of the format", _overflow, (Remedy("bf16 or fp32", _never),), "the-four-numbers",
+    ),
 )  # fmt: skip
+
+
+def explained(name: str) -> str:
+    """The rule of a warning, in words.
+
+    Raises:
+        InputError: there is no warning of this name.
+    """
+    words = name.lower().replace("-", " ").split()
+    rule = next((rule for rule in RULES if rule.name.replace("-", " ").split() == words), None)
+    if rule is None:
+        raise InputError(f"there is no warning {name!r:.80}; expected one of: {', '.join(rule.name for rule in RULES)}")
+    parts = (rule.meaning, f"Compared: {rule.quantity}. The bound rests on: {rule.evidence}.")
+    remedies = "\n".join(f"  - {remedy.text}" for remedy in rule.remedies)
+    text = "\n\n".join(
+        [rule.name, *(fill(part, COLUMNS) for part in parts), f"Remedies, the first one to try first:\n{remedies}"]
+    )
+    return f"{text}\n\nsignalprop advise predicts them for your network. In the repository:\n{PAGE}{rule.page}"
 
 
 def cures(findings: Findings) -> frozenset[str]:
@@ -312,7 +361,7 @@ def findings_of(profile: Judged, step: int | None = None) -> Findings:
                     value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
                     evidence=rule.evidence, remedy=_tried(remedies[:3]),
                     confidence=f"{margin}, of one network" if profile.n_seeds == 1 else margin,
-                    page=PAGE + rule.page, step=step,
+                    page=f"signalprop --explain '{rule.name}'", step=step,
                 )
             )  # fmt: skip
     return Findings(found)
