@@ -96,7 +96,7 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
     take("tour-0", terminal("signalprop predict gpt2"))
     take("tour-1", terminal(*PREDICTED))
     take("tour-2", terminal(COMPARED))
-    take("tour-2-page", lambda _: folder / "signalprop-comparison.html")
+    take("tour-2-page", lambda _: folder / "comparison-tgs.html")
     subprocess.run([sys.executable, "-c", CONFIG], cwd=folder, check=True)
     take("tour-3", terminal(*REPAIRED))
     take("tour-4", terminal("signalprop diagnose plain --tokens 256 --json found.json"))
@@ -109,7 +109,7 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
         "print": {"media": "print"},
     }.items():
         take(f"tour-6-{name}", lambda _: folder / "tour.html", **options)
-    take("report-diagnosis", lambda _: folder / "signalprop-diagnosis.html")
+    take("report-diagnosis", lambda _: folder / "diagnosis-plain.html")
     typed("signalprop kernel gpt2 --layers 24 --seq-len 64 --scheme gpt2,xavier --report kernels.html", folder)
     take("report-kernels", lambda _: folder / "kernels.html")
     typed(f"signalprop report {SWEPT} --out sweep.html", folder)

@@ -67,7 +67,7 @@ def test_a_page_that_nobody_named_gets_a_number(
     pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     assert command("predict", "tgs", *TINY, "--json", "p.json").status == 0
-    for name in ("signalprop-report.html", "signalprop-report-2.html"):
+    for name in ("report-p.html", "report-p-2.html"):
         assert command("report", "p.json").out.split() == ["report", name] and Path(name).is_file()
 
 

@@ -15,7 +15,7 @@ from reported import figures_of, titles_of, write_run
 from signalprop.files.storage import read_json
 
 pytest.importorskip("plotly")
-DEFAULT = "signalprop-comparison.html"
+DEFAULT = "comparison-tgs.html"
 
 
 class TestReport:

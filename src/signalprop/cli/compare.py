@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from signalprop.network.parametrization import Parametrization
 
-REPORT = "signalprop-comparison.html"
-
 
 @opt.of_a_network(seq_len=opt.SHORTENED)
 def compare(
@@ -47,7 +45,8 @@ def compare(
     json_file: opt.Json = None,
     plot: opt.Plot = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Interactive page (default: comparison-ARCH.html)."),
     ] = None,
     no_report: opt.NoReport = False,
 ) -> None:
@@ -77,7 +76,7 @@ def compare(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    page = output.report_file(report, no_report, json_file, REPORT)
+    page = output.report_file(report, no_report, json_file, "comparison", arch)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")

@@ -24,8 +24,6 @@ from signalprop.cli.diagnose_input import (
     ready,
 )
 
-REPORT = "signalprop-diagnosis.html"
-
 
 def diagnose(
     context: typer.Context,
@@ -107,7 +105,8 @@ def diagnose(
     json_file: opt.Json = None,
     plot: opt.Plot = None,
     report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help=f"Interactive report (default: {REPORT}).")
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Interactive page (default: diagnosis-MODEL.html)."),
     ] = None,
     no_report: opt.NoReport = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every layer and every number.")] = False,
@@ -134,7 +133,7 @@ def diagnose(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    page = output.report_file(report, no_report, json_file, REPORT)
+    page = output.report_file(report, no_report, json_file, "diagnosis", model)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})
     more = More(remove=remove, cast=formats_of(cast), loss_scale=loss_scale, task=task)
     check_options(model, asked, more)

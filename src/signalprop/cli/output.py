@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -314,14 +315,22 @@ def free(path: Path) -> Path:
     return next(found for found in chain((path,), names) if not found.is_file())
 
 
-def report_file(report: Path | None, no_report: bool, json_file: str | None, default: str = "") -> ReportFile | None:
+def page_of(kind: str, subject: str) -> Path:
+    """The name of a page that nobody named, in the current directory: comparison-gpt2.html; a free one."""
+    name = Path(subject).stem if Path(subject).is_file() else Path(subject).name or Path(subject).resolve().name
+    return free(Path(f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:60]}.html"))
+
+
+def report_file(
+    report: Path | None, no_report: bool, json_file: str | None, kind: str = "", subject: str = ""
+) -> ReportFile | None:
     """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
 
     Args:
-        default: the name where none is given; with a number where a file has it, so that none is overwritten.
+        kind, subject: of the name where none is given.
     """
     if report is None:
-        return None if no_report or json_file == "-" else ReportFile(free(Path(default)), asked=False)
+        return None if no_report or json_file == "-" else ReportFile(page_of(kind, subject), asked=False)
     if no_report:
         raise InputError("--report and --no-report exclude each other; leave one out")
     if str(report) == "-":

@@ -13,7 +13,6 @@ from signalprop.cli import output
 if TYPE_CHECKING:
     from signalprop.prediction import Cost
 
-REPORT = "signalprop-report.html"
 _SECONDS, _MEMORY = 1.5e-7, 4  # of one core, and bytes, for a byte that is read
 
 
@@ -27,7 +26,8 @@ def report(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help=f"The file to write (default: {REPORT}).")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The file to write (default: report-SOURCE.html)."),
     ] = None,
 ) -> None:
     """Make one interactive HTML page of results: it opens offline, in any browser.
@@ -44,7 +44,7 @@ def report(
 
     require("plotly", "report")
     if out is None:
-        out = output.free(Path(REPORT))
+        out = output.page_of("report", sources[0])
     output.check_outputs(out)
     from signalprop.report.html import read, write_report
 
