@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from signalprop.diagnosis.loading import read_structure
 from signalprop.errors import InputError
 from signalprop.files.checkpoint_loading import configuration, configuration_of
-from signalprop.files.guard import _installed, _within
+from signalprop.files.guard import _installed, within
 
 MANY = 2_000_000_000
 SYSTEM = ("/proc/", "/sys/", "/dev/null", "/dev/urandom", "/usr/share/zoneinfo/")
@@ -45,11 +44,11 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
         return
     if event == "open" and isinstance(args[0], (str, bytes)):
         path = os.path.realpath(os.fsdecode(args[0]))
-        if not (path.startswith(SYSTEM) or _installed(path) or _within(path, (_place, *_paths()))):
+        if not (path.startswith(SYSTEM) or _installed(path) or within(path, (_place, *_paths()))):
             _seen.append(f"open {path}")
     elif event == "exec" and not str(args[0].co_filename).startswith("<"):
         path = os.path.realpath(args[0].co_filename)
-        if not (_installed(path) or _within(path, _paths())):
+        if not (_installed(path) or within(path, _paths())):
             _seen.append(f"exec {path}")
     elif event.startswith(EVENTS):
         _seen.append(f"{event} {args!s:.80}")
@@ -87,12 +86,13 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         yield path, value
 
 
-def changed(document: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    out = deepcopy(document)
-    at: Any = out
-    for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """The document with another value at a path; what lies beside the path is shared."""
+    if not path:
+        return value
+    step, *rest = path
+    out = document.copy()
+    out[step] = changed(out[step], tuple(rest), value) if rest else value
     return out
 
 
@@ -207,6 +207,31 @@ def test_what_transformers_refuses_is_one_line_with_the_entry(
         configuration_of(document["model_type"], **fields)
 
 
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (FP8 | {"modules_to_not_convert": ["lm_head", "model.layers.*.gate"]}, ""),
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}, ""),
+        ({"quant_method": "gptq", "bits": 4}, "quant_method is 'gptq'; expected one of fp8, mxfp4"),
+        ({"quant_method": ["fp8"]}, r"quant_method is \['fp8'\]"),
+        (FP8 | {"fmt": "../elsewhere"}, "fmt is '../elsewhere'; expected a word"),
+        (FP8 | {"modules_to_not_convert": ["/dev/zero"]}, "modules_to_not_convert is '/dev/zero'; expected a word"),
+        (FP8 | {"modules_to_not_convert": 3.5e99, "weight_block_size": [MANY]}, "expected at most"),
+    ],
+)
+def test_formats_of_weights(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """Those that transformers reads without another package, and of their settings words and numbers."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": settings}))
+    if said:
+        with pytest.raises(InputError, match=said):
+            configuration(tmp_path)
+    else:
+        assert configuration(tmp_path).quantization_config == settings
+
+
 def test_the_watch_sees_what_is_elsewhere(tmp_path: Path, seen: list[str]) -> None:
     global _seen
     (tmp_path / "elsewhere").write_text("x = 1\n")
@@ -222,8 +247,10 @@ PARTS = 16  # each a test of its own, so that they can run side by side
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_type(part: int, tmp_path: Path, seen: list[str]) -> None:
+def test_every_type(part: int, tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prints how many there were, and how they ended."""
+    # some write themselves to transformers' log as they are made, and so do those within them: a minute for one type
+    monkeypatch.setattr(transformers.PretrainedConfig, "__repr__", object.__repr__)
     counts: Counter[str] = Counter()
     names = TYPES[part::PARTS]
     with warnings.catch_warnings():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.files.guard import within
 from signalprop.files.storage import check_regular, read_json
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -21,7 +22,7 @@ def check_folder(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_dir() and not path.is_file():
             check_regular(path)
-        if path.is_symlink() and path.exists() and not _inside(folder, path) and not _links_weights(folder, path.name):
+        if path.is_symlink() and path.exists() and path.suffix != ".safetensors" and not _inside(folder, path):
             raise InputError(f"{path} is a link that leads out of its directory; put the file itself in its place")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
@@ -35,10 +36,7 @@ def shards(folder: Path) -> list[str]:
     index = json_object(folder / INDEX).get("weight_map")
     if not isinstance(index, dict):
         return [WEIGHTS] if (folder / WEIGHTS).is_file() else []
-    for name in index.values():
-        if not isinstance(name, str) or not (_inside(folder, folder / name) or _links_weights(folder, name)):
-            raise InputError(f"{folder / INDEX} names the file {name!r:.80}, which is not in its directory")
-    return sorted(set(index.values()))
+    return sorted(set(map(str, index.values())))
 
 
 def weights(folder: Path) -> list[Path]:
@@ -47,17 +45,17 @@ def weights(folder: Path) -> list[Path]:
     Raises:
         InputError: none there, or a name that is missing, leads elsewhere or is not that of a `.safetensors` file.
     """
-    found = [folder / name for name in shards(folder)]
-    if not found:
+    names = shards(folder)
+    if not names:
         raise InputError(
             f"cannot load the weights in {folder}: it holds neither {WEIGHTS} nor {INDEX}; only safetensors are read"
         )
-    odd = next((file for file in found if file.parent != folder or file.suffix != ".safetensors"), None)
-    missing = next((file for file in found if not file.is_file()), None)
-    if odd is not None or missing is not None:
-        what = "which is missing; download all shards" if odd is None else "expected .safetensors files next to it"
-        raise InputError(f"{folder / INDEX} names {str(odd or missing)!r:.80}, {what}")
-    return [*([folder / INDEX] if (folder / INDEX).is_file() else []), *found]
+    for name in names:
+        if os.path.basename(name) != name or not name.endswith(".safetensors"):
+            raise InputError(f"{folder / INDEX} names {name!r:.80}; expected .safetensors files next to it")
+        if not (folder / name).is_file():
+            raise InputError(f"{folder / INDEX} names {name!r:.80}, which is missing; download all shards")
+    return [*([folder / INDEX] if (folder / INDEX).is_file() else []), *(folder / name for name in names)]
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -71,12 +69,4 @@ def _inside(folder: Path, path: Path) -> bool:
     root = os.path.realpath(folder)
     if os.path.basename(os.path.dirname(root)) == "snapshots":
         root = os.path.dirname(os.path.dirname(root))
-    try:
-        return os.path.commonpath([root, os.path.realpath(path)]) == root
-    except (OSError, ValueError):  # a null byte, or too long a name
-        return False
-
-
-def _links_weights(folder: Path, name: str) -> bool:
-    """Whether a name is that of a link in the directory to weights, wherever these are."""
-    return "/" not in name and name.endswith(".safetensors") and os.path.islink(folder / name)
+    return within(os.path.realpath(path), (root,))

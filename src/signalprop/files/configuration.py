@@ -39,15 +39,10 @@ _TABLES = frozenset(
 _TYPES = frozenset(["float64", "float32", "float16", "bfloat16"])
 _WORD = r"[A-Za-z0-9][\w.+-]{0,60}"
 _STAGES = re.compile(r"(stage|res|p)\d{1,3}|stem")  # what backbones call their parts
-# Formats of weights that transformers itself reads, and what is taken of their settings.
-_QUANTIZED = frozenset(["mxfp4", "fp8", "bitsandbytes"])
-_PATTERNS = frozenset(["modules_to_not_convert", "llm_int8_skip_modules"])  # names of modules of the model
-_OF_QUANTIZED = frozenset(
-    ["quant_method", "load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
-     "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage", "llm_int8_threshold", "llm_int8_has_fp16_weight",
-     "weight_block_size", "activation_scheme", "fmt", *_PATTERNS]
-)  # fmt: skip
-_FORMATS = _QUANTIZED | _TYPES | {"nf4", "fp4", "uint8", "int8", "dynamic", "static", "e4m3", "e5m2"}
+# Formats of weights that transformers itself reads, what is taken of their settings, and the words of these.
+_QUANTIZED = ("fp8", "mxfp4")
+_SETTINGS = ("quant_method", "activation_scheme", "fmt", "scale_fmt", "weight_block_size", "modules_to_not_convert")
+_FORMATS = frozenset(["dynamic", "static", "e4m3", "e5m2", "float", "ue8m0", *_QUANTIZED])
 
 
 def fresh_configuration(data: Mapping[str, Any], where: str | Path) -> Any:
@@ -256,17 +251,13 @@ def _quantization(data: dict[str, Any], where: str) -> dict[str, Any]:
     method = data.get("quant_method")
     if method not in _QUANTIZED:
         raise InputError(
-            f"{where}: quant_method is {method!r:.40}; expected one of {', '.join(sorted(_QUANTIZED))}; other packages "
+            f"{where}: quant_method is {method!r:.40}; expected one of {', '.join(_QUANTIZED)}; other packages "
             "read the others: save the weights in bfloat16 first"
         )
-    found: dict[str, Any] = {}
-    for key in sorted(_OF_QUANTIZED & set(data)):
-        value, at = data[key], f"{where}.{key}"
-        if key in _PATTERNS and isinstance(value, list):
-            words = frozenset(str(item) for item in value if re.fullmatch(r"[\w.*]{1,200}", str(item)))
-        else:
-            words = _FORMATS
-        found[key] = _plain(key, value, words, at)
+    listed = data.get("modules_to_not_convert")
+    names = [name for name in listed if re.fullmatch(r"[\w.*]{1,200}", str(name))] if isinstance(listed, list) else []
+    words = {"modules_to_not_convert": frozenset(map(str, names))}
+    found = {key: _plain(key, data[key], words.get(key, _FORMATS), f"{where}.{key}") for key in _SETTINGS if key in data}
     check_sizes(found, where)
     return found
 

@@ -114,20 +114,21 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _may_open(path: str, reads: tuple[str, ...]) -> bool:
-    return path.startswith(_SYSTEM) or _within(path, reads) or _installed(path) or _importable(path, reads)
+    return path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
 
 
 def _installed(path: str) -> bool:
-    return _within(path, _packages())
+    return within(path, _packages())
 
 
 def _importable(path: str, reads: tuple[str, ...]) -> bool:
     """Whether it is code on Python's path, and not in the directory that is loaded."""
     paths = tuple(os.path.realpath(entry) for entry in sys.path if entry)
-    return path in paths or (path.endswith(_CODE) and _within(path, paths) and not _within(path, reads))
+    return path in paths or (path.endswith(_CODE) and within(path, paths) and not within(path, reads))
 
 
-def _within(path: str, roots: tuple[str, ...]) -> bool:
+def within(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether a path is one of these, or lies below one."""
     return any(path == root or path.startswith(root.rstrip(os.sep) + os.sep) for root in roots)
 
 
