@@ -193,7 +193,7 @@ class TestElsewhere:
         found = {"metadata": {}, "weight_map": {"transformer.wte.weight": name}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(found))
         for read in (read_model, load, stored_tensors):
-            with pytest.raises(InputError, match="expected .safetensors files next to it"):
+            with pytest.raises(InputError, match=r"expected \.safetensors files next to it"):
                 read(folder)
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])

@@ -257,7 +257,9 @@ def _quantization(data: dict[str, Any], where: str) -> dict[str, Any]:
     listed = data.get("modules_to_not_convert")
     names = [name for name in listed if re.fullmatch(r"[\w.*]{1,200}", str(name))] if isinstance(listed, list) else []
     words = {"modules_to_not_convert": frozenset(map(str, names))}
-    found = {key: _plain(key, data[key], words.get(key, _FORMATS), f"{where}.{key}") for key in _SETTINGS if key in data}
+    found = {
+        key: _plain(key, data[key], words.get(key, _FORMATS), f"{where}.{key}") for key in _SETTINGS if key in data
+    }
     check_sizes(found, where)
     return found
 
