@@ -276,7 +276,7 @@ def advise(
     Args:
         subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have. Or
             a checkpoint's directory or .gguf file: fresh weights are taken by their sizes, trained ones are measured.
-        most: how many changes are kept.
+        most: how many changes to return.
         found: what is wrong, where that is known better than from a prediction: `findings` of a measurement, of a
             monitor or of a run. seen: where it was found, in words.
 

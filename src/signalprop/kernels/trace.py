@@ -49,7 +49,7 @@ class Trace:
         parametrization: of the network. n_tokens: T.
         forward: numbers of the kernels at all depths. gradient: of the gradient kernels, None without a backward pass.
         at: depths that were asked for.
-        kernels, gradients: raw kernels by those depths, (T, T), where they were kept; of the first of several
+        kernels, gradients: raw kernels by those depths, (T, T), where they are stored; of the first of several
             sequences. A gradient kernel is relative to the mean diagonal at the top.
         profile: variances and correlations sublayer by sublayer, as `predict` has them.
         sequences: how many were followed; forward and gradient hold their means, forward_sd and gradient_sd their
@@ -86,10 +86,10 @@ class Trace:
 
     @typed
     def cosines(self, depth: int) -> FloatArray:
-        """The normalised kernel at a `depth` that was kept, (T, T).
+        """The normalised kernel at a stored `depth`, (T, T).
 
         Raises:
-            InputError: the kernel at that depth was not kept.
+            InputError: the kernel at that depth is not stored.
         """
         if depth not in self.kernels:
             kept = ", ".join(map(str, self.kernels)) or "none"
@@ -145,11 +145,11 @@ def trace(
         kernel: of the stream that enters the first sublayer, (T, T), for any T that the network takes.
         inputs: statistics of the data, where no kernel is given (default: Zipf's law); every sequence of ids is
             followed by itself.
-        at: depths at which matrices are kept, 0 to n_layers; default: about a dozen.
+        at: depths at which matrices are stored, 0 to n_layers; default: about a dozen.
         top: gradient kernel at the head's input, after a final norm; default: that of the loss.
         rank: compute effective ranks at all depths, or nowhere; default: at all depths up to 128 tokens, at the chosen
             depths up to 1,024.
-        matrices: which kernels are kept at the depths in `at`: `both` those of signal and gradient, `forward`, `none`.
+        matrices: which kernels to store at the depths in `at`: `both` those of signal and gradient, `forward`, `none`.
         progress: called with how many sequences are done, and how many there are.
 
     Raises:

@@ -71,7 +71,7 @@ def measure(
         mapping: where the signal runs (see `Mapping`); default: by `signalprop_mapping()` or by family.
         backward: also measure gradients of the loss.
         loss: makes the loss from the model's output (of inputs that are a function, from what that returns). Default:
-            the model's own loss where it gives one, else the mean cross-entropy of its logits and the batch's targets,
+            the model's loss if it returns one, else the mean cross-entropy of its logits and the batch's targets,
             or of the next of the token ids that it was called with, which a note says.
         scheme: recorded in the Profile. architecture: likewise; default: the mapping's.
         skip_first: positions at the start of every sequence that statistics of a decoder leave out. Default: 4 where
@@ -248,7 +248,7 @@ class Probe:
 
     A step of training that skips layers (LayerDrop) has no Profile (None, and a warning once); the next whole one has.
 
-    A model whose call could not be told from it is looked at when it is first called, inside the block.
+    A model whose call cannot be inferred is read at its first call, inside the block.
 
     Args:
         model, mapping, backward, scheme, architecture: as in `measure`.

@@ -75,7 +75,7 @@ def simulate(
         n_seeds: networks. seed: of the first one; the others follow from it.
         backward: gradients too. batch_size: sequences that each network reads.
         train_mode: dropout is active. dtype: of weights and arithmetic. device: where it runs.
-        seq_len: tokens per sequence (also of the decoder), where not the architecture's own.
+        seq_len: tokens per sequence (also of the decoder), if not the architecture's.
         progress: called with (sublayer passes done, all of them).
 
     Raises:

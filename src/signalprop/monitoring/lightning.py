@@ -83,11 +83,11 @@ class LightningSignalCallback(_callback_class()):  # type: ignore[misc]
                 logger.log_metrics(dict(numbers), step=self._attached)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Leave nothing behind."""
+        """Remove all hooks."""
         self._close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave nothing behind."""
+        """Remove all hooks."""
         self._close()
 
     def _close(self) -> None:

@@ -93,7 +93,7 @@ class SignalMonitor:
         compiled, data_group, tokens_group: as for a `Probe`.
         logs: whether this process logs. Default: rank 0 of the run alone does; give True to one process of every
             pipeline stage.
-        ring: steps that are kept for a loss that jumps; 0: none, and no updates.
+        ring: steps to store for a loss that jumps; 0: none, and no updates.
         mapping, inputs, scheme: as in `measure` and `Probe`. steps_done: steps before this run. prefix: of the numbers'
             names.
 
@@ -256,7 +256,7 @@ class SignalMonitor:
         """Whether the step of that number (from 1) is to be sampled.
 
         Raises:
-            InputError: the first time, where a process of the run has made no monitor.
+            InputError: the first time, if a process of the run has no monitor.
         """
         self._every_rank.check()
         return (self.active or self._everyone()) and (not self._samples or step % self.every == 0)
@@ -334,7 +334,7 @@ class SignalMonitor:
         """Hand the numbers of `step` to the writer, the file and the function that were given.
 
         A writer or file that fails is a warning, once, and tried again: a training does not end for its logs. What the
-        function raises is the caller's own.
+        function raises reaches the caller.
         """
         self._logs.write(numbers, step)
 

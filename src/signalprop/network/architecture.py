@@ -56,7 +56,7 @@ class Architecture(Value):
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
-            treats both alike: after the second a head's mean square is 1 only on average, and scatters by
+            treats both equally: after the second a head's mean square is 1 only on average, and scatters by
             sqrt(2 / d_head).
         attention_scale: factor on q.k (default 1/sqrt(d_head); T5 has 1).
         positions: `learned` and `sinusoidal` add a table; `rotary`; `relative` (a bias on scores); `none`.
@@ -83,7 +83,7 @@ class Architecture(Value):
         family: model_type of Hugging Face, where it came from there. init_scale: what its configuration says of the
             standard deviations drawn (initializer_range, init_std, initializer_factor) over the family's default; read
             by scheme `huggingface` alone, as are `branch_scale`, `head_scale` and `role_scale`: fixed factors that the
-            model's own code has on every branch (Granite's residual_multiplier; or by kind of sublayer), on the head's
+            model's code has on every branch (Granite's residual_multiplier; or by kind of sublayer), on the head's
             input, and by role on what its maps give (Falcon-H1).
     """
 
@@ -230,7 +230,7 @@ class Architecture(Value):
 
     @typed
     def branch_scale_of(self, kind: str) -> float:
-        """The model's own factor on branches of a kind of sublayer."""
+        """The model's factor on branches of a kind of sublayer."""
         return self.branch_scale.get(kind, 1.0) if isinstance(self.branch_scale, dict) else self.branch_scale
 
     @property

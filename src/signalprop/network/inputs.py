@@ -34,14 +34,14 @@ class InputStatistics:
             through convolutions over time), or `stream` (moments measured where the residual stream begins).
         token_correlation: for tokens the probability that two tokens of one sequence are equal; for patches, frames
             and streams the correlation of one feature at two positions.
-        mean, variance: of one number (patches, frames, stream); a look-up has none of its own.
+        mean, variance: of one number (patches, frames, stream); a look-up has none.
         segment_correlation: probability that two tokens of one sequence lie in one segment (2/3: uniform boundary).
         target_correlation: probability that the targets of two positions that carry loss are equal.
         loss_fraction: share of positions that carry loss (0.15 in masked language modelling).
         tokens, targets: optional ids of shape (batch, tokens), -1 where a position is padding or carries no loss. The
             token-kernel fidelity uses them position by position. segments: of each token, likewise.
         second_moments: optional (images, positions, positions), E x_i x_j over the features of patches; the same
-            fidelity follows every image by itself, since norms divide each by its own size. A matrix (positions,
+            fidelity follows every image separately, since norms divide each by its size. A matrix (positions,
             positions) is an average image.
         decoder: statistics of the decoder's input in an encoder-decoder (default: those of the encoder, where those
             are not of frames).

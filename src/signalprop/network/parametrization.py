@@ -66,7 +66,7 @@ class Parametrization(Document, Shown):
     """One row per sublayer (encoder first), plus embedding and head.
 
     Attributes:
-        architecture: what the network is. scheme, options: the scheme that made the table, and its options.
+        architecture: what the network is. scheme, options: the scheme of the table, and its options.
         stack, layer, kind: of each sublayer: index into STACKS, layer within its stack, index into KINDS.
         placement: index into PLACEMENTS. parallel: the sublayer reads the same stream as the one before it.
         weights: standard deviation of each role's weight, 0 where a role does not exist. biases: likewise.
@@ -79,7 +79,7 @@ class Parametrization(Document, Shown):
         norm_scale: fixed factor on that norm's output, beside its gain (LayerNorm Scaling). norm_bias: root mean square
             over features of that norm's bias, the same for all tokens, and independent of all else.
         score_scale: factor on the scalar product of query and key, QK-norm gains included.
-        value_skip, attention_gain: a token's own value and the attention's average of values are added with these
+        value_skip, attention_gain: the value of a token and the attention's average of values are added with these
             weights: `value_skip * V + attention_gain * A V` (0 and 1 in ordinary attention).
         attention_trainable: both are trainable scalars.
         shaping: how self-attentions are shaped; shape_in, shape_out: for E-SPA the decays e^-gamma of the token kernel

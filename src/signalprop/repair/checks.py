@@ -64,7 +64,7 @@ def check(
 
     Args:
         scheme: a name (with `options`), a scheme, or the very numbers; None: what the model carries.
-        mapping: of a model of your own.
+        mapping: for a model that signalprop cannot read.
         inputs: what the model is called with, as `measure` takes it; or InputStatistics, for schemes that depend on
             them (default: those of its tokens, else Zipf's law).
 

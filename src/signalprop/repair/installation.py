@@ -57,8 +57,8 @@ def apply(
 ) -> Parametrization:
     """Make a model compute, and start at, what a scheme asks for. In place; its forward code stays as it is.
 
-    What a model has learnt stays. Fresh weights (`signalprop.repair.freshness` says how they are told) are drawn anew;
-    others are kept, which a UserWarning says, and a scheme that would change what they compute is refused.
+    Trained weights stay. Fresh weights (`signalprop.repair.freshness` recognises them) are drawn anew;
+    others stay, with a UserWarning, and a scheme that would change their function is refused.
 
     Skip and branch multipliers become numbers on the last map of each branch (docs/theory/gauge.md): exact up to the
     epsilon of norms, neutral to every optimizer, no new state-dict keys except trainable multipliers and added norms.
@@ -71,11 +71,11 @@ def apply(
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
             statistics of the input. inputs: what the model is called with, as `measure` takes it; or InputStatistics
             (default: those of its tokens or of the batch, else Zipf's law).
-        initialize: draw the weights anew, if they are fresh; multipliers of the model's own that train (LayerScale,
-            ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's own. A
+        initialize: draw the weights anew, if they are fresh; the model's trainable multipliers (LayerScale,
+            ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's. A
             Parametrization says all numbers, the model's own too.
         redraw: draw them anew though something has been learnt in them.
-        change_function: install the multipliers though the weights that are kept then compute something else.
+        change_function: install the multipliers even if the trained weights then compute something else.
         match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
             checkpoint cannot keep that, since a config has one epsilon.
         seed: of the draws; the same seed gives the weights of `build(parametrization, seed=seed)`.
@@ -84,7 +84,7 @@ def apply(
         The Parametrization that the model now has.
 
     Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    have a copy in memory meanwhile (a warning says so where there is no room for one).
+    have a copy in memory meanwhile (a warning says if there is no room for it).
 
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a

@@ -43,7 +43,7 @@ def load(
 
     Args:
         directory: that `save`, or `save_pretrained` of an applied model, wrote.
-        model: for a module of your own: a fresh one, without scheme, which is filled. Leave it out for a checkpoint of
+        model: for a custom module: a fresh one, without scheme, to fill. Leave it out for a checkpoint of
             transformers, whose class `config.json` names, and for a built model.
         mapping: where the model was mapped by hand.
         options: of `from_pretrained` (`dtype`, `device_map`, ...).

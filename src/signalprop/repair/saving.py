@@ -64,8 +64,8 @@ class Document(Value):
 def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
-    A Hugging Face model is saved by its own `save_pretrained` (`options` go there), any other as `model.safetensors`.
-    Files of our own are written whole or not at all, the record last; nothing is pickled.
+    A Hugging Face model is saved by its `save_pretrained` (`options` go there), any other as `model.safetensors`.
+    signalprop's files are written whole or not at all, the record last; nothing is pickled.
 
     Raises:
         InputError: the model carries no scheme, its weights were not drawn yet, or the directory cannot be written.

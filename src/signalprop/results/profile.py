@@ -41,7 +41,7 @@ class Profile(Document, Shown):
 
     Attributes:
         source: `theory`, `measured` (hooks on a live model) or `simulated` (random-weight networks).
-        fidelity: which reading made it: `moments`, `kernel`, `simulate`, or `model`.
+        fidelity: `moments`, `kernel`, `simulate`, or `model` for a measurement.
         architecture, scheme: what it describes. reads: what is read there, in words; "" where that is not known.
         input: statistics of the stream that enters the first sublayer: mean, variance, token_correlation.
         forward: Series by probe point (`stream_in`, `branch`, `stream_out`).

@@ -66,7 +66,7 @@ class Equivalence(Value, Document):
         same: the answer. difference: what differs first; None where they are the same.
         stream: unit of the one network's stream over the other's, at the start and after every sublayer.
         weights: by role, standard deviation of the one network's weights over the other's, of every sublayer, 1 where
-            it has no such weight; roles that are alike everywhere are left out.
+            it has no such weight; roles that are equal everywhere are left out.
         notes: what is the same but for details: epsilon, learning rates, what is trained.
     """
 
@@ -114,7 +114,7 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
     Both are brought to a form without multipliers: the stream in units of the token table, every fixed factor in the
     weights that it can be moved to, no size where a norm takes it away. What is left is compared sublayer by sublayer:
     the ratio of branch and skip, products of matrices with nothing but linear maps between them, biases in units of
-    their maps. Sizes are standard deviations, so weights are the same where they are drawn alike. Inside a branch the
+    their maps. Sizes are standard deviations, so weights are the same where their distributions are. Inside a branch the
     freedom of attention and feed-forward is known; of other kinds every matrix is compared by itself, and a freedom
     there is not found. Several residual streams are one where their connections keep equal streams equal.
 

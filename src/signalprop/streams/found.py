@@ -32,11 +32,11 @@ SCHEMA = "signalprop/anatomy/1"
 @typed
 @dataclass(frozen=True, repr=False)
 class Anatomy(Shown):
-    """What a model is made of.
+    """The parts of a model.
 
     Attributes:
         model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
-        inputs: names of the arguments of the passes. invented: they were made up.
+        inputs: names of the arguments of the passes. invented: signalprop chose them.
         numbers: whether the passes had numbers; without (on the meta device) nothing is proved.
         not_run: lists of layers that the passes did not run, as those for images where text alone was given.
     """
