@@ -73,7 +73,7 @@ def diagnose(
 ) -> Diagnosis:
     """What the layers of a model do on real data, and what is wrong with them.
 
-    The model is left as it is. The signal is streamed; only token ids stay in memory, for sections that need several passes.
+    The model stays as it is. The signal is streamed; only token ids stay in memory, for what needs several passes.
 
     Args:
         batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`); default: 4 sequences of at

@@ -102,7 +102,7 @@ def fit(
     """Rescale a model in place so that its activations fit float16: the same function, in other units.
 
     The residual stream is divided by one power of two (in embeddings, in what writes to the stream, and in the second
-    norms of a sandwich), the epsilon of the norms by its square; the gain of the norm before it compensates a tied head.
+    norms of a sandwich), the epsilon of the norms by its square; the norm before a tied head compensates it.
     Values and outputs, up and down of a gated or ReLU feed-forward, get a power of two per layer. What no weight can
     move (queries, keys, gates, outputs of norms, logits, what a curved activation makes) is measured and reported, and
     so is the stream where norms reset it (post-norm), or its input is computed. Maps that read the stream without a

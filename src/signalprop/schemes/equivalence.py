@@ -114,8 +114,8 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
     Both are brought to a form without multipliers: the stream in units of the token table, every fixed factor in the
     weights that it can be moved to, no size where a norm takes it away. What is left is compared sublayer by sublayer:
     the ratio of branch and skip, products of matrices with nothing but linear maps between them, biases in units of
-    their maps. Sizes are standard deviations, so weights are the same where their distributions are. Inside a branch the
-    freedom of attention and feed-forward is known; of other kinds every matrix is compared by itself, and a freedom
+    their maps. Sizes are standard deviations, so weights are the same where their distributions are. Inside a branch
+    the freedom of attention and feed-forward is known; of other kinds every matrix is compared by itself, and a freedom
     there is not found. Several residual streams are one where their connections keep equal streams equal.
 
     Args:
