@@ -1,11 +1,12 @@
 """Timed benchmarks, one after the other, and the page records/benchmarks.md.
 
-    python -m benchmarks                 # all, in less than half an hour on one core
+    python -m benchmarks                 # all, in less than half an hour of two cores
     python -m benchmarks NAME ...        # some; the page takes the others from their records
     python -m benchmarks --page          # only the page
 
-Each runs as one process on one thread, and writes records/benchmarks/NAME.json. `benchmarks.accuracy` and others
-are separate commands.
+Each runs as one process on one thread, and writes records/benchmarks/NAME.json; peers run in environments that
+`benchmarks.peers` makes under out/, once. A section that fails says so, and the others run. `benchmarks.accuracy` and
+others are separate commands.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib
 import os
 import subprocess
 import sys
+import traceback
 
 from benchmarks.page import MODULES, RECORDS, ROOT, write_page
 from benchmarks.timing import one_thread, record
@@ -28,9 +30,13 @@ def measure(name: str) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
     one_thread()
     parts = []
-    for part in module.measured():
-        print(part, end="\n\n", flush=True)
-        parts.append(part)
+    try:
+        for part in module.measured():
+            print(part, end="\n\n", flush=True)
+            parts.append(part)
+    except Exception as error:
+        traceback.print_exc()
+        parts.append(f"The rest did not run here: {type(error).__name__}: {error}"[:400])
     write_json(RECORDS / f"{name}.json", record(name, "\n\n".join(parts)))
 
 

@@ -18,7 +18,16 @@ from typing import Any
 from signalprop.files.storage import read_json, write_text
 from signalprop_lab.training.tables import markdown_table as table
 
-MODULES = ("waiting", "prediction", "compiled_probes")
+MODULES = (
+    "waiting",
+    "prediction",
+    "watching",
+    "compiled_probes",
+    "kernels",
+    "variances",
+    "weights",
+    "cost_growth",
+)
 ON_A_GPU = ("gpu.ceilings", "gpu.wall", "gpu.overheads")  # `python -m benchmarks.gpu`
 SECTIONS = (*MODULES, *ON_A_GPU)
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory import peak
 from benchmarks.timing import compared, take_turns
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
@@ -24,7 +23,6 @@ from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
 
 INPUTS = zipf(32_000)
-CONTEXTS = ("gpt2-xl", "llama-7b", "llama3-8b", "whisper-small", "t5-base")
 BARE = "signalprop --version"
 # What the command cannot do without: its dependencies, one pydantic model, and NumPy.
 DEPENDENCIES = """
@@ -87,14 +85,16 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def fresh(rounds: int, cache: str, commands: Mapping[str, Sequence[str]]) -> dict[str, list[float]]:
+def fresh(rounds: int, cache: str, commands: Mapping[str, Sequence[str]], warm_up: int = 1) -> dict[str, list[float]]:
     """CPU time of `python ARGUMENTS` in fresh processes. Bytecode is cached, as once a package has been installed."""
     variables = environment(cache)
 
     def process(arguments: Sequence[str]) -> Callable[[], Any]:
         return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env=variables)
 
-    return take_turns({name: process(words) for name, words in commands.items()}, rounds, clock=children_cpu)
+    return take_turns(
+        {name: process(words) for name, words in commands.items()}, rounds, clock=children_cpu, warm_up=warm_up
+    )
 
 
 def environment(cache: str) -> dict[str, str]:
@@ -114,17 +114,6 @@ def cold_start(rounds: int = 9) -> str:
     }
     with tempfile.TemporaryDirectory() as cache:
         return compared("Cold start.", fresh(rounds, cache, commands), "floor")
-
-
-def real_contexts(rounds: int = 7) -> str:
-    """CPU time and peak memory of the command on presets with all their positions."""
-    names = {f"{preset}, {Architecture.preset(preset).seq_len:,} tokens": preset for preset in CONTEXTS}
-    commands = {name: ("-m", "signalprop", "predict", preset) for name, preset in names.items()}
-    commands |= {BARE: ("-m", "signalprop", "--version")}
-    with tempfile.TemporaryDirectory() as cache:
-        seconds = fresh(rounds, cache, commands)
-        peaks = {name: f"{peak(words, env=environment(cache))[0] / 2**20:.0f} MB" for name, words in commands.items()}
-    return compared("Real contexts.", seconds, BARE, **{"peak memory": peaks})
 
 
 def deep_model(n_layers: int = 768, rounds: int = 25) -> str:
@@ -186,9 +175,7 @@ The closed form (fidelity `moments`), which needs no PyTorch. CPU time.
 - *Sweep*: members that differ in two columns, all in one call; *one by one* is the time of one member times their
   number. The floor writes as many bytes as the result has.
 - *Cold start*: `signalprop predict` as a process, over a process that only imports NumPy, typer and pydantic and
-  makes one model class.
-- *Real contexts*: `signalprop predict PRESET` as a process, with all the positions that the preset has, over the
-  command that only starts. Decoders stand on a grid of positions."""
+  makes one model class."""
 
 
 def measured() -> Iterator[str]:
@@ -196,4 +183,3 @@ def measured() -> Iterator[str]:
     yield deep_model()
     yield sweep()
     yield cold_start()
-    yield real_contexts()
