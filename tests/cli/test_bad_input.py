@@ -73,7 +73,7 @@ BOOK = Path(__file__)
         (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
         (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),
         (["compare", "tgs", *TINY, "--device", "meta"], "--device meta: it holds no numbers; usable here: cpu"),
-        (["predict", "tgs", *TINY, "--fidelity", "simulate", "--device", "gpu"], "--device gpu: "),
+        (["measure", "tgs", *TINY, "--device", "gpu"], "--device gpu: "),
         (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
         (["measure", "tgs", "--random-init"], "--random-init is for a directory"),
         (["verify", "--component", "perceptron"], "perceptron"),

@@ -78,6 +78,12 @@ def test_the_interface_is_as_it_was() -> None:
     assert interface() == json.loads(SNAPSHOT.read_text())
 
 
+def test_there_are_at_most_18_commands_and_172_options() -> None:
+    """A new option takes the place of another."""
+    options = [[one for one in line.split(", ") if one.startswith("--")] for line in interface_options().values()]
+    assert len(options) <= 18 and sum(map(len, options)) <= 172
+
+
 @pytest.mark.parametrize(
     "command",
     [

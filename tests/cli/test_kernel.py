@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 import commandline
 from commandline import Command, Refused
-from signalprop import Architecture, InputStatistics, scheme, trace
+from signalprop import Architecture, scheme, trace
 from signalprop.data.batches import default_statistics
 from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.kernels.gallery import figure_7
@@ -28,10 +27,10 @@ def names_of(result: Any) -> list[str]:
 
 
 def test_the_numbers_are_the_library_s(command: Command) -> None:
-    found = result_of(command, "gpt2", "--scheme", "xavier", *SMALL, "--repeats", "0.1")
+    found = result_of(command, "gpt2", "--scheme", "xavier", *SMALL)
     assert found["schema"] == "signalprop/kernel/1"
     a = Architecture.preset("gpt2", n_layers=3, d_model=32, seq_len=12, vocab_size=200)
-    wanted = trace(scheme("xavier")(a), inputs=with_repeats(a, 0.1))
+    wanted = trace(scheme("xavier")(a), inputs=default_statistics(a))
     (item,) = found["configurations"]
     assert wanted.gradient is not None
     for direction, series in (("forward", wanted.forward), ("gradient", wanted.gradient)):
@@ -41,25 +40,20 @@ def test_the_numbers_are_the_library_s(command: Command) -> None:
     assert (item["n_layers"], item["n_tokens"], item["sequences"]) == (3, 12, 1)
 
 
-def with_repeats(a: Architecture, repeats: float) -> InputStatistics:
-    return replace(default_statistics(a), token_correlation=repeats)
-
-
 def test_the_gallery(command: Command) -> None:
-    found = result_of(command, "gallery", "--layers", "5", "--seq-len", "20", "--no-gradient")
+    found = result_of(command, "gallery", "--layers", "5", "--seq-len", "20")
     wanted = figure_7(5, 20, 0.02)
     assert names_of(found) == list(wanted)
     for item in found["configurations"]:
         series = trace(wanted[item["name"]], uniform_kernel(0.02, 20), backward=False).forward
         np.testing.assert_allclose(item["forward"]["distance"], series.distance, rtol=1e-9, atol=1e-15)
-        assert item["gradient"] is None
 
 
 def test_several_schemes_and_their_options(command: Command, refused: Refused) -> None:
-    found = result_of(command, "gpt2", "--scheme", "xavier,deepscalelm", *SMALL, "--no-gradient")
+    found = result_of(command, "gpt2", "--scheme", "xavier,deepscalelm", *SMALL)
     assert names_of(found) == ["xavier", "deepscalelm"]
-    (item,) = result_of(command, "gpt2", "--scheme", "deepscalelm", "--option", "k=1.5", "--norm", "post", *SMALL,
-                        "--no-gradient")["configurations"]  # fmt: skip
+    post = ("--scheme", "deepscalelm", "--option", "k=1.5", "--norm", "post")
+    (item,) = result_of(command, "gpt2", *post, *SMALL)["configurations"]
     assert item["options"]["k"] == 1.5 and item["architecture"]["norm_placement"] == "post"
     assert "--option is for one scheme" in refused("kernel", "gpt2", "--scheme", "xavier,noci", "--option", "k=1")
 
@@ -67,17 +61,17 @@ def test_several_schemes_and_their_options(command: Command, refused: Refused) -
 def test_the_tokens_of_a_text(command: Command, tmp_path: Path) -> None:
     text = tmp_path / "book.txt"
     text.write_text("one two three " * 50)
-    (item,) = result_of(command, "tgs", *SMALL, "--no-gradient", "--text", str(text))["configurations"]
+    (item,) = result_of(command, "tgs", *SMALL, "--text", str(text))["configurations"]
     assert (item["source"], item["sequences"]) == (str(text), 4)
 
 
 def test_tables_and_pictures(command: Command, tmp_path: Path) -> None:
     maps = tmp_path / "maps.svg"
-    status, out, err = command("kernel", "gallery", "--layers", "4", "--seq-len", "10", "--at", "0,2,4", "--plot", maps)
+    status, out, err = command("kernel", "gallery", "--layers", "4", "--seq-len", "10", "--all", "--plot", maps)
     assert (status, "tracing: 7 of 7" in err) == (0, True)
     lines = out.splitlines()
     assert lines[0].split()[:2] == ["configuration", "depth"]
-    assert [line.split()[-7] for line in lines[2:5]] == ["0", "2", "4"]
+    assert [line.split()[-7] for line in lines[2:7]] == ["0", "1", "2", "3", "4"]
     (found,) = [line for line in lines if line.startswith("finding")]
     assert all(name in found for name in figure_7(4, 10, 0.02))
     assert str(maps) in out and maps.read_text().startswith("<?xml")
@@ -102,11 +96,6 @@ def test_the_gallery_fits_a_screen_and_ends_with_its_finding(command: Command) -
         (["gallery", "--set", "d_model=64"], "not d_model"),
         (["gallery", "--scheme", "xavier"], "leave out --scheme"),
         (["t5-small"], "encoder-decoder"),
-        (["gpt2", "--layers", "2", "--at", "3"], "from 0 to 2"),
-        (["gpt2", "--layers", "2", "--at", "1;2"], "is not a depth"),
-        (["gpt2", "--repeats", "1"], "--repeats"),
-        (["gpt2", "--repeats", "nan"], "--repeats"),
-        (["vit-base", "--repeats", "0.1"], "reads patches"),
         (["gpt2", "--plot", "a.bmp"], ".png, .svg or .pdf"),
     ],
 )

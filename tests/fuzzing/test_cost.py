@@ -59,7 +59,7 @@ def test_what_takes_long_is_refused_where_nobody_said_how_to_do_it(arguments: tu
     [
         (("measure", "gpt2", "--layers", "48", "--seeds", "100"), 100),
         (("kernel", "tgs", "--layers", "1000", "--seq-len", "512"), 100),
-        (("predict", "gpt2", "--fidelity", "simulate", "--seeds", "1000"), 100),
+        (("predict", "gpt2", "--fidelity", "simulate", "--layers", "1000", "--seq-len", "1024"), 100),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )
@@ -178,7 +178,7 @@ def test_cost_grows_with_layers_and_tokens() -> None:
     assert cost("kernel", seq_len=1024)[0] > 10 * cost("auto", seq_len=1024)[0]
 
 
-def test_a_device_that_is_not_there_is_refused_where_nothing_runs_on_it() -> None:
-    result = commanded("predict", "gpt2", "--device", "nonsense")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    result = commanded("measure", "gpt2", "--device", "nonsense")
     check_command(result)
     assert result.status == 2 and "--device nonsense" in result.err

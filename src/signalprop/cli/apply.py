@@ -32,9 +32,6 @@ def apply(
     change_function: Annotated[
         bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
     ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold", help="Multiply everything into the weights: a checkpoint for plain transformers.")
-    ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
     inputs: opt.Inputs = None,
     json_file: opt.Json = None,
@@ -43,7 +40,7 @@ def apply(
 
     The directory needs no more than a config.json. Weights in which something has been learnt are kept, and a scheme
     that would change what they compute is refused, unless --redraw or --change-function says otherwise. Python's
-    signalprop.load(DIR) reads the result, plain transformers only a folded one.
+    signalprop.load(DIR) reads the result, plain transformers what `signalprop fold` makes of it.
 
     \b
     Example:
@@ -74,12 +71,8 @@ def apply(
     record = the_record(model)
     keep_weights = record.kept
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
-    error = None
     with checkpoints.written_whole(out) as folder:
-        if fold:
-            error = checkpoints.fold_into(model, dtype, folder)
-        else:
-            surgery.save(model.to(dtype), folder)
+        surgery.save(model.to(dtype), folder)
         checkpoints.copy_companions(directory, folder)
     result = {
         "schema": SCHEMA,
@@ -89,11 +82,9 @@ def apply(
         "weights": "kept" if keep_weights else "drawn",
         "seed": None if keep_weights else seed,
         "function_changed": record.function_changed,
-        "folded": fold,
         "multiplied": spliced,
         "added": record.added,
         "eps_error": record.eps_error,
-        "fold_error": error,
     }
     output.deliver(json_file, lambda: result, lambda: output.facts(*_lines(result)))
 
@@ -109,7 +100,4 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if result["eps_error"] > 0:
         lines.append(("epsilon", f"outputs of norms change by at most {result['eps_error']:.1e}"))
-    if result["folded"]:
-        lines.append(("folded", f"outputs differ by {result['fold_error']:.1e} of the largest, on a tiny batch"))
-    reader = "transformers" if result["folded"] else "signalprop.load"
-    return [*lines, ("written", f"{result['out']}, for {reader}")]
+    return [*lines, ("written", f"{result['out']}, for signalprop.load")]

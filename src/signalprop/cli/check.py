@@ -23,7 +23,6 @@ def check(
         typer.Option("--random-init", help="Initialise a fresh model (by transformers) instead of loading weights."),
     ] = False,
     inputs: opt.Inputs = None,
-    all_rows: Annotated[bool, typer.Option("--all", help="Also list zero biases and multipliers of 1.")] = False,
     json_file: opt.Json = None,
 ) -> None:
     """Check that a model's initial weights and multipliers are the ones that a scheme asks for.
@@ -53,6 +52,6 @@ def check(
     good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
 
     def show() -> None:
-        output.echo("\n".join([found.table(everything=all_rows), *found.notes, *good]))
+        output.echo("\n".join([found.table(), *found.notes, *good]))
 
     output.deliver(json_file, found.to_json, show, failure=failure)

@@ -32,12 +32,10 @@ def compare(
     option: opt.SchemeOption = None,
     text: opt.TextOrSound = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
-    no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
     batch_size: opt.BatchSize = 2,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
-    skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
     inputs: opt.Inputs = None,
     all_rows: opt.All = False,
@@ -105,8 +103,7 @@ def compare(
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found] or None, inputs=arguments, seeds=seeds, seed=seed,
-            fidelity=chosen, backward=not no_gradient, device=place, skip_first=skip_first,
-            progress=step,
+            fidelity=chosen, device=place, progress=step,
         )  # fmt: skip
 
     def show() -> None:

@@ -32,9 +32,7 @@ def fit(
     ] = 2,
     text: opt.Text = None,
     seq_len: opt.SHORTENED = None,
-    batch_size: opt.BatchSize = 4,
     device: opt.Device = "cpu",
-    all_rows: Annotated[bool, typer.Option("--all", help="Print every place, not the largest of each kind.")] = False,
     json_file: opt.Json = None,
 ) -> None:
     """Rescale a model so that its activations fit float16; the function stays.
@@ -66,7 +64,7 @@ def fit(
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
     changed = {} if seq_len is None else {"seq_len": seq_len}
-    batch, read = model_batch(architecture_of(model, changed), directory, text, batch_size, 0)
+    batch, read = model_batch(architecture_of(model, changed), directory, text, 4, 0)
     arguments = arguments_of(model, attach(model).mapping, batch)
     before = checkpoints.first_output(model, arguments)
     found = fitted(model, batch, margin=margin)
@@ -96,9 +94,7 @@ def fit(
                 when: _in_float16(source, arguments, before)
                 for when, source in (("before", directory), ("after", folder))
             }
-    output.deliver(
-        json_file, lambda: result, lambda: _show(found, result, all_rows=all_rows), failure=_failure(found, result)
-    )
+    output.deliver(json_file, lambda: result, lambda: _show(found, result), failure=_failure(found, result))
 
 
 def _exact(model: Any) -> Any:
@@ -134,11 +130,11 @@ def _in_float16(source: Path, arguments: dict[str, Any], exact: Tensor) -> float
     return checkpoints.difference(exact, checkpoints.first_output(model, given))
 
 
-def _show(found: Fit, result: dict[str, Any], *, all_rows: bool) -> None:
+def _show(found: Fit, result: dict[str, Any]) -> None:
     from signalprop.repair.fitting import LARGEST
     from signalprop.results.text import number, text_table
 
-    rows = list(found.activations) if all_rows else _largest_of_each(found.activations)
+    rows = _largest_of_each(found.activations)
     limit = LARGEST / 2**found.margin
     lines = [
         [one.what, one.where, number(one.before), number(one.after), _verdict(one, LARGEST, limit)] for one in rows

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "signalprop/kernel/1"
 GALLERY = "gallery"
-_GALLERY_REPEATS = 0.02
+_REPEATS = 0.02  # share of pairs of positions with equal tokens, in the gallery
 
 
 @opt.of_a_network(seq_len=opt.SHORTENED)
@@ -38,15 +38,7 @@ def kernel(
     attention_only: Annotated[
         bool, typer.Option("--attention-only", help="Leave the feed-forwards out; much faster.")
     ] = False,
-    repeats: Annotated[
-        float | None,
-        typer.Option("--repeats", help="Share of pairs of positions with equal tokens (default: Zipf's law)."),
-    ] = None,
     text: opt.Text = None,
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="DEPTHS", help="Depths to show, e.g. 1,10,100 (default: a few).")
-    ] = None,
-    no_gradient: opt.NoGradient = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every depth instead of a selection.")] = False,
     json_file: opt.Json = None,
     plot: Annotated[
@@ -66,7 +58,7 @@ def kernel(
     """
     from signalprop.kernels.memory_limits import check_covered
     from signalprop.kernels.trace import attention_only as without_feed_forwards
-    from signalprop.kernels.trace import depths_of, trace
+    from signalprop.kernels.trace import trace
     from signalprop.prediction import expected_cost
     from signalprop.report import kernel_tables
     from signalprop.report.kernels import cosine_maps
@@ -75,13 +67,10 @@ def kernel(
 
     output.check_outputs(json_file, plot=plot)
     page = output.report_file(report, report is None, json_file)
-    if repeats is not None and not 0 <= repeats < 1:
-        raise InputError(f"--repeats is {repeats}; expected a share of equal pairs from 0 up to, but not, 1")
     if arch == GALLERY:
         if scheme or option or text:
             raise InputError("the gallery fixes its schemes and input; leave out --scheme and --text")
-        networks = _gallery(changed, _GALLERY_REPEATS if repeats is None else repeats)
-        repeats = _GALLERY_REPEATS if repeats is None else repeats
+        networks = _gallery(changed)
     else:
         tables = [
             sources.parametrization(arch, changed, name, option, longest=LONGEST)
@@ -90,20 +79,18 @@ def kernel(
         networks = {p.scheme: p for p in tables}
     if attention_only:
         networks = {name: without_feed_forwards(p) for name, p in networks.items()}
-    depths = opt.several_numbers(at, "--at", "a depth", "1,10,100")
     keep: Matrices = "both" if report is not None else "none" if plot is None else "forward"
-    inputs = {name: _statistics(p, repeats, text) for name, p in networks.items()}
+    inputs = {name: _statistics(p, arch == GALLERY, text) for name, p in networks.items()}
     for p in networks.values():
         check_covered(p)
-        depths_of(p, depths)
     output.announce([expected_cost(p, inputs[name], "kernel") for name, p in networks.items()])
     traces: dict[str, Trace] = {}
     with output.progress("tracing") as step:
         for number, (name, p) in enumerate(networks.items()):
-            traces[name] = trace(p, inputs=inputs[name], at=depths, backward=not no_gradient, matrices=keep)
+            traces[name] = trace(p, inputs=inputs[name], matrices=keep)
             step(number + 1, len(networks))
 
-    rows = None if everything or at else 14
+    rows = None if everything else 14
 
     def maps() -> Any:
         made = cosine_maps(traces)
@@ -120,26 +107,22 @@ def kernel(
     )
 
 
-def _gallery(changed: dict[str, Any], repeats: float) -> dict[str, Parametrization]:
+def _gallery(changed: dict[str, Any]) -> dict[str, Parametrization]:
     from signalprop.kernels.gallery import figure_7
 
     others = changed.keys() - {"n_layers", "seq_len"}
     if others:
         raise InputError(f"the gallery's networks have only --layers and --seq-len to change, not {sorted(others)[0]}")
-    return figure_7(changed.get("n_layers", 100), changed.get("seq_len", 100), repeats)
+    return figure_7(changed.get("n_layers", 100), changed.get("seq_len", 100), _REPEATS)
 
 
-def _statistics(p: Parametrization, repeats: float | None, text: Path | None) -> InputStatistics:
+def _statistics(p: Parametrization, gallery: bool, text: Path | None) -> InputStatistics:
     """What a network reads."""
     from signalprop.data.batches import default_batch
 
     usual = default_statistics(p.architecture)
     if text is not None:
         return default_batch(p.architecture, text=text, batch_size=4).statistics(p.architecture)
-    if repeats is None:
+    if not gallery:
         return usual
-    if p.architecture.input != "tokens":
-        raise InputError(
-            f"the architecture reads {p.architecture.input}, which have no repeated tokens; leave out --repeats"
-        )
-    return replace(usual, token_correlation=repeats, source=f"average over sequences, {repeats:.4g} of pairs equal")
+    return replace(usual, token_correlation=_REPEATS, source=f"average over sequences, {_REPEATS:.4g} of pairs equal")

@@ -36,12 +36,11 @@ def measure(
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
     text: opt.TextOrSound = None,
-    no_gradient: opt.NoGradient = False,
+    no_gradient: Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")] = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
-    skip_first: opt.SkipFirst = None,
     inside: opt.Inside = None,
     inputs: opt.Inputs = None,
     all_rows: opt.All = False,
@@ -110,7 +109,7 @@ def measure(
                 batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
                 backward, notes = with_gradient(architecture, backward)
             torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
-            profiles.append(measured(live, batch, backward=backward, scheme=label, skip_first=skip_first))
+            profiles.append(measured(live, batch, backward=backward, scheme=label))
             step(k + 1, seeds)
     profile = average(profiles)
     profile = replace(profile, reads=read, notes=(*profile.notes, *notes))

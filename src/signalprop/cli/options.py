@@ -96,15 +96,6 @@ Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw 
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
 ]
-SkipFirst = Annotated[
-    int | None,
-    typer.Option(
-        "--skip-first",
-        min=0,
-        help="Positions of every sequence that a decoder's statistics leave out (default: 4 if their variance is 100 "
-        "times that of the others, as in trained decoders; else none).",
-    ),
-]
 Inside = Annotated[
     str | None,
     typer.Option(
@@ -123,7 +114,6 @@ Inputs = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
-NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
 
 Changes = dict[str, Any]  # fields of an architecture, by name
 SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
     from signalprop.results.profile import Profile
 
+_NETWORKS = 8  # that fidelity simulate averages; `measure` takes others
+
 
 @opt.of_a_network(layers=None)
 def predict(
@@ -33,11 +35,7 @@ def predict(
     qk_scale: opt.QkScale = 1.0,
     text: opt.Text = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="auto, moments, kernel or simulate.")] = "auto",
-    no_gradient: opt.NoGradient = False,
     batch_size: opt.BatchSize = 4,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks that fidelity simulate averages.")] = 8,
-    seed: opt.Seed = 0,
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where fidelity simulate runs.")] = "cpu",
     cost: Annotated[bool, typer.Option("--cost", help="Count parameters and a step's FLOPs instead.")] = False,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
@@ -87,14 +85,13 @@ def predict(
     def read_by(a: Architecture) -> InputStatistics:
         if text is None:
             return default_statistics(a)
-        return default_batch(a, text=text, batch_size=batch_size, seed=seed).statistics(a)
+        return default_batch(a, text=text, batch_size=batch_size).statistics(a)
 
     if chosen == "simulate":
         require("torch", "models")
-    place = opt.usable(device) if device != "cpu" else device
     costs = [expected_cost(p, read_by(p.architecture), chosen) for p in tables]
     if chosen == "simulate":
-        costs = [cost_of_runs(p, batch_size, seeds) for p in tables]
+        costs = [cost_of_runs(p, batch_size, _NETWORKS) for p in tables]
     output.announce(costs, chosen=chosen != "auto")
 
     def one(p: Parametrization) -> Profile:
@@ -103,12 +100,9 @@ def predict(
             from signalprop.measurement.simulation import simulate
 
             with output.progress("simulating") as step:
-                profile = simulate(
-                    p, inputs, n_seeds=seeds, seed=seed, backward=not no_gradient, batch_size=batch_size, device=place,
-                    progress=step,
-                )  # fmt: skip
+                profile = simulate(p, inputs, n_seeds=_NETWORKS, batch_size=batch_size, progress=step)
             return replace(profile, reads=inputs.source)
-        return predicted(p, inputs, fidelity=chosen, backward=not no_gradient, progress=told)
+        return predicted(p, inputs, fidelity=chosen, progress=told)
 
     told: Callable[[int, int], None] | None = None
     if not many:

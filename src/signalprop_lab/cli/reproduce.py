@@ -37,7 +37,6 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write a picture and JSON of each into a directory.")
     ] = None,
-    seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
@@ -73,7 +72,7 @@ def reproduce(
         )
         return
     place = "cpu" if device == "cpu" else opt.usable(device)  # many rows need no PyTorch
-    settings = Settings(scale=scale, seed=seed, checkpoint=checkpoint, device=place)
+    settings = Settings(scale=scale, checkpoint=checkpoint, device=place)
     if len(rows) == 1 and rows[0].checkpoint and checkpoint is None:
         raise InputError(f"{rows[0].id}: {rows[0].missing}")
     if out is not None:

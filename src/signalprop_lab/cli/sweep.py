@@ -13,7 +13,8 @@ from signalprop.cli import output
 
 def sweep(
     source: Annotated[
-        str | None, typer.Argument(metavar="SWEEP", help="A YAML file, or a sweep that comes with the package.")
+        str | None,
+        typer.Argument(metavar="SWEEP", help="A YAML file, or the name of a sweep; none: list them."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Runs and results (default: sweeps/NAME).")
@@ -31,7 +32,6 @@ def sweep(
     plan: Annotated[
         bool, typer.Option("--plan", help="Run nothing: print the runs, and which of the paper's effects they can see.")
     ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the sweeps that come with the package.")] = False,
 ) -> None:
     """Train every run of a sweep: schemes, sizes, learning rates, seeds.
 
@@ -41,18 +41,16 @@ def sweep(
 
     \b
     Example:
-      signalprop sweep --list
+      signalprop sweep sweep-tgs-tab11 --plan
     """
     from signalprop.errors import InputError, MissingExtra, require
     from signalprop_lab.training.grid import load_sweep, shipped_sweeps
 
     require("yaml", "training")
-    if listed:
+    if source is None:
         for name in shipped_sweeps():
             output.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
         return
-    if source is None:
-        raise InputError("name a sweep: a YAML file, or one of `signalprop sweep --list`")
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr

@@ -21,7 +21,7 @@ Device = Annotated[
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a recipe (see --list).")
+        str | None, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a recipe; none: list them.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Directory of the run (default: runs/NAME).")
@@ -34,7 +34,6 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
-    list_recipes: Annotated[bool, typer.Option("--list", help="List the recipes that come with signalprop.")] = False,
     device: Device = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -47,25 +46,22 @@ def train(
 
     \b
     Examples:
-      signalprop train --list
       signalprop train gpt-small --set budget.steps=200 --out runs/first
       signalprop train gpt-small --out runs/first --resume
       torchrun --nproc-per-node 2 -m signalprop train gpt-small
     """
     import os
 
-    from signalprop.errors import InputError, require
+    from signalprop.errors import require
 
     require("yaml", "training")
     from signalprop_lab.training.recipe import load_recipe
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)
-    if list_recipes:
+    if recipe is None:
         _list(json_file)
         return
-    if recipe is None:
-        raise InputError("give a recipe: a YAML file, or a name that `signalprop train --list` shows")
     chosen = load_recipe(recipe, settings or ())
     if show:
         output.deliver(json_file, chosen.to_json, lambda: output.echo(chosen.to_yaml(), nl=False))

@@ -16,7 +16,6 @@ def verify(
         list[str] | None, typer.Option("--component", help="Only this component (repeatable); default: all.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Some four minutes on two cores.")] = False,
-    seed: opt.Seed = 0,
     json_file: opt.Json = None,
 ) -> None:
     """Check every component formula against simulation.
@@ -37,7 +36,7 @@ def verify(
     from signalprop_lab.verification.verify import verify as verified
 
     effort = "quick" if quick else "default"
-    report = verified(component, effort=effort, seed=seed, progress=lambda line: print(line, file=sys.stderr))
+    report = verified(component, effort=effort, progress=lambda line: print(line, file=sys.stderr))
 
     def show() -> None:
         header = ["component", "quantity", "error %: 50, 90, 99", "s.e. %", "papers' Table 20", "configurations", ""]

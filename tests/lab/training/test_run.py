@@ -142,7 +142,7 @@ def test_warm_up_stable_decay() -> None:
 
 
 def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(["train", "--list"]) == 0
+    assert run_command(["train"]) == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
     rows = {name: line[1:4] for name, line in lines.items()}
     assert rows["recipe"] == ["reads", "network", "GPU"]
