@@ -24,7 +24,6 @@ from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.causal_shaping import ESPA
 from signalprop.models.shaping import shaped_attention, torch_shape
-from signalprop.models.token_positions import Positions
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.network import predict_moments
@@ -191,7 +190,6 @@ def test_multipliers_add_operations(family: str, scheme: str, bound: float) -> N
 def test_shaped_attention_adds_operations(length: int, bound: int) -> None:
     """Forward and backward, beyond plain attention; longer sequences go in blocks of 256 queries, 48 for each."""
     q, k, v = (torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3))
-    at = Positions.of_length(length, torch.device("cpu"))
     made = torch_shape([ESPA(0.2, 0.3)], length)
     assert made is not None
 
@@ -199,7 +197,7 @@ def test_shaped_attention_adds_operations(length: int, bound: int) -> None:
         nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
 
     def shaped() -> None:
-        shaped_attention(made, q, k, v, at).sum().backward()
+        shaped_attention(made, q, k, v).sum().backward()
 
     plain(), shaped()  # gradients have their memory
     assert operations(shaped) - operations(plain) <= bound

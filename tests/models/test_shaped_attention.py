@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from signalprop.kernels.bidirectional_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA
 from signalprop.kernels.causal_shaping import ESPA, USPA, AttentionShape
-from signalprop.models.shaping import LOW, TorchShape, shaped_attention, torch_shape
-from signalprop.models.token_positions import Positions
+from signalprop.models.shaping import Positions, TorchShape, shaped_attention, torch_shape
+from signalprop.models.sublayers import torch_shapes
+from signalprop.network.architecture import Architecture
+from signalprop.schemes import scheme
 
 N = 23
 CAUSAL: dict[str, AttentionShape] = {
@@ -46,12 +45,9 @@ def values(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def attend(shape: TorchShape, v: Tensor, at: Positions, **options: Any) -> Tensor:
+def attend(shape: TorchShape, v: Tensor, at: Positions | None = None) -> Tensor:
     """Shaped attention at zero scores."""
-    q = options.pop("q", None)
-    if q is None:
-        q = torch.zeros(*v.shape[:2], at.query.shape[1], v.shape[3], dtype=v.dtype)
-    return shaped_attention(shape, q, options.pop("k", torch.zeros_like(v)), v, at, **options)
+    return shaped_attention(shape, torch.zeros_like(v), torch.zeros_like(v), v, at)
 
 
 def made(name: str, length: int = 2 * N) -> TorchShape:
@@ -68,13 +64,8 @@ def matrix(name: str, n: int = N) -> Tensor:
 def test_attention_is_the_matrix_times_the_values(name: str) -> None:
     v = values(0, 2, 3, N, 5)
     expected = matrix(name) @ v
-    causal = SHAPES[name].causal
-    seen = torch.ones(2, 1, N, N, dtype=torch.bool)
-    for at in (
-        Positions.of_length(N),
-        Positions.of_tokens(torch.ones(2, N, dtype=torch.bool), causal=causal),
-        Positions.of_mask(seen.tril() if causal else seen, causal=causal),
-    ):
+    whole = Positions.of(torch.ones(2, N, dtype=torch.bool), causal=SHAPES[name].causal)
+    for at in (None, whole):
         torch.testing.assert_close(attend(made(name), v, at), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -82,7 +73,6 @@ def test_attention_is_the_matrix_times_the_values(name: str) -> None:
 @settings(max_examples=8)
 @given(left=st.integers(0, 9), right=st.integers(0, 9), length=st.integers(1, N))
 def test_padding_changes_nothing(name: str, left: int, right: int, length: int) -> None:
-    causal = SHAPES[name].causal
     v = values(3, 1, 1, length, 4)
     expected = matrix(name, length) @ v
     total = left + length + right
@@ -91,27 +81,9 @@ def test_padding_changes_nothing(name: str, left: int, right: int, length: int) 
     keep[1, :] = True
     padded = values(4, 2, 1, total, 4)
     padded[0, :, left : left + length] = v[0]
-    at = Positions.of_tokens(keep, causal=causal)
-    out = attend(made(name), padded, at)
+    out = attend(made(name), padded, Positions.of(keep, causal=SHAPES[name].causal))
     torch.testing.assert_close(out[:1, :, left : left + length], expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(out[1], matrix(name, total) @ padded[1], rtol=1e-11, atol=1e-12)
-    assert at.seen is not None
-    again = attend(made(name), padded, Positions.of_mask(at.seen & keep[:, None, None], causal=causal))
-    torch.testing.assert_close(again[:1, :, left : left + length], expected, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_chunks_behind_a_cache_get_their_rows(name: str) -> None:
-    """The second half in chunks and token by token, over keys with padding before and empty places behind."""
-    v = values(6, 1, 1, N, 4)
-    expected = matrix(name) @ v
-    pad, empty = 3, 4
-    held = F.pad(v, (0, 0, pad, empty))
-    for first, last in ((0, 9), (9, 14), (14, 15), (15, N)):
-        column = torch.arange(pad + N + empty)
-        query = torch.arange(first, last)[:, None] + pad
-        at = Positions.of_mask(((column >= pad) & (column <= query))[None, None], causal=True)
-        torch.testing.assert_close(attend(made(name), held, at), expected[:, :, first:last], rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
@@ -121,9 +93,9 @@ def test_long_sequences_go_in_blocks(name: str) -> None:
     torched = torch_shape([shape], n)
     assert torched is not None
     q, k, v = (values(i, 1, 2, n, 4).requires_grad_() for i in (20, 21, 22))
-    found = shaped_attention(torched, q, k, v, Positions.of_length(n))
+    found = shaped_attention(torched, q, k, v)
     keep = torch.ones(1, n, dtype=torch.bool)
-    whole = shaped_attention(torched, q, k, v, Positions.of_tokens(keep, causal=True))
+    whole = shaped_attention(torched, q, k, v, Positions.of(keep, causal=True))
     torch.testing.assert_close(found, whole, rtol=1e-11, atol=1e-12)
     g = values(23, 1, 2, n, 4)
     for mine, other in zip(*(torch.autograd.grad(x, (q, k, v), g) for x in (found, whole)), strict=True):
@@ -136,7 +108,7 @@ def test_tables_grow_with_the_sequence(name: str) -> None:
     shape = made(name, 5)
     for n in (4, N, N + 1, 3 * N):
         expected = matrix(name, n) @ v[:, :, :n]
-        found = attend(shape, v[:, :, :n], Positions.of_length(n))
+        found = attend(shape, v[:, :, :n])
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -144,12 +116,11 @@ def test_tables_grow_with_the_sequence(name: str) -> None:
 @every_shape
 def test_scores_and_other_biases_stand_beside_b(name: str, padded: bool) -> None:
     """D softmax(scores + B + bias) V, written out, with the gradient of every input."""
-    causal = SHAPES[name].causal
     q, k, v = (values(i, 2, 3, N, 5).requires_grad_() for i in (8, 9, 10))
     bias = values(11, 1, 3, N, N).requires_grad_()
     keep = torch.ones(2, N, dtype=torch.bool)
     keep[1, 17:] = not padded
-    at = Positions.of_tokens(keep, causal=causal) if padded else Positions.of_length(N)
+    at = Positions.of(keep, causal=SHAPES[name].causal) if padded else None
     found = shaped_attention(made(name), q, k, v, at, added=bias, scale=0.7)[keep[:, None].expand(2, 3, N)]
 
     total = []
@@ -170,12 +141,18 @@ def test_scores_and_other_biases_stand_beside_b(name: str, padded: bool) -> None
 def test_alibi_has_one_slope_per_head() -> None:
     shapes = ALiBi.heads(8)
     shape = torch_shape(shapes, N)
-    assert shape is not None and shape.rescale(Positions.of_length(N), torch.float64) is None
+    assert shape is not None
     v = values(13, 2, 8, N, 4)
     expected = torch.stack([torch.from_numpy(one.matrix(N)) for one in shapes]) @ v
-    torch.testing.assert_close(attend(shape, v, Positions.of_length(N)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(attend(shape, v), expected, rtol=1e-12, atol=1e-12)
     lag = np.subtract.outer(np.arange(N), np.arange(N))
-    bias = shape.bias(Positions.of_length(N), torch.float32)[0]
     for head in range(8):
-        np.testing.assert_allclose(bias[head].numpy()[lag >= 0], -(2.0 ** -(head + 1) * lag)[lag >= 0], rtol=1e-6)
-    assert bool((bias[:, lag < 0] == LOW).all())
+        bias = shape.at(N, None, torch.zeros(1))[0][0, head].numpy()
+        slopes = bias - np.diag(bias)[:, None]
+        np.testing.assert_allclose(slopes[lag >= 0], -(2.0 ** -(head + 1) * lag)[lag >= 0], rtol=1e-5, atol=1e-6)
+
+
+def test_sublayers_of_one_shape_share_their_tables() -> None:
+    a = Architecture(kind="decoder", n_layers=3, d_model=16, n_heads=2, seq_len=8, vocab_size=9, positions="alibi")
+    first, *others = [shape for shape in torch_shapes(scheme("xavier")(a)) if shape is not None]
+    assert len(others) == 2 and all(other is first for other in others)

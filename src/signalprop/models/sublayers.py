@@ -20,7 +20,9 @@ def torch_shapes(parametrization: Parametrization) -> list[TorchShape | None]:
     """How every sublayer's attention is shaped; None where a softmax of the scores does."""
     a = parametrization.architecture
     length = max(a.seq_len, a.target_len or 0)
-    return [torch_shape(shapes, length) for shapes in attention_shapes(parametrization)]
+    shapes = attention_shapes(parametrization)
+    made = {one: torch_shape(one, length) for one in set(shapes)}  # once for sublayers that share it
+    return [made[one] for one in shapes]
 
 
 def make_sublayer(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from signalprop.models.token_positions import Positions
+from signalprop.models.shaping import Positions
 from signalprop.network.architecture import Architecture
 
 
@@ -22,7 +22,8 @@ class Surroundings:
         rotation: cosines and sines of rotary positions, each (tokens, rotated features); None: no rotation.
         memory: the encoder's output, (batch, source tokens, features), that cross-attention reads.
         memory_mask: True at the memory's real tokens, (batch, 1, 1, source tokens); None: all.
-        positions: where the tokens stand; shaped attention reads them, and of `mask` only what is added to scores.
+        positions: where the tokens of padded sequences stand; shaped attention reads them, and of `mask` only what is
+            added to scores.
         first_values: under "V" the values of the stack's first attention, (batch, tokens, features), once it has run.
     """
 

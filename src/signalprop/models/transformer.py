@@ -19,10 +19,9 @@ from signalprop.files.validation import typed
 from signalprop.models.connections import entered, left
 from signalprop.models.ends import Embeddings, Head, RelativeBias, answering
 from signalprop.models.residual import Sublayer, make_norm
-from signalprop.models.shaping import TorchShape
+from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.surroundings import Surroundings, rotation_table
-from signalprop.models.token_positions import Positions
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.parametrization import ROLES, STACKS, Parametrization
 from signalprop.network.residual import through
@@ -97,16 +96,13 @@ def surroundings(
     rotation = None
     if architecture.positions == "rotary":
         rotation = rotation_table(architecture, n, device=stream.device, dtype=stream.dtype)
-    positions = None
-    if shaped:
-        positions = Positions.of_length(n, stream.device) if keep is None else Positions.of_tokens(keep, causal=causal)
     return Surroundings(
         causal=causal,
         mask=mask,
         rotation=rotation,
         memory=memory,
         memory_mask=None if memory_keep is None else memory_keep[:, None, None, :],
-        positions=positions,
+        positions=Positions.of(keep, causal=causal) if shaped and keep is not None else None,
     )
 
 

@@ -95,23 +95,6 @@ class InputStatistics:
             raise InputError("these are statistics of frames, and the decoder reads tokens; give decoder= as well")
         return self.decoder or self
 
-    @typed
-    def with_loss(self, *, fraction: float | None = None, target_correlation: float | None = None) -> InputStatistics:
-        """A copy with another loss.
-
-        Args:
-            fraction: share of positions that carry it, 0 to 1; None: as now.
-            target_correlation: probability that two targets are the same, 0 to 1; None: as now.
-
-        Raises:
-            InputError: a number out of range.
-        """
-        return replace(
-            self,
-            loss_fraction=self.loss_fraction if fraction is None else fraction,
-            target_correlation=self.target_correlation if target_correlation is None else target_correlation,
-        )
-
     def describe(self) -> dict[str, Any]:
         """The scalar statistics, for JSON and tables."""
         out: dict[str, Any] = {

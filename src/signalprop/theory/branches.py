@@ -132,16 +132,6 @@ def backward_maps(
     return maps, to_memory
 
 
-def branch_outputs(p: Parametrization, f: ForwardState) -> tuple[FloatArray, FloatArray]:
-    """Variance and token covariance of what every branch of a table makes of what branches of another one read."""
-    variance, covariance = np.zeros(p.skip.shape), np.zeros(p.skip.shape)
-    for branch, where in _groups(branches_of(p)):
-        second = f.second[..., where]
-        output = branch.forward(where, (second, f.r_read[..., where]), _spread(f.memory, second))
-        variance[..., where], covariance[..., where] = output
-    return variance, covariance
-
-
 def _groups(branches: list[OneNode]) -> list[tuple[OneNode, Rowset]]:
     """Every object once, with its rows."""
     identity = np.fromiter(map(id, branches), np.int64, len(branches))

@@ -10,7 +10,6 @@ from signalprop.errors import InputError
 from signalprop.models.multipliers import is_fixed, times, trainable
 from signalprop.models.shaping import TorchShape, shaped_attention
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
-from signalprop.models.token_positions import Positions
 from signalprop.models.weights import Linear
 from signalprop.network.parametrization import Parametrization, Trainable, fan
 from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, sights
@@ -131,9 +130,10 @@ class Attention(nn.Module):
         mask = around.memory_mask if self.cross else self._windowed(around, q.shape[2], q.device)
         dropout = (a.attention_dropout or 0.0) if self.training else 0.0
         if self.shape is not None:
-            at = around.positions or Positions.of_length(q.shape[2], q.device)
             added = mask if mask is not None and mask.is_floating_point() else None
-            return shaped_attention(self.shape, q, k, v, at, added=added, dropout=dropout, scale=self.score_scale)
+            return shaped_attention(
+                self.shape, q, k, v, around.positions, added=added, dropout=dropout, scale=self.score_scale
+            )
         if self.sink is not None or self.given.score_cap is not None:
             return self._by_hand(q, k, v, mask, causal=around.causal, dropout=dropout)
         return F.scaled_dot_product_attention(
