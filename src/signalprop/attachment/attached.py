@@ -79,7 +79,7 @@ class AttachedRow:
         item: the numbers of the sublayer (skip, multiplier, units, ...), as the mapping has them.
         branch, reads, writes, stream_out, norm, post_norm, query_norm, key_norm: the modules that `SublayerMap` names;
             None where it names none.
-        attention, activation, weights (by role): likewise; one that is not there is an error where it is needed.
+        activation, weights (by role): likewise; one that is not there is an error where it is needed.
         carrier: what a multiplier goes on (see `SublayerMap.carrier`).
         dropout: (owner, attribute) of the probability with which the branch is dropped out. scaling: likewise of the
             factor on scores.
@@ -100,7 +100,6 @@ class AttachedRow:
     post_norm: nn.Module | None
     query_norm: nn.Module | None
     key_norm: nn.Module | None
-    attention: Held | None
     activation: Held | None
     weights: dict[str, Held]
     own_carrier: Any
@@ -315,7 +314,6 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
 def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
     label = describe(table, i)
     modules: dict[str, Any] = {name: _module(model, getattr(item, name), label) for name in _MODULES}
-    modules |= {name: _held_or_none(model, getattr(item, name), label) for name in ("attention", "activation")}
     unknown = set(item.weights) - set(ROLES)
     if unknown:
         raise InputError(f"{label}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}")
@@ -330,6 +328,7 @@ def _row(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attached
         item=item,
         branch=find(model, item.branch, label),
         **modules,
+        activation=_held_or_none(model, item.activation, label),
         weights={role: _held(model, reference, f"{label} {role}", role) for role, reference in item.weights.items()},
         own_carrier=None if item.carrier is None else find_any(model, item.carrier, label),
         dropout=_dropout(model, item, label),

@@ -196,7 +196,6 @@ def _sublayer(
         calls=row.calls,
         dropout=f"{place}.{row.dropout}" if row.dropout else None,
         scaling=f"{place}.{row.scaling}" if row.scaling and _get(layer, row.scaling) is not None else None,
-        attention=f"{place}.{row.attention}" if row.attention else None,
         activation=f"{place}.{row.activation}" if row.activation else None,
     )
 

@@ -60,8 +60,7 @@ class SublayerMap:
         dropout: what drops out the branch between its carrier and the addition: a path of an nn.Dropout or of a float
             attribute. Default: `branch`, where that is an nn.Dropout.
         scaling: path of the float attribute that multiplies query and key's product, where the model has one.
-        attention: the module that is given to transformers' attention interface, for schemes that shape attention.
-        activation: the module that is a feed-forward's activation, for schemes that change it.
+        activation: the module that is a feed-forward's activation.
         norm_scale: fixed factor on the output of `norm`.
         value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; a trainable one as the
             parameter itself.
@@ -91,7 +90,6 @@ class SublayerMap:
     carrier: Module | None = None
     dropout: str | None = None
     scaling: str | None = None
-    attention: Module | None = None
     activation: Module | None = None
     norm_scale: float = 1.0
     stream_out: Module | None = None

@@ -49,7 +49,7 @@ def fields(c: Config) -> Fields:
 
 def _attention(norm: str, place: str) -> SublayerPaths:
     weights = separate(f"{place}.", "q_proj k_proj v_proj", f"{place}.out_proj")
-    return SublayerPaths(norm, place, weights, scaling=f"{place}.scaling", dropout="dropout", attention=place)
+    return SublayerPaths(norm, place, weights, scaling=f"{place}.scaling", dropout="dropout")
 
 
 def stack(name: str, *, final_norm: bool, cross: bool = False) -> StackPaths:

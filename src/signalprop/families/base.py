@@ -27,14 +27,13 @@ SINUSOIDS = 0.5**0.5  # root mean square of sines and cosines
 class SublayerPaths:
     """Where one sublayer's parts are: paths in its layer.
 
-    `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `attention`, `activation`,
+    `norm`, `branch`, `weights`, `post_norm`, `reads`, `call`, `calls`, `dropout`, `scaling`, `activation`,
     `query_norm`, `key_norm`: see `SublayerMap`. A branch ends after the output dropout where that is a module. `fused`
     is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
     one after the other, or by turns: in so many groups of rows (`turns`) that each hold a part of every weight.
     `by_depth`: path of a flag that divides the scores by the layer's
     number. A norm that is nn.Identity counts as none, and so does a `scaling` that the installed transformers does not
-    have; one that is not the whole factor is left out. `reads` of "" is the layer itself. No `attention`: the family
-    computes it in a way that no other function can replace (windows, a bias).
+    have; one that is not the whole factor is left out. `reads` of "" is the layer itself.
     """
 
     norm: str
@@ -50,7 +49,6 @@ class SublayerPaths:
     dropout: str = ""
     reads: str | None = None
     post_norm: str = ""
-    attention: str = ""
     activation: str = ""
     query_norm: str = ""
     key_norm: str = ""

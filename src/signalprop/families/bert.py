@@ -38,7 +38,6 @@ ATTENTION = SublayerPaths(
     branch="attention.output.dropout",
     weights=separate("attention.self.", "query key value", "attention.output.dense"),
     scaling="attention.self.scaling",
-    attention="attention.self",
 )
 FEED_FORWARD = SublayerPaths(
     norm="output.LayerNorm",

@@ -14,5 +14,5 @@ def fields(c: Config) -> Fields:
 FAMILY = cohere.FAMILY.like(
     "cohere2", fields,
     {"sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 10_000.0},
-    paths=llama.paths(replace(llama.ATTENTION, attention=""), replace(llama.FEED_FORWARD, norm="input_layernorm")),
+    paths=llama.paths(llama.ATTENTION, replace(llama.FEED_FORWARD, norm="input_layernorm")),
 )  # fmt: skip

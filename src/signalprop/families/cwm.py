@@ -3,8 +3,6 @@
 Its rotations are stretched for long contexts ("llama3"): an Architecture has the plain ones of the same base.
 """
 
-from dataclasses import replace
-
 from signalprop.families import llama
 from signalprop.families.base import Config, Fields, every, rotary, seeing
 
@@ -21,5 +19,5 @@ FAMILY = llama.FAMILY.like(
         "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5, "sliding_window": 8192,
     },
-    paths=llama.paths(replace(llama.ATTENTION, attention="")),
+    paths=llama.paths(llama.ATTENTION),
 )  # fmt: skip

@@ -55,7 +55,6 @@ ATTENTION = replace(
         "latent_up": "self_attn.kv_b_proj",
         "latent_output": "self_attn.o_proj",
     },
-    attention="",
 )
 _DIRECT = replace(  # queries are no latent's
     ATTENTION,

@@ -3,8 +3,6 @@
 Where layers have a window (three of four, in the large model), the others rotate nothing.
 """
 
-from dataclasses import replace
-
 from signalprop.families import llama, olmo2
 from signalprop.families.base import Config, Fields, every, rotating_in_windows
 
@@ -20,5 +18,5 @@ FAMILY = olmo2.FAMILY.like(
         **llama.FAMILY.defaults, "vocab_size": 102400, "intermediate_size": 16384, "num_key_value_heads": 32,
         "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4,
     },
-    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),
+    paths=llama.paths(olmo2.ATTENTION, olmo2.FEED_FORWARD),
 )  # fmt: skip

@@ -3,8 +3,6 @@
 Layers without a window rotate nothing. The bias that corrects the choice of experts starts at zero, and is read so.
 """
 
-from dataclasses import replace
-
 from signalprop.families import _experts, exaone4, glm4_moe, llama
 from signalprop.families.base import Config, Fields
 
@@ -21,5 +19,5 @@ FAMILY = exaone4.FAMILY.like(
         "first_k_dense_replace": 1, "moe_intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
         "num_shared_experts": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1,
     },
-    paths=_experts.paths(_experts.branch(shared="shared_experts"), replace(llama.ATTENTION, attention="")),
+    paths=_experts.paths(_experts.branch(shared="shared_experts"), llama.ATTENTION),
 )  # fmt: skip

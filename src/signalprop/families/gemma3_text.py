@@ -25,7 +25,6 @@ ATTENTION = replace(
     llama.ATTENTION,
     branch="post_attention_layernorm",
     post_norm="post_attention_layernorm",
-    attention="",  # some layers see only a window
 )
 FEED_FORWARD = replace(
     llama.FEED_FORWARD,

@@ -43,7 +43,6 @@ ATTENTION = SublayerPaths(
     fused="attn.c_attn",
     by_depth="attn.scale_attn_by_inverse_layer_idx",
     scaling="attn.scaling",
-    attention="attn",
 )
 FEED_FORWARD = SublayerPaths(
     norm="ln_2", branch="mlp.dropout", weights={"up": "mlp.c_fc", "down": "mlp.c_proj"}, activation="mlp.act"

@@ -33,7 +33,6 @@ ATTENTION = SublayerPaths(
     weights={"output": "attention.dense"},
     fused="attention.query_key_value",
     scaling="attention.scaling",
-    attention="attention",
 )
 FEED_FORWARD = SublayerPaths(
     norm="post_attention_layernorm",

@@ -41,6 +41,6 @@ FAMILY = llama.FAMILY.like(
         "rms_norm_eps": 1e-5, "attention_bias": True, "sliding_window": 128, "num_local_experts": 128,
         "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     },
-    paths=_experts.paths(EXPERTS, replace(llama.ATTENTION, attention="", scaling="")),
+    paths=_experts.paths(EXPERTS, replace(llama.ATTENTION, scaling="")),
     initialisation=normal(biases={"router": 0.02}),
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """Granite with windows, a sink per head that starts at zero, and a rotary base per layer, 0 for no rotations."""
 
-from dataclasses import replace
-
 from signalprop.families import granite, llama
 from signalprop.families.base import Config, Fields, every, rotary, seeing
 
@@ -21,5 +19,5 @@ FAMILY = granite.FAMILY.like(
         "num_attention_heads": 20, "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True, "sliding_window": 128,
     },
-    paths=llama.paths(replace(llama.ATTENTION, attention="")),
+    paths=llama.paths(llama.ATTENTION),
 )  # fmt: skip

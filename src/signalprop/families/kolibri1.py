@@ -29,6 +29,6 @@ FAMILY = qwen3_moe.FAMILY.like(
     },
     paths=_experts.paths(
         _experts.branch(shared="shared_experts", branch=_AFTER, post_norm=_AFTER),
-        replace(llama.ATTENTION, branch=_BRANCH, post_norm=_BRANCH, attention=""),
+        replace(llama.ATTENTION, branch=_BRANCH, post_norm=_BRANCH),
     ),
 )  # fmt: skip

@@ -42,7 +42,6 @@ ATTENTION = SublayerPaths(
     branch="self_attn",
     weights=separate("self_attn.", "q_proj k_proj v_proj", "self_attn.o_proj"),
     scaling="self_attn.scaling",
-    attention="self_attn",
     query_norm="self_attn.q_norm",
     key_norm="self_attn.k_norm",
 )

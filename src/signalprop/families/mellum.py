@@ -1,7 +1,5 @@
 """Mellum 2: Qwen3-MoE, with windows in some layers, each kind of which has a rotary base of its own."""
 
-from dataclasses import replace
-
 from signalprop.families import _experts, llama, qwen2_moe, qwen3_moe
 from signalprop.families.base import Config, Fields, rotary_base_of, seeing
 
@@ -22,5 +20,5 @@ FAMILY = qwen3_moe.FAMILY.like(
         "max_position_embeddings": 131072, "sliding_window": 1024, "num_experts": 64, "moe_intermediate_size": 896,
         "norm_topk_prob": True, "layer_types": None,
     },
-    paths=_experts.paths(_experts.branch(), replace(llama.ATTENTION, attention="")),
+    paths=_experts.paths(_experts.branch(), llama.ATTENTION),
 )  # fmt: skip

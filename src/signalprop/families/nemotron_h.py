@@ -74,13 +74,11 @@ _ATTENTION = SublayerPaths(
     branch="mixer",
     weights=separate("mixer.", "q_proj k_proj v_proj", "mixer.o_proj"),
     scaling="mixer.scaling",
-    attention="mixer",
 )
 _FEED_FORWARD = replace(
     _ATTENTION,
     weights={"up": "mixer.up_proj", "down": "mixer.down_proj"},
     scaling="",
-    attention="",
     activation="mixer.act_fn",
 )
 _EXPERTS = replace(

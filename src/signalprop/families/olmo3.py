@@ -1,7 +1,5 @@
 """OLMo 3: OLMo 2, with a window on three layers of four."""
 
-from dataclasses import replace
-
 from signalprop.families import llama, olmo2
 from signalprop.families.base import Config, Fields, every, rotary_base_of, seeing
 
@@ -15,5 +13,5 @@ def fields(c: Config) -> Fields:
 FAMILY = olmo2.FAMILY.like(
     "olmo3", fields,
     {"sliding_window": 4096},
-    paths=llama.paths(replace(olmo2.ATTENTION, attention=""), olmo2.FEED_FORWARD),
+    paths=llama.paths(olmo2.ATTENTION, olmo2.FEED_FORWARD),
 )  # fmt: skip

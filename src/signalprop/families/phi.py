@@ -35,7 +35,6 @@ ATTENTION = SublayerPaths(
     weights=separate("self_attn.", "q_proj k_proj v_proj", "self_attn.dense"),
     calls=2,
     scaling="self_attn.scaling",
-    attention="self_attn",
 )
 FEED_FORWARD = SublayerPaths(
     norm="input_layernorm",

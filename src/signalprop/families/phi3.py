@@ -18,7 +18,6 @@ ATTENTION = replace(
     branch="resid_attn_dropout",
     weights={"output": "self_attn.o_proj"},
     fused="self_attn.qkv_proj",
-    attention="",
 )
 FEED_FORWARD = replace(glm.FEED_FORWARD, branch="resid_mlp_dropout")
 FAMILY = llama.FAMILY.like(

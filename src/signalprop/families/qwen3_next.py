@@ -47,7 +47,6 @@ ATTENTION = replace(
     weights={role: path for role, path in llama.ATTENTION.weights.items() if role != "query"},
     blocks={"self_attn.q_proj": ("query", "attention_gate")},
     turns={"self_attn.q_proj": lambda a: a.n_heads},
-    attention="",
 )
 _QKVZ, _BA = "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"
 DELTA = replace(
@@ -56,7 +55,7 @@ DELTA = replace(
     weights={"delta_filter": "linear_attn.conv1d", "delta_out": "linear_attn.out_proj"},
     blocks={_QKVZ: ("delta_query", "delta_key", "delta_value", "delta_gate"), _BA: ("delta_write", "delta_decay")},
     turns={_QKVZ: _groups, _BA: _groups},
-    attention="", scaling="", query_norm="", key_norm="",
+    scaling="", query_norm="", key_norm="",
 )  # fmt: skip
 FAMILY = llama.FAMILY.like(
     "qwen3_next", fields,

@@ -7,7 +7,7 @@ from signalprop.families import gemma2, llama
 FAMILY = gemma2.FAMILY.like(
     "vaultgemma", lambda c: gemma2.fields(c) | {"norm_placement": "pre"},
     paths=llama.paths(
-        replace(llama.ATTENTION, attention=""),
+        llama.ATTENTION,
         replace(llama.FEED_FORWARD, norm="pre_feedforward_layernorm"),
         gain_offset=1.0,
     ),

@@ -40,7 +40,6 @@ NOW = StackPaths(
             weights=separate("attention.", "q_proj k_proj v_proj", "attention.o_proj"),
             calls=2,
             scaling="attention.scaling",
-            attention="attention",
         ),
         SublayerPaths(
             norm="layernorm_after",
@@ -61,7 +60,6 @@ BEFORE = StackPaths(
             branch="attention.output.dropout",
             weights=separate("attention.attention.", "query key value", "attention.output.dense"),
             scaling="attention.attention.scaling",
-            attention="attention.attention",
         ),
         replace(bert.FEED_FORWARD, norm="layernorm_after"),
     ),

@@ -207,7 +207,7 @@ def _named(row: AttachedRow) -> list[nn.Parameter]:
 
 
 def _around(row: AttachedRow) -> list[nn.Parameter]:
-    parts = (row.branch, row.norm, row.post_norm, row.query_norm, row.key_norm, row.own_carrier, row.attention)
+    parts = (row.branch, row.norm, row.post_norm, row.query_norm, row.key_norm, row.own_carrier)
     return [p for part in parts for p in _parameters(part)]
 
 
