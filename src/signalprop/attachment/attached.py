@@ -106,14 +106,13 @@ class AttachedRow:
     dropout: tuple[nn.Module, str] | None
     scaling: tuple[nn.Module, str] | None
 
-    def carrier(self, placement: str | None = None) -> Any:
-        """What a multiplier goes on where the norm is placed like that; default: as the model has it."""
-        placement = self.placement if placement is None else placement
+    def carrier(self) -> Any:
+        """What a multiplier goes on."""
         if self.own_carrier is not None:
             return self.own_carrier
-        if placement == "sandwich" and self.post_norm is not None:
+        if self.placement == "sandwich" and self.post_norm is not None:
             return self.post_norm
-        if placement == "res-post":
+        if self.placement == "res-post":
             return self.norm
         if self.kind.has_copies:  # no one map ends it
             return self.branch

@@ -110,7 +110,7 @@ class Attention(NamedTuple):
     Attributes:
         xp: the functions to compute with. r_query, r_key: token correlations of what queries, and keys and values, are
             made of, mean included: (covariance + mean²)/second moment. r_g: of the gradient at the heads' output.
-        s0: raw score variance, `score_variance(...)`; 0 to 1e6.
+        s0: raw score variance; 0 to 1e6.
         query_bias: the share of a query's mean square that its bias contributes.
     """
 

@@ -1,42 +1,8 @@
-"""What goes into attention: the variance of a score, and what rotations leave of it."""
+"""What rotations leave of attention scores."""
 
 from __future__ import annotations
 
 import numpy as np
-
-from signalprop.network.moments import Array
-
-
-def score_variance(
-    d: Array,
-    query_variance: Array,
-    key_variance: Array,
-    d_head: Array,
-    *,
-    scale: Array | None = None,
-    query_second_moment: Array = 1.0,
-    key_second_moment: Array = 1.0,
-    query_bias_variance: Array = 0.0,
-    qk_norm: tuple[Array, Array] | None = None,
-) -> Array:
-    """s0, the variance of one raw attention score.
-
-    Args:
-        d: width of the attention input (of both streams, in cross-attention).
-        query_variance, key_variance: variance of an entry of W_Q and of W_K.
-        d_head: width of one head.
-        scale: what scores are multiplied with; 1/√d_head unless given.
-        query_second_moment, key_second_moment: of the attention input (1 after a norm without gain).
-        query_bias_variance: mean square of the query bias. A key bias adds the same number to every score of a row and
-            drops out.
-        qk_norm: the mean squares of the gains (γ_q², γ_k²) of an RMSNorm on every query and key head; the weights
-            then do not matter.
-    """
-    per_feature = 1.0 if scale is None else scale * scale * d_head
-    if qk_norm is not None:
-        return qk_norm[0] * qk_norm[1] * per_feature
-    query = d * query_variance * query_second_moment + query_bias_variance
-    return query * d * key_variance * key_second_moment * per_feature
 
 
 def rotary_coherence(
