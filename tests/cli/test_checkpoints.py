@@ -43,7 +43,7 @@ def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path)
     result = result_of(command, "apply", str(llama), "--scheme", "deepscalelm", "--option", "k=1.5", "--out", str(out),
                        "--seed", "7")  # fmt: skip
     assert (result["schema"], result["scheme"], result["weights"]) == ("signalprop/apply/1", "deepscalelm", "drawn")
-    assert len(result["multiplied"]) >= 8 and result["added"] == [] and result["fold_error"] is None
+    assert len(result["multiplied"]) >= 8 and result["added"] == []
     expected = LlamaForCausalLM(LlamaConfig(**LLAMA))
     sp.apply(expected, "deepscalelm", k=1.5, seed=7)
     assert torch.equal(outputs(sp.load(out)), outputs(expected))
@@ -168,7 +168,7 @@ def test_a_network_that_was_built_goes_through_the_commands(kind: Any, command: 
     assert kept["sublayers"] == fresh["sublayers"]
     other = result_of(command, "measure", str(source), "--seed", "4", "--random-init")
     assert kept["sublayers"] != other["sublayers"]
-    for verb, *more in (("fit", "--format", "fp16"), ("apply", "--scheme", "xavier")):
+    for verb, *more in (("fit",), ("apply", "--scheme", "xavier")):
         status, _, err = command(verb, str(source), *more, "--out", str(tmp_path / verb))
         assert (status, err.count("\n")) == (2, 1) and "this Transformer was built by signalprop" in err
         assert not (tmp_path / verb).exists()

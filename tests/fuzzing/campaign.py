@@ -205,7 +205,7 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
     }
     if option in known:
         return known[option]()
-    if option in ("--seeds", "--repeats", "--steps", "--jobs"):
+    if option in ("--seeds", "--steps", "--jobs"):
         return r.choice(COUNTS)
     if option in ("--json", "--plot", "--out", "--report"):
         return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))

@@ -104,7 +104,7 @@ def test_commands_on_files_say_what_they_take(tmp_path: Path, monkeypatch: pytes
     out = ("--out", tmp_path / "new")
     for arguments in (
         ("check", tmp_path, "--scheme", "lns"), ("apply", tmp_path, "--scheme", "lns", *out), ("fold", tmp_path, *out),
-        ("fit", tmp_path, "--format", "fp16", *out), ("anatomy", tmp_path), ("measure", tmp_path),
+        ("fit", tmp_path, *out), ("anatomy", tmp_path), ("measure", tmp_path),
         ("compare", tmp_path), ("diagnose", tmp_path, "--no-report"), ("report", tmp_path / "a.json", *out),
     ):  # fmt: skip
         said.clear()

@@ -81,7 +81,6 @@ def test_what_it_can_see_is_said_before_anything_runs(tmp_path: Path, command: C
 
 def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     path = written(tmp_path, TINY)
-    assert "name a sweep" in refused("sweep")
     assert "unknown sweep 'nothing-like-this'" in refused("sweep", "nothing-like-this")
     assert "there are no runs" in refused("sweep", path, "--table-only", "--out", tmp_path / "empty")
     assert "another directory" in refused("sweep", path, "--out", path)
