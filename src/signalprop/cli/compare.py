@@ -32,6 +32,7 @@ def compare(
     option: opt.SchemeOption = None,
     text: opt.TextOrSound = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
+    no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
     batch_size: opt.BatchSize = 2,
     seed: opt.Seed = 0,
@@ -103,7 +104,7 @@ def compare(
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found] or None, inputs=arguments, seeds=seeds, seed=seed,
-            fidelity=chosen, device=place, progress=step,
+            fidelity=chosen, backward=not no_gradient, device=place, progress=step,
         )  # fmt: skip
 
     def show() -> None:

@@ -36,7 +36,7 @@ def measure(
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
     text: opt.TextOrSound = None,
-    no_gradient: Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")] = False,
+    no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
     batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,

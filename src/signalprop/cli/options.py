@@ -113,6 +113,7 @@ Inputs = Annotated[
     ),
 ]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
+NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 Changes = dict[str, Any]  # fields of an architecture, by name
