@@ -69,6 +69,18 @@ def test_what_is_public_is_documented_and_what_is_documented_is_public(module: s
     assert missing == []
 
 
+def test_every_public_name_has_an_example_that_is_run() -> None:
+    """In a Python block of a page, of the README or of CONTRIBUTING; the tests of those pages run them.
+
+    Lightning is not installed for the tests: its callback has its example in the docstring, and tests of its own.
+    """
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    examples = "".join(block for page in pages for block in PYTHON.findall(page.read_text(encoding="utf-8")))
+    assert [entry.name for entry in ENTRIES if not re.search(rf"\b{entry.name}\b", examples)] == [
+        "LightningSignalCallback"
+    ]
+
+
 def members_of(entry: Documented) -> Iterator[tuple[str, Any]]:
     """Functions of an entry: itself, or the methods and properties that the page shows."""
     item = entry.item

@@ -35,7 +35,7 @@ NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?")
 
 # Pages that take more than five seconds of a core, or start processes: `make test-slow` runs them.
 SLOW = {"README.md"} | {
-    f"docs/{name}.md" for name in ("applying", "cli", "diagnosing", "tour", "training", "will-it-train")
+    f"docs/{name}.md" for name in ("api", "applying", "cli", "diagnosing", "tour", "training", "will-it-train")
 }
 # Pages that have to work in an empty directory; the others find what docs/index.md tells to make.
 FROM_NOTHING = {"docs/index.md", "docs/tour.md"}
