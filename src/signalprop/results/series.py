@@ -68,7 +68,11 @@ class Series:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
     def awaiting(self, banded: Callable[[], Series]) -> Series:
-        """The series with the bands of another one, which is called for when they are first read."""
+        """The series with the bands of another one.
+
+        Args:
+            banded: makes that other one, when its bands are first read.
+        """
         out = object.__new__(Series)
         out.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _BANDS}, _banded=banded)
         return out
