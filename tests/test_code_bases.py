@@ -17,6 +17,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.(is_gradient_checkpointing|past
 WORKS = [
     ("nanochat, plain", "check"),  # norms that are functions: of the stream, of the embedding, of queries and keys
     ("nanochat, plain", "anatomy"),
+    ("nanochat, x0 lambdas .1", "check"),
+    ("modded-nanogpt, with nn.Identity", "predict"),
+    ("U-Net skips with scalars", "apply"),
     ("Megatron-core", "measure"),  # (output, bias), tokens first
     ("attentions and feed-forwards in two lists", "check"),
     ("one block in a loop (ALBERT)", "Probe"),
@@ -33,7 +36,7 @@ WORKS = [
 ]
 REFUSED = [
     ("hyper-connections", "predict", "blocks.1: what enters comes from what left blocks.0 by more than sums"),
-    ("x0 with scalars", "apply", "blocks.1: what enters is 1 x what left blocks.0"),
+    ("U-ViT", "predict", "neither"),
     ("one block in a loop (ALBERT)", "predict", "serves several layers"),
     ("prefix tuning (PEFT)", "predict", "only the stream is known: base_model.transformer.h.0 attention"),
     ("decision transformer", "diagnose", "does not begin with a sum of tables"),

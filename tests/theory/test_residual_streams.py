@@ -42,8 +42,8 @@ def test_streams_that_nothing_tells_apart_are_one(streams: dict[str, Any], fidel
     "streams",
     [pytest.param({"gate_scale": 2.0}, marks=pytest.mark.slow), {"gate_scale": 2.0, "mix_bias": 3.0},
      {"mixing": "independent", "gate_scale": 2.0}, {"mixing": "hyper"},
-     {"mixing": "input", "keep": 0.9, "add": 0.4}, {"mixing": "siamese"}],
-    ids=["mhc", "mhc near the identity", "independent", "hyper", "input", "siamese"],
+     {"mixing": "siamese"}],
+    ids=["mhc", "mhc near the identity", "independent", "hyper", "siamese"],
 )  # fmt: skip
 def test_against_random_networks(streams: dict[str, Any]) -> None:
     table = sp.scheme("xavier")(network(streams, d_model=256))
@@ -63,29 +63,20 @@ def test_against_random_networks(streams: dict[str, Any]) -> None:
     assert averaged is not None and np.abs(alike(averaged) - alike(mine)).max() < 0.01
 
 
-def test_skips_from_the_input_by_hand() -> None:
-    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
-        branch=0
-    )
-    forward = sp.predict(table, INPUTS, fidelity="moments", backward=False).forward["stream_out"]
-    carried = np.array([1.5, 1.5, 2.75, 2.75, 1.375, 1.375])  # of the input; the mean is with the input itself
-    assert forward.variance == pytest.approx((carried**2 + 1) / 2, rel=1e-9)
-
-
 @pytest.mark.parametrize("fidelity", ["moments", "kernel"])
 def test_what_streams_share_by_hand(fidelity: Any) -> None:
-    table = sp.scheme("xavier")(network({"mixing": "input", "keep": 0.5, "add": (1.0, 2.0, 0.0)})).with_columns(
-        branch=0
+    table = sp.scheme("xavier")(network({"mixing": "siamese"}, norm_eps=0.0)).with_columns(
+        branch=0, skip=[2.0, 1, 1, 1, 1, 1]
     )
     profile = sp.predict(table, INPUTS, fidelity=fidelity)
     found = profile.stream_covariance
     assert found is not None
-    for row, size in zip(found, [1.5, 1.5, 2.75, 2.75, 1.375, 1.375], strict=True):  # of the input in the first
+    for row, size in zip(found, [1.0, 0.5, 0.5, 0.5, 0.5, 0.5], strict=True):  # x over y: x is normed at every sublayer
         mean = (size**2 + 1) / 2
         assert row == pytest.approx(np.array([[size**2, size], [size, 1.0]]) / mean, rel=1e-9)
     assert alike(found) == pytest.approx(np.ones(6), rel=1e-9)
     assert sp.Profile.from_json(profile.to_json()) == profile
-    assert "streams corr" in profile_table(profile) and "0.69-1.31" in profile_table(profile)
+    assert "streams corr" in profile_table(profile) and "0.40-1.60" in profile_table(profile)
     assert profile.to_dataframe()["stream_out_between_streams"].to_numpy() == pytest.approx(np.ones(6), rel=1e-9)
     panel = profile.plot().subfigs[0].axes[-1]
     assert panel.get_title() == "Correlation between streams"
@@ -136,7 +127,7 @@ def test_gates_are_those_of_deepseek() -> None:
     torch.testing.assert_close((read.unsqueeze(-1) * stream).sum(-2), collapsed)
 
 
-@pytest.mark.parametrize("streams", [4, {"mixing": "independent"}, {"mixing": "hyper"}, {"mixing": "input"}])
+@pytest.mark.parametrize("streams", [4, {"mixing": "independent"}, {"mixing": "hyper"}, {"mixing": "hyper", "n": 2}])
 def test_built_measured_and_counted(streams: Any) -> None:
     table = sp.scheme("xavier")(network(streams))
     assert sp.Parametrization.from_json(table.to_json()) == table
@@ -159,8 +150,6 @@ def test_built_measured_and_counted(streams: Any) -> None:
         ({"streams": 4, "norm_placement": "post"}, "norms before them"),
         ({"streams": 4, "norm_placement": "none"}, "'pre' or 'sandwich'"),
         ({"streams": {"mixing": "siamese"}, "tied_embeddings": True}, "not tied_embeddings"),
-        ({"streams": {"mixing": "input", "n": 3}}, "2, the stream and the model's input; got 3"),
-        ({"streams": {"mixing": "input", "add": (0.1,)}}, "names 1 layers, the model has 3"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], message: str) -> None:

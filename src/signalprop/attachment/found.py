@@ -15,6 +15,7 @@ from signalprop.attachment.arguments import BatchArguments, batch_arguments
 from signalprop.attachment.mapping import Mapping, Number, SublayerMap, number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
+from signalprop.network.layer_inputs import INPUT
 from signalprop.streams.arguments import text_config
 from signalprop.streams.found import Anatomy, anatomy_of
 from signalprop.streams.parts import Layer, Placement, Seen, Stack
@@ -140,6 +141,25 @@ def changed_between(stacks: list[Stack]) -> str:
             if after.rewired or (after.between and not carried):
                 return f"{after.path}: {after.between}"
     return ""
+
+
+def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
+    """What enters every layer of the only stack, where those are sums of streams that were there; None: they are not.
+
+    As `Architecture.layer_inputs` has it. A norm on the sums before would stand between.
+    """
+    layers = stacks[0].layers
+    told = all(layer.sources or not layer.between for layer in layers)
+    if len(stacks) > 1 or not told or any(branch.placement == "post" for branch in stacks[0].branches):
+        return None
+    rows = []
+    for k, layer in enumerate(layers):
+        others = layer.sources.keys() - layer.reads
+        if others - {0}:
+            return None
+        row = layer.sources or {k: 1.0}
+        rows.append({INPUT if source in others else source: factor for source, factor in row.items()})
+    return tuple(rows)
 
 
 def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import batch_arguments
-from signalprop.attachment.found import changed_between, mapping_of_anatomy, taken, which
+from signalprop.attachment.found import changed_between, layer_inputs, mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
@@ -183,7 +183,7 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
     for layer in (layer for stack in stacks for layer in stack.layers):
         if len({branch.placement for branch in layer.branches}) > 1:
             raise unknown_weights(model, f"{layer.path}: the norms of its branches stand at different places")
-    if between := changed_between(list(stacks)):
+    if (between := changed_between(list(stacks))) and layer_inputs(list(stacks)) is None:
         raise unknown_weights(model, f"{between}; measure it, or watch it in training")
     unknown = next((norm.path for norm in found.norms if norm.kind == "unknown"), None)
     if unknown is not None:
@@ -266,6 +266,8 @@ def _fields(
         own_settings = [_experts(one, width(one, "shared_up") if "shared_up" in one.weights else 0) for one in routed]
         only("experts", [str(one) for one in own_settings], "")
         fields["settings"]["experts"] = own_settings[0]
+    if changed_between(list(stacks)):
+        fields["layer_inputs"] = layer_inputs(list(stacks))
     if any(layer.branches[-1].parallel for stack in stacks for layer in stack.layers):
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:

@@ -34,6 +34,6 @@ def check_covered(parametrization: Parametrization) -> None:
     """
     if parametrization.architecture.kind == "encoder-decoder":
         raise InputError("an encoder-decoder has two token kernels; take an encoder or a decoder, or predict it")
-    if parametrization.architecture.streams is not None:
+    if parametrization.architecture.several_streams:
         raise InputError("several residual streams have a token kernel for each pair; predict them with predict")
     check_fits_of(parametrization)

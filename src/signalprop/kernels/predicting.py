@@ -300,7 +300,7 @@ class _Ahead:
         self.columns.put("branch", i, branch)
         self.columns.put("stream_out", i, stream_out)
         streams: Any = stream_out
-        if isinstance(streams, Kernels):
+        if isinstance(streams, Kernels) and self.stack.a.streams is not None:
             self.columns.between.append(streams.between(self.columns.keep))
         self.columns.add_overlap(i, layer_in, branch)
         if i in self.stack.sum_divisors:
@@ -344,8 +344,9 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, r
             stack.cache_attention(len(gradient.kernel) <= _KEPT_LENGTH)
             stack.run(ahead.checkpoints[first], range(first, end), back.keep)
             stack.cache_attention(False)
+        rows, between = range(first, end), back.entering_back if stack.a.layer_inputs else None
         gradient = back_through(
-            range(first, end), stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen
+            rows, stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen, between
         )
         memory += back.memory
     return memory

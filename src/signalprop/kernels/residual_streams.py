@@ -16,7 +16,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
 from signalprop.theory.log_arithmetic import inverse_roots
-from signalprop.theory.residual_streams import Connections, Gated, Several, connections_of
+from signalprop.theory.residual_streams import Connections, Earlier, Gated, Several, connections_of
 
 Keep = NDArray[np.bool_] | Grid | None
 
@@ -96,8 +96,11 @@ class StackOfStreams(Stack):
         return super().read_normed(i, self._of(i, stream))
 
     def skipped(self, i: int, stream: Any) -> Any:
-        mixed = Several(self.connections.mixed(i, stream.parts, self.rho), stream.log_scale)
-        return Kernels.of(mixed.times(float(self.p.skip[i]) ** 2), self.connections)
+        mixed = self.connections.mixed(i, stream.parts, self.rho)
+        return Kernels.of(Several(mixed, stream.log_scale), self.connections)
+
+    def entering(self, i: int, stream: Any) -> Any:
+        return Kernels.of(Several(self.connections.entering(i, stream.parts), stream.log_scale), self.connections)
 
     def plus(self, i: int, skipped: Any, output: State) -> Any:
         added = output.times(float(self.p.branch[i]) ** 2)
@@ -138,15 +141,18 @@ class BackOfStreams(Back):
             size = root * root[:, None]
             branch = added.kernel * exp_of(added.log_scale - streams.log_scale) * size
             in_units = at_read.kernel * exp_of(at_read.log_scale - at_sum.log_scale)
-            gates = connections.through_gates(
-                at_sum.parts, streams.parts * size, branch, in_units, rho, float(self.p.skip[i]) ** 2
-            )
+            gates = connections.through_gates(i, at_sum.parts, streams.parts * size, branch, in_units, rho)
             out = out.plus(gates, at_sum.log_scale)
         return Kernels.of(out, connections)
 
     def skipped_back(self, i: int, at_sum: Any) -> Any:
         parts = self.connections.mixed_back(i, at_sum.parts, self._read(i).rho())
-        return Kernels.of(Several(parts, at_sum.log_scale).times(float(self.p.skip[i]) ** 2), self.connections)
+        return Kernels.of(Several(parts, at_sum.log_scale), self.connections)
+
+    def entering_back(self, i: int, gradient: Any) -> tuple[Any, Any]:
+        parts = self.connections.entering_back(i, gradient.parts)
+        before = Kernels.of(Several(parts, gradient.log_scale), self.connections)
+        return gradient if isinstance(self.connections, Earlier) and i in self.connections.sums else before, before
 
     def together(self, one: Any, other: Any) -> Any:
         return Kernels.of(one.plus(other.parts, other.log_scale), self.connections)
@@ -154,7 +160,7 @@ class BackOfStreams(Back):
 
 def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
     """The steps of a table on kernels: of one stream, or of several."""
-    return Stack(p, grid=grid) if p.architecture.streams is None else StackOfStreams(p, grid=grid)
+    return StackOfStreams(p, grid=grid) if p.architecture.several_streams else Stack(p, grid=grid)
 
 
 def back_of(stack: Stack, across: State, norm_streams: Callable[[int, State, State], None]) -> Back:

@@ -182,7 +182,12 @@ class Stack:
 
         `record` is called with (index, stream read, branch before its multiplier, stream after it).
         """
-        return through(rows, [self.parallel[i] for i in rows], self.sublayer, start, record)
+        between = self.entering if self.a.layer_inputs else None
+        return through(rows, [self.parallel[i] for i in rows], self.sublayer, start, record, between)
+
+    def entering(self, i: int, stream: State) -> State:
+        """What sublayer i reads, of the stream after the one before it."""
+        return stream
 
     def sublayer(self, i: int, stream: State, onto: State | None) -> tuple[State, State]:
         """One sublayer: (branch before its multiplier, stream after it)."""
@@ -330,6 +335,10 @@ class Back:
         if self.overlap is not None:
             self.overlap(i, at_sum, share)
         return share
+
+    def entering_back(self, i: int, gradient: State) -> tuple[State, State]:
+        """As `residual.back_through` asks for it."""
+        return gradient, gradient
 
     def skipped_back(self, i: int, at_sum: State) -> State:
         """Times the skip's multiplier."""

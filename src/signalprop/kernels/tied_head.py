@@ -94,7 +94,7 @@ def follows(p: Parametrization, inputs: InputStatistics) -> bool:
     length = a.target_len if a.kind == "encoder-decoder" and a.target_len else a.seq_len
     ids = all(x is not None and x.shape[1] == length for x in (inputs.tokens, inputs.targets))
     head = a.has_tied_head and a.has_final_norm and not a.head_transform
-    skips = a.streams is None and bool((p.skip == 1).all()) and not p.parallel.any()
+    skips = not a.several_streams and bool((p.skip == 1).all()) and not p.parallel.any()
     plain = set(a.placements) == {"pre"} and p.shaping.kind == "none" and not drawn_rows(p).any()
     return bool(ids and head and skips and plain and {kind.name for kind in kinds_in(p)} <= _KINDS)
 

@@ -5,6 +5,8 @@ So whatever hooks a stream sees all of them, and its moments are means over stre
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from signalprop.models.residual import Sublayer
 from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import draw
 from signalprop.network.architecture import Architecture
+from signalprop.network.layer_inputs import INPUT, changed
 from signalprop.network.layout import layer_starts
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import step
@@ -64,6 +67,41 @@ def _head(streams: Streams, like: Tensor) -> Tensor:
     return torch.tensor(streams.head(), dtype=like.dtype, device=like.device)[:, None]
 
 
+class LayerInputs(nn.Module):
+    """Sums of earlier streams that enter layers (`Architecture.layer_inputs`).
+
+    Attributes:
+        factors: of every layer that reads more than what left the one before, trainable, in the order of its sources.
+    """
+
+    def __init__(self, p: Parametrization, dtype: torch.dtype) -> None:
+        super().__init__()
+        assert p.architecture.layer_inputs is not None
+        self.inputs = changed(p.architecture.layer_inputs)
+        self.layers = {start: layer for layer, start in enumerate(layer_starts(p).tolist())}
+        self.factors = nn.ParameterDict(
+            {str(layer): torch.tensor(list(row.values()), dtype=dtype) for layer, row in self.inputs.items()}
+        )
+
+    def passage(self, stream: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
+        """For one pass, of the model's input: what enters the first layer, and what a sublayer reads, of (its row,
+        what left the one before)."""
+        first = stream.clone() if any(INPUT in row for row in self.inputs.values()) else stream
+        stored = {INPUT: stream, 0: first}
+
+        def enter(row: int, stream: Tensor) -> Tensor:
+            layer = self.layers.get(row)
+            if layer is None:
+                return stream
+            stored[layer] = stream
+            if layer not in self.inputs:
+                return stream
+            factors = self.factors[str(layer)]
+            return torch.stack([f * stored[s] for f, s in zip(factors, self.inputs[layer], strict=True)]).sum(0)
+
+        return first, enter
+
+
 class Fixed(nn.Module):
     """Connections of given numbers, all trainable.
 
@@ -74,8 +112,7 @@ class Fixed(nn.Module):
     def __init__(self, p: Parametrization, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         assert p.architecture.streams is not None
-        first = index in layer_starts(p)
-        made = p.architecture.streams.fixed(index, int(p.layer[index]), first=first)
+        made = p.architecture.streams.fixed(index, int(p.layer[index]))
         self.read, self.write, self.mix = (nn.Parameter(torch.tensor(x, dtype=dtype)) for x in made)
 
     def forward(self, stream: Tensor) -> Weights:
@@ -100,7 +137,7 @@ class Norms(nn.Module):
     def __init__(self, p: Parametrization, index: int, dtype: torch.dtype) -> None:
         super().__init__()
         assert p.architecture.streams is not None
-        made = p.architecture.streams.fixed(index, int(p.layer[index]), first=False)
+        made = p.architecture.streams.fixed(index, int(p.layer[index]))
         self.epsilon = p.architecture.norm_eps
         self.register_buffer("write", torch.tensor(made[1], dtype=dtype), persistent=False)
 

@@ -25,6 +25,7 @@ from signalprop.models.surroundings import Surroundings
 from signalprop.models.transformer import make_final_norm
 from signalprop.models.weights import tensor_seed
 from signalprop.network.kinds import kind_of
+from signalprop.network.layer_inputs import INPUT
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through, through
 
@@ -153,6 +154,7 @@ class Passage:
         runs: the rows cut into stretches of whole layers; the backward pass holds the stream inputs of one at a time.
         reads: what sublayers read, where it is kept: all rows, or the first of every run.
         to_first: what later attentions have sent back to the values of the first, where they add these.
+        stored: streams that later layers read again, by their number; sent_back: what those have sent back.
     """
 
     network: Network
@@ -161,6 +163,8 @@ class Passage:
     runs: list[list[int]]
     reads: dict[int, Tensor] = field(default_factory=dict)
     to_first: Scaled | None = None
+    stored: dict[int, Tensor] = field(default_factory=dict)
+    sent_back: dict[int, Scaled] = field(default_factory=dict)
 
     @staticmethod
     def of(network: Network, rows: list[int], around: Surroundings, stream: Tensor) -> Passage:
@@ -176,6 +180,7 @@ class Passage:
 
     def forward(self, stream: Tensor, see: See, *, keep: bool) -> Tensor:
         """Send the stream through the stack; `keep` what the backward pass needs."""
+        self.stored |= {INPUT: stream, 0: stream}
         stored = set(self.rows) if len(self.runs) == 1 else {run[0] for run in self.runs}
         return self._through(self.rows, stream, see, stored if keep else set())
 
@@ -200,8 +205,36 @@ class Passage:
         for run in reversed(self.runs):
             if len(self.runs) > 1:
                 self._through(run, self.reads[run[0]], lambda *_: None, set(run))
-            gradient = back_through(run, parallel, one, Scaled.plus, Scaled.normalised, gradient, seen)
+            gradient = back_through(
+                run, parallel, one, Scaled.plus, Scaled.normalised, gradient, seen, self._entering_back
+            )
         return gradient, memory
+
+    def _layer_input(self, row: int) -> tuple[int, Mapping[int, float]] | None:
+        """The layer that begins with a row, and what enters it by sources; None where that is what left the last."""
+        p = self.network.parametrization
+        inputs, layer = p.architecture.layer_inputs, int(p.layer[row])
+        begins = row == self.rows[0] or p.layer[row - 1] != layer
+        return (layer, inputs[layer]) if begins and inputs is not None else None
+
+    def _entering(self, row: int, stream: Tensor) -> Tensor:
+        found = self._layer_input(row)
+        if found is None:
+            return stream
+        layer, sources = found
+        self.stored[layer] = stream
+        return torch.stack([factor * self.stored[source] for source, factor in sources.items()]).sum(0)
+
+    def _entering_back(self, row: int, gradient: Scaled) -> tuple[Scaled, Scaled]:
+        found = self._layer_input(row)
+        if found is None:
+            return gradient, gradient
+        layer, sources = found
+        for source, factor in sources.items():
+            part = Scaled(factor * gradient.tensor, gradient.exponent)
+            self.sent_back[source] = part.plus(self.sent_back.get(source))
+        before = self.sent_back.pop(layer, Scaled(torch.zeros_like(gradient.tensor))).normalised()
+        return before if sources == {layer: 1.0} else gradient, before
 
     def _through(self, rows: Sequence[int], stream: Tensor, see: See, stored: set[int]) -> Tensor:
         def one(i: int, read: Tensor, onto: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -215,7 +248,7 @@ class Passage:
             see(i, {"stream_in": read, "branch": branch, "stream_out": out}, 0)
 
         parallel = self.network.parametrization.parallel
-        return through(rows, [bool(parallel[i]) for i in rows], one, stream, seen)
+        return through(rows, [bool(parallel[i]) for i in rows], one, stream, seen, self._entering)
 
     def _pull(self, sublayer: Sublayer, index: int, gradient: Scaled) -> tuple[Tensor, ...]:
         """Gradients of (stream_in, branch), and of the memory after a cross-attention, or of the first values."""

@@ -16,7 +16,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.limits import check_fits
 from signalprop.files.validation import typed
-from signalprop.models.connections import entered, left
+from signalprop.models.connections import LayerInputs, entered, left
 from signalprop.models.ends import Embeddings, Head, RelativeBias, answering
 from signalprop.models.residual import Sublayer, make_norm
 from signalprop.models.shaping import Positions, TorchShape
@@ -128,6 +128,7 @@ class Stack(nn.Module):
         rows = rows_of(parametrization, name)
         self.sublayers = nn.ModuleList(make_sublayer(parametrization, i, seed, dtype, shapes[i]) for i in rows)
         self.parallel = [bool(parametrization.parallel[i]) for i in rows]
+        self.layer_inputs = None if a.layer_inputs is None else LayerInputs(parametrization, dtype)
         self.shaped = any(shapes[i] is not None for i in rows)
         if a.shared_norm:
             for before, sublayer in pairwise(self.sublayers):
@@ -156,10 +157,13 @@ class Stack(nn.Module):
             shaped=self.shaped,
         )
 
-        def one(sublayer: nn.Module, read: Tensor, onto: Tensor | None) -> tuple[None, Tensor]:
-            return None, sublayer(read, around, onto)
+        def one(row: int, read: Tensor, onto: Tensor | None) -> tuple[None, Tensor]:
+            return None, self.sublayers[row](read, around, onto)
 
-        last = through(self.sublayers, self.parallel, one, entered(self.architecture, stream))
+        start, enter = entered(self.architecture, stream), None
+        if self.layer_inputs is not None:
+            start, enter = self.layer_inputs.passage(start)
+        last = through(range(len(self.parallel)), self.parallel, one, start, enter=enter)
         stream = left(self.architecture, last)
         return stream if self.final_norm is None else self.final_norm(stream)
 

@@ -53,6 +53,10 @@ class Architecture(Value):
             of the stream times `norm_slope` of the table, times a gain.
         streams: several residual streams (hyper-connections, skips from the input): a `Streams`, a mapping of its
             fields, or how many. Default: one.
+        layer_inputs: what enters every layer, where more than what left the layer before does (x0 of nanochat, U-Nets):
+            per layer factors by source, 0 for what enters the first layer, k for what left layer k - 1. Layer 0 has
+            {0: 1.0}; layer 2 of {2: 0.9, 0: 0.1} reads 0.9 of the stream and 0.1 of the first one. Source -1 is 0 in
+            numbers, where later layers read what the first one's input is a multiple of: its gradient is another.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory
@@ -104,6 +108,7 @@ class Architecture(Value):
     branches: tuple[str, ...] | tuple[tuple[str, ...], ...] | None = None
     settings: dict[str, SerializeAsAny[Value]] = Field(default_factory=dict)
     streams: Streams | None = None
+    layer_inputs: tuple[dict[int, float], ...] | None = None
     final_norm: bool | None = None
     norm_eps: float = Field(1e-5, ge=0, le=1)
     qk_norm: bool | Literal["whole"] = False
@@ -156,6 +161,8 @@ class Architecture(Value):
                 data[name] = tuple(data[name])
         if isinstance(data.get("branches"), (list, tuple)):
             data["branches"] = tuple(tuple(x) if isinstance(x, list) else x for x in data["branches"])
+        if isinstance(data.get("layer_inputs"), (list, tuple)):
+            data["layer_inputs"] = _layer_inputs(data["layer_inputs"])
         if isinstance(data.get("settings"), dict):
             data["settings"] = {name: settings_of(name, given) for name, given in data["settings"].items()}
         if isinstance(data.get("streams"), (int, dict)) and not isinstance(data["streams"], bool):
@@ -237,6 +244,11 @@ class Architecture(Value):
     def causal(self) -> bool:
         """Whether the (only) stack is a decoder."""
         return self.kind == "decoder"
+
+    @property
+    def several_streams(self) -> bool:
+        """Whether more than one stream has to be followed from layer to layer."""
+        return self.streams is not None or self.layer_inputs is not None
 
     @property
     def squash(self) -> str:
@@ -356,6 +368,16 @@ class Config(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """All its values."""
+
+
+def _layer_inputs(given: Any) -> Any:
+    """Rows as JSON has them, with texts for whole numbers; None where every layer reads what left the one before."""
+    rows = tuple({_whole(key): x for key, x in row.items()} if isinstance(row, dict) else row for row in given)
+    return None if all(row == {layer: 1.0} for layer, row in enumerate(rows)) else rows
+
+
+def _whole(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.removeprefix("-").isdecimal() else key
 
 
 def architecture_of(subject: object) -> Architecture:

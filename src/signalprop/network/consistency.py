@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
 from signalprop.network.kinds import KINDS, ROLES, kind_named, kinds_where
+from signalprop.network.layer_inputs import check
 from signalprop.network.residual_streams import Streams
 
 if TYPE_CHECKING:
@@ -92,22 +93,20 @@ def _check_branches(a: Architecture) -> None:
 
 def _check_streams(a: Architecture) -> None:
     s = a.streams
+    if a.layer_inputs is not None:
+        check(a.layer_inputs, a.n_layers)
+        if s is not None or a.kind == "encoder-decoder" or "post" in a.placements or a.squash:
+            raise ValueError("layer_inputs need one stack and one stream, and norms before branches or on them")
     if s is None:
         return
     if a.kind == "encoder-decoder" or a.parallel or "post" in a.placements or a.squash:
         raise ValueError("streams need one stack, branches one after the other, and norms before them or on them")
     if s.gated and not set(a.placements) <= {"pre", "sandwich"}:
         raise ValueError(f"streams of mixing {s.mixing!r} need norm_placement 'pre' or 'sandwich'")
-    if s.mixing == "input" and s.n != 2:
-        raise ValueError(f"streams of mixing 'input' are 2, the stream and the model's input; got {s.n}")
     if s.mixing == "siamese" and (s.n != 2 or a.tied_embeddings or not set(a.placements) <= {"pre", "sandwich"}):
         raise ValueError(
             "streams of mixing 'siamese' are 2, with norm_placement 'pre' or 'sandwich', not tied_embeddings"
         )
-    for name in ("keep", "add"):
-        given = getattr(s, name)
-        if isinstance(given, tuple) and len(given) != a.n_layers:
-            raise ValueError(f"streams.{name} names {len(given)} layers, the model has {a.n_layers}")
 
 
 def _check_convolutions(a: Architecture) -> None:
@@ -140,7 +139,6 @@ def settings_of(name: Any, given: Any) -> Any:
 def streams_of(given: int | dict[str, Any]) -> Streams:
     """Streams from their number, or from a mapping of fields."""
     fields: dict[str, Any] = {"n": given} if isinstance(given, int) else given
-    if fields.get("mixing") in ("input", "siamese"):
+    if fields.get("mixing") == "siamese":
         fields = {"n": 2} | fields
-    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    return Streams(**made)
+    return Streams(**fields)

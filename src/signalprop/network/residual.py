@@ -64,21 +64,24 @@ def through(
     one: Callable[[Row, Stream, Stream | None], tuple[Output, Stream]],
     stream: Stream,
     see: Callable[[Row, Stream, Output, Stream], None] | None = None,
+    enter: Callable[[Row, Stream], Stream] | None = None,
 ) -> Stream:
     """The stream after all sublayers of a stack.
 
     Args:
+        stream: what the first one reads.
         rows, parallel: the sublayers in order, and which of them read the same stream as the one before.
         one: one sublayer, of (row, what it reads, what a parallel one adds to) to (branch, stream after it).
         see: called with every row, what it read, its branch and the stream after it.
+        enter: what another row than the first reads, of (row, stream after the one before); default: that stream.
     """
     layer_in = stream
-    for row, beside in zip(rows, parallel, strict=True):
+    for number, (row, beside) in enumerate(zip(rows, parallel, strict=True)):
         if beside:
             output, stream = one(row, layer_in, stream)
         else:
-            layer_in = stream
-            output, stream = one(row, stream, None)
+            layer_in = enter(row, stream) if enter is not None and number else stream
+            output, stream = one(row, layer_in, None)
         if see is not None:
             see(row, layer_in, output, stream)
     return stream
@@ -121,6 +124,7 @@ def back_through(
     whole: Callable[[Share], Stream],
     gradient: Stream,
     see: Callable[[str, int, Stream], None],
+    enter_back: Callable[[int, Stream], tuple[Stream, Stream]] | None = None,
 ) -> Stream:
     """The gradient of the stream that enters the first of some sublayers, which make whole layers.
 
@@ -131,6 +135,8 @@ def back_through(
         one: one sublayer, of (row, gradient after it) to (gradient at its branch, share of what it read).
         together, whole: two shares added up; the gradient that all shares make.
         see: called with the probe point, the row and the gradient there.
+        enter_back: of (row, what it sends to the tensor that it reads) the gradients of that tensor, which others may
+            read too, and of the stream after the row before; default: both are what it sends.
     """
     readers: list[int] = []
     gathered: Share | None = None
@@ -143,7 +149,8 @@ def back_through(
         if parallel[row]:
             continue
         gradient = whole(gathered)
+        at_read, gradient = (gradient, gradient) if enter_back is None else enter_back(row, gradient)
         for reader in readers:
-            see("stream_in", reader, gradient)
+            see("stream_in", reader, at_read)
         readers, gathered = [], None
     return gradient

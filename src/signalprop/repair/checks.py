@@ -19,6 +19,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import whole
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layer_inputs import changed
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_result import Check, Row
@@ -27,6 +28,7 @@ from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
 from signalprop.repair.recurrent_heads import dead_heads
 from signalprop.repair.weight_assignment import Part, walk
+from signalprop.results.text import ranges
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.calls import remember
@@ -107,6 +109,9 @@ def check(
             notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
         if any((column != 1).any() for column in table.learning_rates.values()):
             notes.append("not checked, they are not in a model: the scheme's learning rates")
+        if (read := attached.mapping.architecture.layer_inputs) is not None:
+            layers = ranges(list(changed(read)))
+            notes.append(f"layers {layers} read earlier streams too, which no scheme is derived for: see predict")
         name = type(model).__name__
         return Check(table.scheme, dict(table.options), name, tuple(row for _, row in rows), deviations, tuple(notes))
 

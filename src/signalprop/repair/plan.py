@@ -33,7 +33,7 @@ _LARGEST = 1e8
 _SHAPE = (
     "kind", "n_layers", "n_decoder_layers", "d_model", "n_heads", "n_kv_heads", "d_head", "d_ff", "gated",
     "norm", "parallel", "qk_norm", "positions", "n_segments", "embedding_norm", "input", "vocab_size", "patch_dim",
-    "head", "n_classes", "head_transform", "tied_embeddings",
+    "head", "n_classes", "head_transform", "tied_embeddings", "layer_inputs",
 )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _stack(
     """The rows of one stack, and P after its last one."""
     # whether a carrier has to know the stream: nothing that is added to a stream as it is would do
     needs = [p.skip_trainable != "fixed" or p.skip[i] <= 0 for i in members if not rows.parallel[i]]
-    gauge = not any(needs)
+    gauge = not any(needs) and p.architecture.layer_inputs is None  # earlier streams are read in their own units
     made: list[RowPlan] = []
     last = 1.0
     if gauge:

@@ -8,6 +8,7 @@ from signalprop.errors import InputError
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import Kind, kind_of, kinds_in
+from signalprop.network.layer_inputs import changed
 from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import PLACEMENTS, STACKS, Parametrization, layout
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
@@ -71,6 +72,8 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
     parts |= {"norms": n_norms * norm, "head": head}
     if a.streams is not None:
         parts["streams"] = len(rows.kind) * a.streams.parameters(d)
+    if a.layer_inputs is not None:
+        parts["streams"] = sum(map(len, changed(a.layer_inputs).values()))
     if p is not None:
         parts["multipliers"] = _trainable_multipliers(p)
     return parts | {"total": sum(parts.values())}
@@ -173,6 +176,8 @@ def train_flops(
         if p is not None:
             learned = (p.branch_trainable != "fixed") + (p.skip_trainable != "fixed" and not p.parallel[i])
             parts[part] += queries * a.d_model * learned
+    if a.layer_inputs is not None:
+        parts["streams"] = 2.0 * a.seq_len * a.d_model * sum(map(len, changed(a.layer_inputs).values()))
     lengths = [a.seq_len] + ([target] if a.kind == "encoder-decoder" else [])
     parts["embeddings"] = float(sum(n * _embedding_flops(a, n, decoder=bool(i)) for i, n in enumerate(lengths)))
     parts["head"] = _head_positions(a, lengths[-1], output_fraction) * _head_flops(a)

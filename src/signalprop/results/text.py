@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from signalprop.network.architecture import Architecture
+from signalprop.network.layer_inputs import changed
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ def network_in_words(*architectures: Architecture) -> str:
     name = " ".join(word for word in (a.family or "", a.kind) if word)
     norm = "no norm" if placement == "none" else f"{placement}-norm"
     streams = "" if a.streams is None else f", {a.streams.n} streams ({a.streams.mixing})"
+    streams += "" if a.layer_inputs is None else f", {len(changed(a.layer_inputs))} layers read earlier streams"
     return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}{streams}"
 
 

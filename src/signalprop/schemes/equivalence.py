@@ -143,6 +143,8 @@ def equivalent(one: str | Architecture | Parametrization, other: str | Architect
                     same=False, difference=Difference(where=where, what=what, one=a[what], other=b[what])
                 )
     stream = tuple(x / y for x, y in zip(forms[0].units, forms[1].units, strict=True))
+    if mine.architecture.layer_inputs is not None and not all(_alike(x, stream[0]) for x in stream):
+        return Equivalence(same=False, difference=Difference(where="stream", what="size", one=max(stream), other=1.0))
     weights = _factors(mine, theirs)
     return Equivalence(same=True, stream=stream, weights=weights, notes=_notes(mine, theirs, stream) + _EQUAL * merged)
 

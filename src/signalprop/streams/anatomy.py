@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -92,9 +92,41 @@ class Finder:
         understood = [layer for layer in layers if layer.branches]
         if 2 * len(understood) <= len(layers) or last is None:
             return None
+        layers = [replace(layer, reads=reads) for layer, reads in zip(layers, self._reads(layers), strict=True)]
         known, final = post_norms(layers, self._final_norm(*last))
         by_function = None if final or known[-1].branches[-1:] == () else self._final_reader(*last)
         return Stack(one.path, known, width, one.parameters, final, by_function)
+
+    def _reads(self, layers: Sequence[Layer]) -> Iterator[frozenset[int]]:
+        """Of every layer, of which streams that were there what it reads is a sum: as `Layer.reads` numbers them."""
+        sources: dict[int, int] = {}
+        for number, layer in enumerate(layers):
+            enters = self._node(layer.branches[0].stream_in) if layer.branches else None
+            leaves = self._node(layer.branches[-1].stream_out) if layer.branches else None
+            found: set[int] = set()
+            ahead, met = [] if enters is None else [enters.numbers], set[int]()
+            while ahead:
+                node = ahead.pop()
+                if id(node) in sources:
+                    found.add(sources[id(node)])
+                elif id(node) not in met and node.operation in ("add", "scale", "product"):
+                    ahead += [one.numbers for one in node.inputs]
+                met.add(id(node))
+            yield frozenset(found)
+            if number == 0 and enters is not None:
+                sources[id(enters.numbers)] = 0
+            if leaves is not None:
+                sources[id(leaves.numbers)] = number + 1
+
+    def _node(self, seen: Seen | None) -> Node | None:
+        """The tensor that a hook sees."""
+        if seen is None:
+            return None
+        module = self.model.get_submodule(seen.path)
+        calls = [call for call in self.calls if call.module is module]
+        if seen.call >= len(calls):
+            return None
+        return calls[seen.call].first_read if seen.side == "input" else calls[seen.call].first_given
 
     def _layer(self, call: Call, path: str, *, mixes: bool) -> tuple[Layer, Node | None, Node | None]:
         """A layer that is a module, from one run of it; and the stream before and after it.

@@ -1,21 +1,25 @@
 """What a model does to the stream between two layers: the stream that enters one is held against those that were there.
 
 A network of a table's kind hands on what left the layer before. Others multiply it (modded-nanogpt), or add the stream
-of an earlier layer (U-Net) or the first one (nanochat's x0).
+of an earlier layer (U-Net) or the first one (nanochat's x0). Streams that are multiples of each other (of branches that
+begin at 0) do not tell which was read: then a pass is looked at in which noise is added to every branch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from signalprop.errors import InputError
 from signalprop.streams.parts import Layer, Seen, Stack
 
+_SAME_DIRECTION = 1 - 1e-6  # cosine of two streams beyond which a sum does not tell them apart
 _ROUNDINGS = 64  # of the tensors' type, relative to the largest entry; a coefficient is only worth a word above them
 
 
@@ -28,19 +32,20 @@ def places_between(stack: Stack) -> set[Seen]:
 def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
     """The stack whose layers say what was done to the stream before them."""
     layers = list(stack.layers)
-    earlier: list[tuple[str, Tensor]] = []
+    earlier: list[tuple[int, str, Tensor]] = []
     for i, (before, after) in enumerate(pairwise(stack.layers), 1):
         (began, left), (enters, _) = _ends(before), _ends(after)
         if i == 1 and began in tensors and began is not None:
-            earlier.append((f"what entered {before.path}", tensors[began]))
+            earlier.append((0, f"what entered {before.path}", tensors[began]))
         if left is None or enters is None or left not in tensors or enters not in tensors:
             continue
-        earlier.append((f"what left {before.path}", tensors[left]))
+        earlier.append((i, f"what left {before.path}", tensors[left]))
         if after.entry_norm is None and tensors[left].shape == tensors[enters].shape:
-            said, scale = _told(tensors[enters], earlier)
+            said, sources = _told(tensors[enters], earlier)
             if not said and not after.linked:
                 said = f"what enters comes from what left {before.path} by more than sums and factors"
-            layers[i] = replace(after, between=said, scale=scale)
+            scale = sources[i] if sources.keys() == {i} else 1.0
+            layers[i] = replace(after, between=said, scale=scale, sources=sources)
     return replace(stack, layers=tuple(layers))
 
 
@@ -50,27 +55,56 @@ def _ends(layer: Layer) -> tuple[Seen | None, Seen | None]:
     return layer.branches[0].stream_in, layer.branches[-1].stream_out
 
 
-def _told(entering: Tensor, earlier: list[tuple[str, Tensor]]) -> tuple[str, float]:
-    """(what the stream is of those that were there, or '' where it is the last one; the factor on that if it is all).
+def ambiguous(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> bool:
+    """Whether two streams are multiples of each other, so that sums of them do not tell which was read."""
+    places = [_ends(stack.layers[0])[0], *(_ends(layer)[1] for layer in stack.layers[:-1])]
+    seen = [tensors[place].double().flatten() for place in places if place is not None and place in tensors]
+    seen = [x for x in seen if x.shape == seen[0].shape and bool(x.any())]
+    if len(seen) < 2:
+        return False
+    rows = torch.nn.functional.normalize(torch.stack(seen))
+    return bool(((rows @ rows.T).abs() - torch.eye(len(rows), device=rows.device) > _SAME_DIRECTION).any())
+
+
+@contextmanager
+def noise_in_branches(model: nn.Module, stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Iterator[None]:
+    """Inside, what branches give has normal noise added, of the size of the stream that enters the stack."""
+    began = _ends(stack.layers[0])[0]
+    size = float(tensors[began].double().square().mean().sqrt()) if began in tensors and began is not None else 1.0
+
+    def noisy(module: nn.Module, args: object, output: object) -> object:
+        first = output[0] if isinstance(output, tuple) else output
+        if not isinstance(first, Tensor):
+            return output
+        first = first + size * torch.randn_like(first)
+        return (first, *output[1:]) if isinstance(output, tuple) else first
+
+    with ExitStack() as hooks:
+        for path in {branch.output.path for branch in stack.branches if branch.output is not None}:
+            hooks.callback(model.get_submodule(path).register_forward_hook(noisy).remove)
+        yield
+
+
+def _told(entering: Tensor, earlier: list[tuple[int, str, Tensor]]) -> tuple[str, dict[int, float]]:
+    """(what the stream is of those that were there, or '' where it is the last one; factors by their numbers).
 
     Sums of two are tried before sums of all.
     """
-    name, last = earlier[-1]
+    _, name, last = earlier[-1]
     eps = max(torch.finfo(t.dtype).eps for t in (entering, last) if t.is_floating_point())
     y = entering.double().flatten()
-    if not all(bool(t.isfinite().all()) for t in (entering, *(x for _, x in earlier))):
+    if not all(bool(t.isfinite().all()) for t in (entering, *(x for *_, x in earlier))):
         raise InputError("a stream of the model is not finite, so that its parts cannot be proved")
     size = float(y.abs().max()) or 1.0
     if float((y - last.double().flatten()).abs().max()) <= _ROUNDINGS * eps * size:
-        return "", 1.0
-    streams = [(said, x.double().flatten()) for said, x in earlier if x.shape == entering.shape]
+        return "", {}
+    streams = [(n, said, x.double().flatten()) for n, said, x in earlier if x.shape == entering.shape]
     tries = [[streams[-1]], *([one, streams[-1]] for one in streams[:-1]), streams]
     for some in tries:
-        columns = torch.stack([x for _, x in some], 1)
+        columns = torch.stack([x for *_, x in some], 1)
         found = torch.linalg.lstsq(columns, y[:, None], driver="gelsd").solution[:, 0]
         if float((columns @ found - y).abs().max()) <= _ROUNDINGS * eps * size:
-            terms = [(float(c), said) for c, (said, _) in zip(found, some, strict=True) if abs(float(c)) > 1e-5]
-            words = " + ".join(f"{c:.4g} x {said}" for c, said in reversed(terms))
-            alone = len(terms) == 1 and terms[0][1] == name
-            return f"what enters is {words}", terms[0][0] if alone else 1.0
-    return f"what enters is neither {name} nor a sum of earlier streams", 1.0
+            terms = [(float(c), n, said) for c, (n, said, _) in zip(found, some, strict=True) if abs(float(c)) > 1e-5]
+            words = " + ".join(f"{c:.4g} x {said}" for c, _, said in reversed(terms))
+            return f"what enters is {words}", {n: float(f"{c:.6g}") for c, n, _ in terms}
+    return f"what enters is neither {name} nor a sum of earlier streams", {}

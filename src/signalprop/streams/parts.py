@@ -87,7 +87,9 @@ class Layer:
     Attributes:
         entry_norm: path of a norm on the stream that it begins with, where that is not on the sum before.
         between: what the model does to the stream before it, in words; '' where what left the last layer enters it.
-        scale: the factor on the stream, where that is all. linked: what enters comes from what left the last layer
+        scale: the factor on the stream, where that is all. sources: where it is a sum, factors by streams: 0 what
+            entered the first layer, k what left layer k - 1. reads: those of them whose very tensors it comes from,
+            through sums and factors. linked: what enters comes from what left the last layer
             through sums and factors; equal numbers alone are no stream (two that are still the same). parts: paths of
             what it is made of, where that is not one module.
     """
@@ -98,6 +100,8 @@ class Layer:
     entry_norm: str | None = None
     between: str = ""
     scale: float = 1.0
+    sources: dict[int, float] = field(default_factory=dict)
+    reads: frozenset[int] = frozenset()
     linked: bool = True
     parts: tuple[str, ...] = ()
 

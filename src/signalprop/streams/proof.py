@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits, whole
-from signalprop.streams.between import places_between, with_between
+from signalprop.streams.between import ambiguous, noise_in_branches, places_between, with_between
 from signalprop.streams.calls import call
 from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
 
@@ -57,9 +57,18 @@ def prove(
     tensors, _ = tensors_of_pass(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
-    proved = tuple(with_between(stack, tensors) for stack in proved)
+    proved = tuple(_with_between(model, arguments, stack, tensors) for stack in proved)
     functions = (norm for stack in proved for norm in _functions(stack, tensors, parameters))
     return proved, (*(norm_of(model, path, tensors) for path in norms), *functions)
+
+
+def _with_between(
+    model: nn.Module, arguments: Dictionary[str, Any], stack: Stack, tensors: Dictionary[Seen, Tensor]
+) -> Stack:
+    if ambiguous(stack, tensors):
+        with noise_in_branches(model, stack, tensors):
+            tensors, _ = tensors_of_pass(model, arguments, places_between(stack))
+    return with_between(stack, tensors)
 
 
 def tensors_of_pass(

@@ -188,8 +188,8 @@ def forward_state_of(
     That is the log variance before a norm on it, and the token correlation.
     """
     a = p.architecture
-    if a.streams is not None:
-        raise InputError("this is derived for one residual stream; leave streams out, or take predict or simulate")
+    if a.several_streams:
+        raise InputError("this is derived for one residual stream; leave them out, or take predict or simulate")
     stream, after = profile.forward["stream_in"], profile.forward["stream_out"]
     log_v = np.maximum(stream.log_variance, NO_SIGNAL)
     second, r_read, norm, raw, output_r = (np.zeros(log_v.shape) for _ in range(5))

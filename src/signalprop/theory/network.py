@@ -49,9 +49,9 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         starts.append(embed(a, p.embedding, inputs.of_decoder, decoder=True))
 
     ahead_of, back_of = Ahead, Back
-    if a.streams is not None and p.skip.ndim > 1:
+    if a.several_streams and p.skip.ndim > 1:
         raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
-    if a.streams is not None:
+    if a.several_streams:
         from signalprop.theory import residual_streams as several
 
         ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
@@ -132,10 +132,10 @@ def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
     if a.embedding_norm:
         total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
         start += log(float(ratio(e.norm_gain**2, total + a.norm_eps)))
-    if a.streams is not None:
+    if a.several_streams:
         from signalprop.theory.residual_streams import connections_of
 
-        start += log(connections_of(p).carried() ** 2)
+        return plain(start + connections_of(p).log_carried2())
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
     return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.network.layer_inputs import changed, matrices
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray, Moments
 from signalprop.network.parametrization import Parametrization
@@ -26,7 +27,8 @@ from signalprop.theory.stream_gates import gates_of
 def connections_of(p: Parametrization) -> Connections:
     """The connections of a table whose architecture has several streams."""
     streams = p.architecture.streams
-    assert streams is not None
+    if streams is None:
+        return Earlier(p)
     if streams.mixing == "siamese":
         return Siamese(p)
     return Gated(p) if streams.gated else Fixed(p)
@@ -42,14 +44,17 @@ class Fixed:
     `rho` is of how alike the streams of two tokens are, as one of the parts.
 
     Attributes:
+        before: what is done to the streams that enter a sublayer, where that is more than nothing.
         average: weights of the parts in the mean over streams. start: parts of equal streams of size 1.
     """
 
     def __init__(self, p: Parametrization) -> None:
-        s, starts = p.architecture.streams, set(layer_starts(p).tolist())
+        s = p.architecture.streams
         assert s is not None
-        rows = [s.fixed(i, int(p.layer[i]), first=i in starts) for i in range(p.n_sublayers)]
+        rows = [s.fixed(i, int(p.layer[i])) for i in range(p.n_sublayers)]
         self.a, self.b, self.m = (np.array([row[k] for row in rows]) for k in range(3))
+        self.m *= p.skip[:, None, None]
+        self.before: dict[int, FloatArray] = {}
         self.average = np.eye(s.n).ravel() / s.n
         self.start = np.ones(s.n**2)
         self.last = np.array(s.head())
@@ -66,8 +71,8 @@ class Fixed:
         return np.multiply.outer(_pairs(self.b[i]), output)
 
     def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        """The parts after mixing."""
-        return _apply(np.kron(self.m[i], self.m[i]), parts)
+        """The parts on the skip path, mixed and times its multiplier."""
+        return _apply(_both(self.m[i]), parts)
 
     def arriving(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         """The gradient at the branch's output, from that of the streams after it."""
@@ -78,8 +83,8 @@ class Fixed:
         return np.multiply.outer(_pairs(self.a[i]), gradient)
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        """The gradient before mixing."""
-        return _apply(np.kron(self.m[i], self.m[i]).T, gradient)
+        """The gradient that the skip path sends back."""
+        return _apply(_both(self.m[i]).T, gradient)
 
     def between(self, parts: FloatArray) -> FloatArray:
         """The n x n covariance of the streams, of parts (K,)."""
@@ -93,16 +98,56 @@ class Fixed:
         """Parts of the head's gradient at the last streams."""
         return np.multiply.outer(_pairs(self.last), gradient)
 
-    def carried(self) -> float:
-        """The sum of what the head reads of a stream that entered, on the skip path alone and without multipliers."""
-        carried = np.ones(len(self.last))
-        for matrix in self.m:
-            carried = matrix @ carried
-        return float(self.last @ carried)
+    def log_carried2(self) -> float:
+        """Log of the square of what the head reads of a stream that entered, on the skip path alone."""
+        carried, log_size = np.ones(len(self.last)), 0.0
+        for i, matrix in enumerate(self.m):
+            carried = matrix @ (self.before[i] @ carried if i in self.before else carried)
+            size = float(np.abs(carried).max())
+            if size == 0:
+                break
+            carried, log_size = carried / size, log_size + math.log(size)
+        return float(2 * log_size + log((self.last @ carried) ** 2))
+
+    def entering(self, i: int, parts: FloatArray) -> FloatArray:
+        """The parts that sublayer i reads, of those after the one before it."""
+        m = self.before.get(i)
+        return parts if m is None else _apply(_both(m), parts)
+
+    def entering_back(self, i: int, gradient: FloatArray) -> FloatArray:
+        """The gradient after the sublayer before, of that of the parts that sublayer i reads."""
+        m = self.before.get(i)
+        return gradient if m is None else _apply(_both(m).T, gradient)
+
+
+def _both(matrix: FloatArray) -> FloatArray:
+    """A matrix on both streams of a pair."""
+    return np.asarray(np.kron(matrix, matrix), np.float64)
 
 
 def _pairs(weights: FloatArray) -> FloatArray:
     return np.multiply.outer(weights, weights).ravel()
+
+
+class Earlier(Fixed):
+    """The stream and earlier ones, which layers read again (`Architecture.layer_inputs`); nobody writes to those.
+
+    Attributes:
+        sums: sublayers that read another tensor than the one that left the sublayer before.
+    """
+
+    def __init__(self, p: Parametrization) -> None:
+        assert p.architecture.layer_inputs is not None
+        between = matrices(p.architecture.layer_inputs)
+        starts = layer_starts(p).tolist()
+        self.before = dict(zip(starts, between, strict=True))
+        self.sums = {starts[layer] for layer in changed(p.architecture.layer_inputs)}
+        n = between.shape[-1]
+        first = np.eye(n)[0]
+        self.last, self.average, self.start = first, _pairs(first), np.ones(n**2)
+        self.a = self.b = np.broadcast_to(first, (p.n_sublayers, n))
+        self.m = np.broadcast_to(np.eye(n), (p.n_sublayers, n, n)).copy()
+        self.m[:, 0, 0] = np.where(p.parallel, 1.0, p.skip)
 
 
 class Siamese(Fixed):
@@ -113,7 +158,7 @@ class Siamese(Fixed):
 
     def __init__(self, p: Parametrization) -> None:
         super().__init__(p)
-        self.n_sublayers, self.epsilon = p.n_sublayers, p.architecture.norm_eps
+        self.n_sublayers, self.epsilon, self.skip2 = p.n_sublayers, p.architecture.norm_eps, p.skip**2
         self.read_factors: dict[int, FloatArray] = {}  # factors on the parts of what is read, and of what is kept
         self.skip_factors: dict[int, FloatArray] = {}
 
@@ -129,13 +174,13 @@ class Siamese(Fixed):
         return np.asarray((self.read_factors[i] * parts).sum(0))
 
     def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.skip_factors[i] * parts
+        return np.asarray(self.skip2[i] * self.skip_factors[i] * parts)
 
     def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         return self.read_factors[i] * gradient
 
     def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.skip_factors[i] * gradient
+        return np.asarray(self.skip2[i] * self.skip_factors[i] * gradient)
 
     def head(self, parts: FloatArray) -> FloatArray:
         return self.read(self.n_sublayers, parts, parts)
@@ -151,7 +196,7 @@ class Gated:
         s = p.architecture.streams
         assert s is not None
         self.n, self.std = s.n, s.logit_std(p.architecture.d_model)
-        self.gates = gates_of(s, p.architecture.d_model)
+        self.gates, self.skip2 = gates_of(s, p.architecture.d_model), p.skip**2
         self.average, self.start = np.ones(2), np.array([1.0, 0.0])
         self.spread = self.n / (self.n - 1)
 
@@ -166,7 +211,7 @@ class Gated:
         return np.stack([total * output / self.n**2, apart * output / self.n])
 
     def mixed(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
-        return np.stack([parts[0], self.gates.of("mix", rho) * parts[1]])
+        return np.asarray(self.skip2[i] * np.stack([parts[0], self.gates.of("mix", rho) * parts[1]]))
 
     def arriving(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         total, apart = self.gates.of("write_sum", rho), self.gates.of("write", rho)
@@ -188,24 +233,29 @@ class Gated:
     def head_sent(self, gradient: FloatArray) -> FloatArray:
         return np.stack([gradient / self.n**2, 0 * gradient])
 
-    def through_gates(self, gradient: FloatArray, streams: FloatArray, branch: FloatArray, at_read: FloatArray,
-                      rho: FloatArray, skip2: float) -> FloatArray:  # fmt: skip
+    def through_gates(self, i: int, gradient: FloatArray, streams: FloatArray, branch: FloatArray, at_read: FloatArray,
+                      rho: FloatArray) -> FloatArray:  # fmt: skip
         """Parts of the gradient that comes back through the gates.
 
         Args:
             gradient: parts after the sublayer. streams: parts before it, and branch: what is written, both in units of
                 the streams' mean size at each token. at_read: the gradient there.
-            skip2: squared factor on the skip path.
         """
         of = self.gates.of
         written = of("write_slope", rho) * branch * gradient.sum(0)
         read = of("read_slope", rho) * at_read * streams[1]
-        mixed = skip2 * self.spread**2 / self.n * of("mix_slope", rho) * gradient[1] * streams[1]
+        mixed = self.skip2[i] * self.spread**2 / self.n * of("mix_slope", rho) * gradient[1] * streams[1]
         sent = self.std**2 * (written + read + mixed)
         return np.stack([sent / self.n, sent * (1 - 1 / self.n)])
 
-    def carried(self) -> float:
-        return 1.0
+    def log_carried2(self) -> float:
+        return float(log(self.skip2).sum())
+
+    def entering(self, i: int, parts: FloatArray) -> FloatArray:
+        return parts
+
+    def entering_back(self, i: int, gradient: FloatArray) -> FloatArray:
+        return gradient
 
 
 Connections = Fixed | Gated
@@ -261,6 +311,9 @@ class AheadOfStreams(Ahead):
         self.connections.norm_streams(self.p.n_sublayers, stream.parts, stream.log_scale)
         return _scalars(self.connections.head(stream.parts), stream.log_scale)
 
+    def entering(self, i: int, stream: Any) -> Any:
+        return Several(self.connections.entering(i, stream.parts), stream.log_scale).rescaled()
+
     def _of(self, i: int, stream: Several) -> Stream:
         self.before[i] = stream
         self.connections.norm_streams(i, stream.parts, stream.log_scale)
@@ -275,7 +328,7 @@ class AheadOfStreams(Ahead):
 
     def skipped(self, i: int, stream: Any) -> Any:
         rho = _rho(stream.mean(self.connections))
-        return Several(self.connections.mixed(i, stream.parts, rho), stream.log_scale).times(float(self.skip) ** 2)
+        return Several(self.connections.mixed(i, stream.parts, rho), stream.log_scale).rescaled()
 
     def plus(self, i: int, skipped: Any, output: Output) -> Any:
         rho = _rho(self.before[i].mean(self.connections))
@@ -285,10 +338,11 @@ class AheadOfStreams(Ahead):
     def record(self, i: int, read: Any, output: Output, out: Any) -> None:
         one, other = (_scalars(x.mean(self.connections), x.log_scale) for x in (read, out))
         super().record(i, one, output, other)
-        self.between.append(over_their_mean(self.connections.between(out.parts[:, 0])))
+        if self.a.streams is not None:
+            self.between.append(over_their_mean(self.connections.between(out.parts[:, 0])))
 
     def statistics(self) -> dict[str, Any]:
-        return {STREAM_COVARIANCE: np.array(self.between).tolist()}
+        return {STREAM_COVARIANCE: np.array(self.between).tolist()} if self.between else {}
 
 
 def _scalars(values: FloatArray, log_scale: float) -> Stream:
@@ -325,12 +379,17 @@ class BackOfStreams(Back):
         branch = safe_exp(float(self.log_branch2 + self.ahead.recorded["branch"][i]) - streams_before.log_scale)
         output = branch * np.array([1.0, float(self.ahead.recorded["r_branch"][i])])
         units = streams / variance, output / variance, at_read * safe_exp(log_scale - at_sum.log_scale)
-        gates = connections.through_gates(at_sum.parts, *units, rho, float(self.skip2))
+        gates = connections.through_gates(i, at_sum.parts, *units, rho)
         return out.plus(gates, at_sum.log_scale)
 
     def skipped_back(self, i: int, at_sum: Any) -> Any:
         parts = self.ahead.connections.mixed_back(i, at_sum.parts, self._rho(i))
-        return Several(parts, at_sum.log_scale).times(float(self.skip2))
+        return Several(parts, at_sum.log_scale).rescaled()
+
+    def entering_back(self, i: int, gradient: Any) -> tuple[Any, Any]:
+        connections = self.ahead.connections
+        before = Several(connections.entering_back(i, gradient.parts), gradient.log_scale).rescaled()
+        return gradient if isinstance(connections, Earlier) and i in connections.sums else before, before
 
     def together(self, one: Any, other: Any) -> Any:
         return one.plus(other.parts, other.log_scale)

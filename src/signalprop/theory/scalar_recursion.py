@@ -82,7 +82,9 @@ class Ahead:
         for (_, rows), moments in zip(stacks_of(self.p), starts, strict=True):
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
-            last = through(rows, parallel[rows.start : rows.stop], one, self.enter(moments), self.record)
+            beside = parallel[rows.start : rows.stop]
+            between = self.entering if self.a.layer_inputs else None
+            last = through(rows, beside, one, self.enter(moments), self.record, between)
             stream = self.leave(last)
         assert stream is not None
         return stream
@@ -90,6 +92,10 @@ class Ahead:
     def enter(self, moments: Moments) -> Stream:
         """What enters a stack."""
         return as_stream(moments, self.lead)
+
+    def entering(self, i: int, stream: Stream) -> Stream:
+        """What sublayer i reads, of the stream after the one before it."""
+        return stream
 
     def leave(self, stream: Stream) -> Stream:
         """What is read of a stack's last stream."""
@@ -204,7 +210,8 @@ class Back:
                 gain2 = log(p.head.final_norm_gain**2)
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
             start = self.enter(gradient)
-            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.record)
+            between = self.entering_back if p.architecture.layer_inputs else None
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.record, between)
         last = np.array(self.out["stream_out"][0][-1])
 
         def series(point: str) -> Series:
@@ -216,6 +223,10 @@ class Back:
     def enter(self, gradient: Gradient) -> Gradient:
         """The gradient at a stack's last stream, from that of what is read of it."""
         return gradient
+
+    def entering_back(self, i: int, gradient: Gradient) -> tuple[Gradient, Gradient]:
+        """As `residual.back_through` asks for it."""
+        return gradient, gradient
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""

@@ -101,7 +101,7 @@ def first_values(p: Parametrization) -> FirstValues | None:
     a, s = p.architecture, Settings.of(p.architecture)
     if not adds_first_values(a):
         return None
-    if a.kind == "encoder-decoder" or a.streams is not None or a.squash or not set(a.placements) <= _NORMED:
+    if a.kind == "encoder-decoder" or a.several_streams or a.squash or not set(a.placements) <= _NORMED:
         raise InputError(
             "attention.first_value needs one stack of one stream, with norms before branches or after the sum; "
             f"expected norm_placement {', '.join(sorted(_NORMED))} without streams"

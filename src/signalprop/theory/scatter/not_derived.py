@@ -24,7 +24,7 @@ def not_derived(p: Parametrization) -> str:
     on_branch = not NORM_ON_BRANCH.isdisjoint(PLACEMENTS[code] for code in p.placement.tolist())
     reasons = (
         (p.skip.ndim > 1, "sweeps"),
-        (p.architecture.streams is not None, "several residual streams"),
+        (p.architecture.several_streams, "several residual streams"),
         (p.architecture.kind == "encoder-decoder", "encoder-decoders"),
         (bool(drawn_rows(p).any()), "sublayers that are drawn"),
         (bool(kinds - {"attention", "feed_forward"}), "other kinds of sublayers than attention and feed-forward"),
