@@ -124,9 +124,8 @@ def test_sums_of_streams_are_found(wiring: str) -> None:
             assert mine == pytest.approx(right, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "wiring", ["first", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-net", "factor and first"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wiring", SUMS)
 def test_sums_of_streams_are_predicted_and_kept_by_apply(wiring: str) -> None:
     """Four networks of width 64, as they start and with a scheme: last variance and first gradient within 4 standard
     errors and 5 %; without the sums the last variance would be 1.1 and 1.0."""

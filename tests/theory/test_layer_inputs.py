@@ -19,7 +19,7 @@ from signalprop.results.cost import count_parameters, train_flops
 WORDS = 100
 INPUTS = sp.InputStatistics(token_correlation=1 / WORDS, target_correlation=1 / WORDS)
 FIRST = ({0: 1.0}, {1: 0.9, 0: 0.4}, {2: 0.9, 0: 0.4}, {3: 0.9, 0: 0.4})  # nanochat, modded-nanogpt
-SCALED = ({0: 1.0}, {1: 0.9, -1: 0.4}, {2: 0.9, -1: 0.4}, {3: 0.9, -1: 0.4})  # where the first layer multiplies it
+SCALED = ({-1: 1.3}, {1: 0.9, -1: 0.4}, {2: 0.9, -1: 0.4}, {3: 0.9, -1: 0.4})  # the first layer multiplies it
 UNET = ({0: 1.0}, {1: 1.0}, {2: 1.0, 1: 0.8}, {3: 1.0, 0: 0.7})
 DENSE = ({0: 1.0}, {1: 0.8, 0: 0.3}, {2: 0.8, 1: 0.3, 0: -0.3}, {3: 0.8, 2: 0.3, 1: 0.3, 0: 0.3})  # DenseFormer
 READ = pytest.mark.parametrize("inputs", [FIRST, SCALED, UNET, DENSE], ids=["x0", "x0 apart", "U-Net", "DenseFormer"])
@@ -124,6 +124,7 @@ def test_the_usual_inputs_are_none() -> None:
         ({"layer_inputs": ({0: 1.0}, {1: 0.5})}, "names 2 layers, the model has 4"),
         ({"layer_inputs": ({0: 2.0}, {1: 0.5}, {2: 1.0}, {3: 1.0})}, "layer 0: {0: 2.0}; expected"),
         ({"layer_inputs": ({0: 1.0}, {2: 0.5}, {2: 1.0}, {3: 1.0})}, "layer 1: {2: 0.5}; expected factors by sources"),
+        ({"layer_inputs": ({-1: 2.0}, {1: 1.0, 0: 0.5}, {2: 1.0}, {3: 1.0})}, "expected factors by sources -1"),
         ({"layer_inputs": FIRST, "norm_placement": "post"}, "norms before branches or on them"),
         ({"layer_inputs": FIRST, "streams": 4}, "one stream"),
         ({"n_layers": 20, "layer_inputs": tuple(dict.fromkeys(range(i + 1), 1.0) for i in range(20))}, "20 streams"),

@@ -132,8 +132,12 @@ def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerM
 def changed_between(stacks: list[Stack]) -> str:
     """The first place where the stream that enters a layer is no multiple of the one that left the last; or ''.
 
+    Before all a final norm that reads more than what left the last layer.
+
     Nor is it known what a factor does to a sum under a norm, or to one of several branches at once.
     """
+    if ends := [f"{stack.final_norm}: {stack.after}" for stack in stacks if stack.after]:
+        return ends[0]
     for layers in (stack.layers for stack in stacks):
         for before, after in pairwise(layers):
             last = before.branches[-1] if before.branches else None
@@ -146,11 +150,16 @@ def changed_between(stacks: list[Stack]) -> str:
 def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
     """What enters every layer of the only stack, where those are sums of streams that were there; None: they are not.
 
-    As `Architecture.layer_inputs` has it. A norm on the sums before would stand between.
+    As `Architecture.layer_inputs` has it, with a 1 in layer 0. A norm on the sums before would stand between.
     """
     layers = stacks[0].layers
     told = all(layer.sources or not layer.between for layer in layers)
-    if len(stacks) > 1 or not told or any(branch.placement == "post" for branch in stacks[0].branches):
+    if (
+        len(stacks) > 1
+        or stacks[0].after
+        or not told
+        or any(branch.placement == "post" for branch in stacks[0].branches)
+    ):
         return None
     rows = []
     for k, layer in enumerate(layers):
@@ -159,6 +168,10 @@ def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
             return None
         row = layer.sources or {k: 1.0}
         rows.append({INPUT if source in others else source: factor for source, factor in row.items()})
+    if any(INPUT in row for row in rows):
+        if any(0 in row for row in rows[1:]):
+            return None
+        rows[0] = {INPUT: 1.0}
     return tuple(rows)
 
 

@@ -49,6 +49,7 @@ def embedding_of(
         "embedding_scale": first["scale"],
         "embedding_dropout": ends.dropout(rows_of(proof.tensors[starts[0]])),  # type: ignore[index]
         "input": "tokens",
+        "factor": first.get("factor", 1.0),
     }
     if "segment" in first:
         segments: Any = model.get_submodule(first["segment"])
@@ -157,8 +158,9 @@ class _Ends:
                 return {"token": token, "norm": norm, "scale": _plain(scale), "position": size, "position_rows": rows}
         for token, n in ((path, n) for n in range(3) for path in outs) if norm is None else ():
             for others in combinations([path for path in outs if path != token], n):
-                if self._normed(outs[token] + sum(outs[path] for path in others), target):
-                    return self._sorted(token, others, outs, {"norm": None, "scale": 1.0, "normed": True})
+                if factor := self._normed(outs[token] + sum(outs[path] for path in others), target):
+                    more = {"norm": None, "scale": 1.0, "normed": True, "factor": factor}
+                    return self._sorted(token, others, outs, more)
         for token in outs:
             for scale in (1.0, math.sqrt(self.width)):
                 rest = target / scale - outs[token]
@@ -166,9 +168,13 @@ class _Ends:
                     return {"token": token, "norm": norm, "scale": scale, "position_rows": rest, "position": found}
         return "the stream does not begin with a sum of tables"
 
-    def _normed(self, read: Tensor, given: Tensor) -> bool:
-        """Whether one is the other through a norm without weights, which is a function."""
-        return read.shape == given.shape and fitted_norm("", read.float(), given.float()).kind != "unknown"
+    def _normed(self, read: Tensor, given: Tensor) -> float | None:
+        """The factor by which one is the other through a norm without weights, which is a function; None: it is not."""
+        size = float(given.square().mean().sqrt())
+        for factor in (1.0, float(f"{size:.5g}")) if read.shape == given.shape and size else ():
+            if fitted_norm("", read.float(), given.float() / factor).kind != "unknown":
+                return factor
+        return None
 
     def _looked_up(self, path: str, table: nn.Embedding) -> Tensor | None:
         """The rows that a table was asked for, before a factor that the module itself multiplies them with."""

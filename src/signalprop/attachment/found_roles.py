@@ -17,6 +17,7 @@ from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
+from signalprop.network.layer_inputs import INPUT
 from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.calls import first_sequence, remembered
 from signalprop.streams.experts import SPARSE
@@ -97,6 +98,7 @@ def mapping_with_roles(
     embedding, more = embedding_of(model, roles.arguments, stacks, proof)
     if isinstance(embedding, str):
         raise unknown_weights(model, f"embedding: {embedding}")
+    more |= _layer_inputs(model, stacks, more.pop("factor", 1.0))
     head, last, note = head_of(model, stacks, proof, embedding, {**fields, **more})
     a = mapping.architecture
     try:
@@ -124,6 +126,20 @@ def mapping_with_roles(
         notes=(*_notes(found, known), *which(found, stacks), *note),
         stream_only=False,
     )
+
+
+def _layer_inputs(model: nn.Module, stacks: list[Stack], factor: float) -> dict[str, Any]:
+    """The field of the architecture; `factor`: on what a norm gives before the first layer."""
+    if not changed_between(stacks) and factor == 1.0:
+        return {}
+    rows = layer_inputs(stacks)
+    if factor != 1.0 and (rows is None or any(0 in row for row in rows[1:])):
+        raise unknown_weights(model, f"the embedding's norm is followed by a factor of {factor:.4g}")
+    assert rows is not None
+    if factor != 1.0:
+        rows = tuple({k: x * factor if k == INPUT else x for k, x in row.items()} for row in rows)
+        rows = ({INPUT: factor}, *rows[1:])
+    return {"layer_inputs": rows}
 
 
 def _one_sequence(rows: Tensor) -> Tensor:
@@ -266,8 +282,6 @@ def _fields(
         own_settings = [_experts(one, width(one, "shared_up") if "shared_up" in one.weights else 0) for one in routed]
         only("experts", [str(one) for one in own_settings], "")
         fields["settings"]["experts"] = own_settings[0]
-    if changed_between(list(stacks)):
-        fields["layer_inputs"] = layer_inputs(list(stacks))
     if any(layer.branches[-1].parallel for stack in stacks for layer in stack.layers):
         fields["shared_norm"] = all(len({b.norm for b in layer.branches}) == 1 for s in stacks for layer in s.layers)
     if shapes and shapes[0] is not None and abs(shapes[0].scale * fields["d_head"] ** 0.5 - 1) > 1e-6:

@@ -86,7 +86,7 @@ class LayerInputs(nn.Module):
     def passage(self, stream: Tensor) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
         """For one pass, of the model's input: what enters the first layer, and what a sublayer reads, of (its row,
         what left the one before)."""
-        first = stream.clone() if any(INPUT in row for row in self.inputs.values()) else stream
+        first = self.factors["0"] * stream if 0 in self.inputs else stream
         stored = {INPUT: stream, 0: first}
 
         def enter(row: int, stream: Tensor) -> Tensor:

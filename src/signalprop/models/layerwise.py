@@ -180,7 +180,10 @@ class Passage:
 
     def forward(self, stream: Tensor, see: See, *, keep: bool) -> Tensor:
         """Send the stream through the stack; `keep` what the backward pass needs."""
-        self.stored |= {INPUT: stream, 0: stream}
+        self.stored[INPUT] = stream
+        if (inputs := self.network.parametrization.architecture.layer_inputs) is not None:
+            stream = next(iter(inputs[0].values())) * stream
+        self.stored[0] = stream
         stored = set(self.rows) if len(self.runs) == 1 else {run[0] for run in self.runs}
         return self._through(self.rows, stream, see, stored if keep else set())
 
@@ -233,7 +236,9 @@ class Passage:
         for source, factor in sources.items():
             part = Scaled(factor * gradient.tensor, gradient.exponent)
             self.sent_back[source] = part.plus(self.sent_back.get(source))
-        before = self.sent_back.pop(layer, Scaled(torch.zeros_like(gradient.tensor))).normalised()
+        before = self.sent_back.pop(
+            layer or next(iter(sources)), Scaled(torch.zeros_like(gradient.tensor))
+        ).normalised()
         return before if sources == {layer: 1.0} else gradient, before
 
     def _through(self, rows: Sequence[int], stream: Tensor, see: See, stored: set[int]) -> Tensor:

@@ -55,8 +55,8 @@ class Architecture(Value):
             fields, or how many. Default: one.
         layer_inputs: what enters every layer, where more than what left the layer before does (x0 of nanochat, U-Nets):
             per layer factors by source, 0 for what enters the first layer, k for what left layer k - 1. Layer 0 has
-            {0: 1.0}; layer 2 of {2: 0.9, 0: 0.1} reads 0.9 of the stream and 0.1 of the first one. Source -1 is 0 in
-            numbers, where later layers read what the first one's input is a multiple of: its gradient is another.
+            {0: 1.0}; layer 2 of {2: 0.9, 0: 0.1} reads 0.9 of the stream and 0.1 of the first one. With {-1: 1.1} in
+            layer 0 it reads 1.1 of the model's input, and that is source -1 of the others.
         final_norm: a norm after the last layer (default: unless the last layer is post-norm). norm_eps: added to the
             variance (mean square) under a norm's root.
         qk_norm: queries and keys are RMS-normalised: per head (True), or over all heads (`whole`, OLMo 2). The theory

@@ -8,7 +8,7 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 
-INPUT = -1  # the model's input, where what enters the first layer is a multiple of it and another tensor
+INPUT = -1  # the model's input, where what enters the first layer is a multiple of it
 MOST = 16  # streams at once: what pairs of them share is their square
 
 LayerInputs = Sequence[Mapping[int, float]]
@@ -53,13 +53,14 @@ def check(inputs: LayerInputs, n_layers: int) -> None:
     """Raise ValueError where these are not the inputs of so many layers."""
     if len(inputs) != n_layers:
         raise ValueError(f"layer_inputs names {len(inputs)} layers, the model has {n_layers}")
-    if dict(inputs[0]) != {0: 1.0}:
-        raise ValueError(f"layer_inputs of layer 0: {dict(inputs[0])}; expected {{0: 1.0}}")
-    for layer, row in enumerate(inputs):
-        if not row or not all(INPUT <= source <= layer for source in row):
+    if dict(inputs[0]) != {0: 1.0} and inputs[0].keys() != {INPUT}:
+        raise ValueError(f"layer_inputs of layer 0: {dict(inputs[0])}; expected {{0: 1.0}}, or {{{INPUT}: factor}}")
+    first = next(iter(inputs[0]))  # by which of the two names later layers read the first stream
+    for layer, row in enumerate(inputs[1:], 1):
+        if not row or not row.keys() <= {first, *range(1, layer + 1)}:
             raise ValueError(
-                f"layer_inputs of layer {layer}: {dict(row)}; expected factors by sources 0 (what enters the first "
-                f"layer) to {layer} (what left the layer before), or {INPUT}"
+                f"layer_inputs of layer {layer}: {dict(row)}; expected factors by sources {first}, as in layer 0, and "
+                f"1 to {layer} (what left the layer before)"
             )
     n = matrices(inputs).shape[-1]
     if n > MOST:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -103,16 +103,7 @@ class Finder:
         for number, layer in enumerate(layers):
             enters = self._node(layer.branches[0].stream_in) if layer.branches else None
             leaves = self._node(layer.branches[-1].stream_out) if layer.branches else None
-            found: set[int] = set()
-            ahead, met = [] if enters is None else [enters.numbers], set[int]()
-            while ahead:
-                node = ahead.pop()
-                if id(node) in sources:
-                    found.add(sources[id(node)])
-                elif id(node) not in met and node.operation in ("add", "scale", "product"):
-                    ahead += [one.numbers for one in node.inputs]
-                met.add(id(node))
-            yield frozenset(found)
+            yield frozenset(sources[id(node)] for node in _summands(enters, sources) if id(node) in sources)
             if number == 0 and enters is not None:
                 sources[id(enters.numbers)] = 0
             if leaves is not None:
@@ -298,6 +289,7 @@ class Finder:
 
     def _final_norm(self, last: Call, end: Node) -> str | None:
         after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
+        after += [c for c in self.calls if c.begins > last.begins and end.numbers in _summands(c.first_read)]
         return next((c.path for c in after if not _within(c.path, last.path) and self._is_norm(c)), None)
 
     def _final_reader(self, last: Call, end: Node) -> str | None:
@@ -410,3 +402,14 @@ def _numbers(node: Node | None) -> Node | None:
 
 def _within(path: str, other: str) -> bool:
     return path == other or path.startswith(f"{other}.")
+
+
+def _summands(node: Node | None, stop: Collection[int] = ()) -> list[Node]:
+    """The tensors that one comes from through sums and factors, itself among them; not beyond those whose id stops."""
+    ahead, met = [] if node is None else [node.numbers], dict[int, Node]()
+    while ahead:
+        one = ahead.pop()
+        if id(one) not in met and id(one) not in stop and one.operation in ("add", "scale", "product"):
+            ahead += [inner.numbers for inner in one.inputs]
+        met[id(one)] = one
+    return list(met.values())

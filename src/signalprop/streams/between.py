@@ -26,7 +26,11 @@ _ROUNDINGS = 64  # of the tensors' type, relative to the largest entry; a coeffi
 def places_between(stack: Stack) -> set[Seen]:
     """Where the stream is looked at."""
     found = (place for layer in stack.layers for place in _ends(layer))
-    return {place for place in found if place is not None}
+    return {place for place in (*found, _last(stack)) if place is not None}
+
+
+def _last(stack: Stack) -> Seen | None:
+    return None if stack.final_norm is None else Seen(stack.final_norm, "input")
 
 
 def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
@@ -46,7 +50,13 @@ def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
                 said = f"what enters comes from what left {before.path} by more than sums and factors"
             scale = sources[i] if sources.keys() == {i} else 1.0
             layers[i] = replace(after, between=said, scale=scale, sources=sources)
-    return replace(stack, layers=tuple(layers))
+    (_, left), end, sum_after = _ends(stack.layers[-1]), _last(stack), ""
+    if left in tensors and end in tensors and left is not None and end is not None:
+        earlier.append((len(layers), f"what left {stack.layers[-1].path}", tensors[left]))
+        if tensors[left].shape == tensors[end].shape:
+            said, sources = _told(tensors[end], earlier)
+            sum_after = said.replace("what enters", "what it reads") if said and sources.keys() != {len(layers)} else ""
+    return replace(stack, layers=tuple(layers), after=sum_after)
 
 
 def _ends(layer: Layer) -> tuple[Seen | None, Seen | None]:

@@ -121,7 +121,8 @@ class Stack:
 
     Attributes:
         path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
-        final_norm: path of the norm that reads the stream after the last layer; final_reads: of the module that reads
+        final_norm: path of the norm that reads the stream after the last layer; after: what that reads, in words, where
+            it is a sum of several streams; final_reads: of the module that reads
             what a norm gives there that is a function. reads_memory: its layers read another
             stack's stream. tokens_first: the stream is (tokens, batch, features), as in torch's own
             layers; reads_tokens_first: so is what the model is called with.
@@ -137,6 +138,7 @@ class Stack:
     reads_memory: bool = False
     tokens_first: bool = False
     reads_tokens_first: bool = False
+    after: str = ""
 
     @property
     def branches(self) -> list[Branch]:

@@ -144,7 +144,7 @@ class Earlier(Fixed):
         self.sums = {starts[layer] for layer in changed(p.architecture.layer_inputs)}
         n = between.shape[-1]
         first = np.eye(n)[0]
-        self.last, self.average, self.start = first, _pairs(first), np.ones(n**2)
+        self.last, self.average, self.start = first, _pairs(first), _pairs(between[0] @ np.ones(n))
         self.a = self.b = np.broadcast_to(first, (p.n_sublayers, n))
         self.m = np.broadcast_to(np.eye(n), (p.n_sublayers, n, n)).copy()
         self.m[:, 0, 0] = np.where(p.parallel, 1.0, p.skip)
