@@ -37,7 +37,7 @@ WORKS = [
 REFUSED = [
     ("hyper-connections", "predict", "blocks.1: what enters comes from what left blocks.0 by more than sums"),
     ("U-ViT", "predict", "neither"),
-    ("DenseFormer", "predict", "final: what it reads is 1 x what left blocks.3 + 0.1 x what left blocks.2"),
+    ("DenseFormer", "predict", "final: what it reads is 1 x what left blocks.3"),
     ("one block in a loop (ALBERT)", "predict", "serves several layers"),
     ("prefix tuning (PEFT)", "predict", "only the stream is known: base_model.transformer.h.0 attention"),
     ("decision transformer", "diagnose", "does not begin with a sum of tables"),

@@ -101,6 +101,7 @@ def diagnose(
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
+    inputs: opt.Inputs = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,

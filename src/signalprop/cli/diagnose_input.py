@@ -35,6 +35,7 @@ class Asked(NamedTuple):
     trials: bool
     device: str
     inside: str | None
+    inputs: Path | None
 
 
 class More(NamedTuple):
@@ -73,27 +74,32 @@ def check_options(source: str, asked: Asked, more: More) -> None:
         raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --loss-scale and --task need the model")
     if more.loss_scale is not None and not 0 < more.loss_scale < math.inf:
         raise InputError(f"--loss-scale is {more.loss_scale:g}; expected a number above 0, such as 65536")
+    if asked.inputs is not None and (asked.data is not None or asked.seq_len is not None):
+        raise InputError("--inputs is all that the model reads; leave out --data and --seq-len")
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import announce_model, check_one_input
+    from signalprop.cli.loading import announce_model, called_with, check_one_input
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import is_sound, with_audio
     from signalprop.diagnosis.loading import load
-    from signalprop.diagnosis.run import check
+    from signalprop.diagnosis.run import batch_of, check
 
     announce_model(source, (_PASSES + len(more.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
     loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
+    called = called_with(loaded.model, asked.inputs)
     mapping = mapping_for(loaded.model, None)
-    check_one_input(loaded.model, mapping)
+    if called is None:
+        check_one_input(loaded.model, mapping)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     sound = Path(asked.data) if asked.data is not None and is_sound(Path(asked.data)) else None
-    batches = list(_batches(loaded, mapping, asked if sound is None else asked._replace(data=None)))
+    read = asked if sound is None else asked._replace(data=None)
+    batches = list(_batches(loaded, mapping, read)) if called is None else [batch_of(mapping, called)]
     if sound is not None:
         size = asked.batch_size
         batches = [with_audio(b, mapping.architecture, sound, k * size) for k, b in enumerate(batches)]

@@ -31,6 +31,7 @@ def fit(
         typer.Option("--margin", min=0, max=8, help="Powers of two to keep free below the largest number."),
     ] = 2,
     text: opt.Text = None,
+    inputs: opt.Inputs = None,
     seq_len: opt.SHORTENED = None,
     device: opt.Device = "cpu",
     json_file: opt.Json = None,
@@ -52,7 +53,7 @@ def fit(
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import announce_model, architecture_of, load_model
+    from signalprop.cli.loading import announce_model, architecture_of, called_with, load_model
     from signalprop.data.model_batches import model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
@@ -63,11 +64,15 @@ def fit(
     model = load_model(directory)
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
-    changed = {} if seq_len is None else {"seq_len": seq_len}
-    batch, read = model_batch(architecture_of(model, changed), directory, text, 4, 0)
-    arguments = arguments_of(model, attach(model).mapping, batch)
+    if inputs is not None and (text is not None or seq_len is not None):
+        raise InputError("--inputs is all that the model reads; leave out --text and --seq-len")
+    called, read = called_with(model, inputs), str(inputs)
+    if called is None:
+        changed = {} if seq_len is None else {"seq_len": seq_len}
+        batch, read = model_batch(architecture_of(model, changed), directory, text, 4, 0)
+    arguments = arguments_of(model, attach(model).mapping, batch if called is None else called)
     before = checkpoints.first_output(model, arguments)
-    found = fitted(model, batch, margin=margin)
+    found = fitted(model, arguments, margin=margin)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "out": str(out) if found.changed else None,

@@ -9,7 +9,7 @@ from signalprop.cli.apply import Directory, Out
 SCHEMA = "signalprop/fold/1"
 
 
-def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
+def fold(directory: Directory, out: Out, inputs: opt.Inputs = None, json_file: opt.Json = None) -> None:
     """Multiply a saved scheme into the weights: a checkpoint that plain transformers loads.
 
     The directory is one that `signalprop apply`, signalprop.save or save_pretrained of an applied model wrote. The new
@@ -25,7 +25,7 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     checkpoints.check_out(out)
     require("transformers", "models")
     from signalprop import repair as surgery
-    from signalprop.cli.loading import announce_model
+    from signalprop.cli.loading import announce_model, called_with
     from signalprop.diagnosis.loading import quiet
     from signalprop.repair.record import the_record
 
@@ -34,6 +34,7 @@ def fold(directory: Directory, out: Out, json_file: opt.Json = None) -> None:
     model = surgery.load(directory)
     dtype = next(model.parameters()).dtype
     model.float()
+    called_with(model, inputs)
     record = the_record(model)
     with checkpoints.written_whole(out) as folder:
         error = checkpoints.fold_into(model, dtype, folder)

@@ -108,7 +108,7 @@ def diagnose(
             "its weights are sharded over processes (FSDP2); diagnose a checkpoint of it, or before sharding"
         )
     if arguments is not None:
-        held = [_read(mapping, arguments)]
+        held = [batch_of(mapping, arguments)]
     elif isinstance(inputs, Batch):
         held = [inputs]
     else:
@@ -219,7 +219,7 @@ def _understood(
         return not_understood(model, batches, name, error)
 
 
-def _read(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
+def batch_of(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
     """The sequences of tokens that a model is called with."""
     batch = batch_in(mapping, arguments)
     if batch is None:

@@ -29,7 +29,9 @@ from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.streams.calls import remember
 from signalprop.streams.proof import gain_and_bias
+from signalprop.streams.wrappers import unwrapped
 
 LARGEST = 65504.0  # number of float16
 _SAME, _SAME_IN_HALF = 1e-3, 0.1  # relative differences of outputs that rounding may make
@@ -94,7 +96,7 @@ class Fit:
 @typed
 def fit(
     model: nn.Module,
-    batch: Batch | Dictionary[str, Any] | None = None,
+    inputs: Any = None,
     *,
     margin: int = 2,
     mapping: Mapping | None = None,
@@ -110,7 +112,8 @@ def fit(
 
     Args:
         model: in a type that holds its activations (float32).
-        batch: as in `measure`; the factors hold for activations as large as on this text.
+        inputs: what it is called with, as `measure` takes it, or a Batch; the factors hold for activations as large as
+            on these.
         margin: powers of two that are to stay free above the largest.
         mapping: where the signal runs, of a model of no known family.
 
@@ -120,10 +123,12 @@ def fit(
     """
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
-    attached = require_roles(attach(model, mapping, batch if isinstance(batch, Dictionary) else None))
+    called = remember(unwrapped(model), inputs)
+    attached = require_roles(attach(model, mapping, called))
     _refuse(attached)
     held = _held_stream(attached)
     architecture = attached.mapping.architecture
+    batch = inputs if isinstance(inputs, Batch) else called
     batch = default_batch(shortened(architecture)) if batch is None else batch
     arguments = arguments_of(model, attached.mapping, batch)
     epsilon = Epsilon.of(attached)

@@ -27,6 +27,7 @@ from signalprop.repair.spliced_modules import Multiplied, Rewired
 from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.streams.calls import remember
 from signalprop.streams.proof import affine, gain_and_bias
 from signalprop.streams.wrappers import unwrapped
 
@@ -35,7 +36,7 @@ _NEGLIGIBLE = 1e-6
 
 
 @typed
-def fold(model: nn.Module) -> nn.Module:
+def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 
     Fixed multipliers, trained scalars, per-channel vectors and score scales go into weights, biases and gains (in
@@ -47,6 +48,10 @@ def fold(model: nn.Module) -> nn.Module:
     hidden state is multiplied. Matched epsilons go back to the model's own; where that changes a norm's output by more
     than 1e-6, a UserWarning says by how much at most.
 
+    Args:
+        inputs: what the model is called with, as `measure` takes it, where its head shares its weight and the call
+            cannot be told from the model.
+
     Returns:
         The model that was given.
 
@@ -57,6 +62,7 @@ def fold(model: nn.Module) -> nn.Module:
     """
     inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
     record = the_record(inner)
+    remember(inner, inputs)
     _refuse_what_is_not_there(inner, record)
     plan = _Folding(attached_vanilla(inner), record)
     changes = plan.changes()
