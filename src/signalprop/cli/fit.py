@@ -46,7 +46,7 @@ def fit(
     Example:
       signalprop fit ./my-checkpoint --out ./fitted
     """
-    from signalprop.errors import require
+    from signalprop.errors import InputError, require
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
