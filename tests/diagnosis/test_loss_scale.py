@@ -18,6 +18,7 @@ from signalprop.diagnosis.result import ScaledGradients
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.errors import InputError
+from signalprop.report.diagnosis_tables import screen
 from signalprop.results.findings import Finding
 
 
@@ -91,6 +92,7 @@ def test_it_is_said_with_the_scale_that_would_fit() -> None:
     assert one.severity == "warning" and "become 0" in one.text and one.layers
     assert found.gradients is not None and one.remedy.startswith(f"a loss scale of {found.gradients.fitting:,.0f}:")
     assert Diagnosis.from_json(found.to_json()) == found and "stream to 0" in str(found)
+    assert "gradients in float16, loss x 0.0001: of a tensor" in screen(found)
     (large,) = findings_at(found, counted(model, 1e8))
     assert "overflow" in large.text and large.remedy == one.remedy
     assert not findings_at(found, counted(model, found.gradients.fitting))

@@ -30,6 +30,7 @@ from signalprop.diagnosis.result import (
 )
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
+from signalprop.diagnosis.whole_model_values import Ends, Tried
 from signalprop.errors import InputError
 from signalprop.report.diagnosis_tables import screen
 from signalprop.results.findings import Finding, Findings
@@ -261,3 +262,42 @@ class TestWords:
         (verdict, _) = said(healthy(), casts=(*casts[4:5], row("int8", "weights", True, 0.3)))
         assert verdict.severity == "warning" and verdict.text.startswith("int8: ")
         assert "weights with a scale per tensor +0.3;" in verdict.text and "finer scales" in verdict.remedy
+
+    @pytest.mark.parametrize(
+        ("others", "value", "says"),
+        [
+            ((0.1, 9.0), 10.1, "says the word itself: its loss is 0.10 there, and 10.10 for the next word"),
+            ((9.0, 2.4), 3.3, "says the word after the next (2 ahead): its loss is 2.40 there, and 3.30 for the next"),
+        ],
+    )
+    def test_labels_shifted(self, others: tuple[float, ...], value: float, says: str) -> None:
+        """One word early or late, said well; said no better than the next word, it is no finding."""
+        found = healthy().model_copy(update={"loss": Estimate(value=value)})
+        (first, *_) = said(found, ends=ends(other_losses=others))
+        assert (first.severity, first.name) == ("fault", "labels shifted") and says in first.text
+        assert first.cause.startswith("tested") and "shift labels by one, once" in first.remedy
+        assert not said(healthy(), ends=ends(other_losses=(3.2, 2.9)))
+        assert "labels shifted" not in {f.name for f in said(found, ends=ends(other_losses=others, learnt=""))}
+
+    def test_several_conventions(self) -> None:
+        """A change that helps, where another helps further, is a warning with both; alone it is the repair."""
+        one = Tried(name="gains", fault="norm gains are 1 above what this model reads", repair="gains - 1", loss=2.5,
+                    before=4.0, standard_error=0.01, further="layers moved by +1")  # fmt: skip
+        (first, *_) = said(healthy(), ends=ends(), trials=(one,))
+        assert (first.severity, first.name) == ("warning", "several conventions")
+        assert first.text == (
+            "with gains - 1 the loss of a short text falls from 4.00 to 2.50, and further with layers moved by +1"
+        )
+        assert first.cause.startswith("possible, not tested") and first.remedy == "diagnose again after the first change"
+        (repair,) = said(healthy(), ends=ends(), trials=(one.model_copy(update={"further": ""}),))
+        assert repair.name == "weights of another convention" and repair.severity == "fault"
+
+
+def ends(**changes: Any) -> Ends:
+    """Of a trained model of 260 words."""
+    values = {
+        "log_vocab": 5.56, "logits_variance": 5.0, "stream_variance": 1.0, "read_rms": 1.0, "table_rms": 0.02,
+        "head_rms": 0.02, "tied": False, "final_gain": 1.1, "final_gain_constant": None, "layer_gains_constant": False,
+        "head_drawn": False, "learnt": "its rows differ in size",
+    }  # fmt: skip
+    return Ends(**values | changes)

@@ -46,30 +46,14 @@ def _none(x: Any) -> bool:
 
 def _norms(attached: Attached) -> Iterator[Finding]:
     """Norms before branches whose gains are all 0. Norms that end a branch may begin there."""
-    offset = attached.mapping.gain_offset
-    dead: dict[int, list[str]] = {}
-    for row in attached.rows:
-        if row.norm is row.post_norm or row.placement == "res-post":
-            continue
-        if _none(gain_of(row.norm, offset)):
-            dead.setdefault(row.layer, []).append(attached.path_of(row.norm, "norm"))
-    for norm in attached.ends.final_norms:
-        if _none(gain_of(norm, offset)):
-            path = attached.path_of(norm, "norm")
-            yield fault(
-                name="norm of zeros",
-                text=sentences.norm_of_zeros((), [path]),
-                remedy="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
-                cause="tested: the gains were read",
-            )  # fmt: skip
-    if dead:
-        paths = [path for each in dead.values() for path in each]
-        yield fault(
-            name="norm of zeros", layers=tuple(dead),
-            text=sentences.norm_of_zeros(tuple(dead), paths),
-            remedy="gains start at 1 (at 0 where 1 is added to them); load or initialise them again",
-            cause="tested: the gains were read",
-        )  # fmt: skip
+    norms = [(row.layer, row.norm) for row in attached.rows
+             if row.norm is not row.post_norm and row.placement != "res-post"]  # fmt: skip
+    dead = [
+        (layer, f"{attached.path_of(norm, 'norm')}.weight")
+        for layer, norm in (*norms, *((None, norm) for norm in attached.ends.final_norms))
+        if _none(gain_of(norm, attached.mapping.gain_offset))
+    ]
+    yield from sentences.norms_of_zeros(dead, "tested: the gains were read")
 
 
 def _tables(attached: Attached) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from signalprop.network.layout import STACKS, layout, stacks_of
 from signalprop.results.findings import Finding
 from signalprop.results.text import named
 
+_READ = "tested: the file was read"
 _Layers = dict[tuple[str, int], list[TensorWeights]]  # by stack and layer
 
 
@@ -31,26 +32,16 @@ def findings_in(rows: Sequence[TensorWeights], digests: Mapping[str, str], place
 
 
 def _fault(name: str, text: str, layers: tuple[int, ...], *tensors: str, **more: Any) -> Finding:
-    cause = "tested: the file was read"
-    return sentences.fault(name=name, text=text, layers=layers, tensors=tensors, cause=cause, **more)
+    return sentences.fault(name=name, text=text, layers=layers, tensors=tensors, cause=_READ, **more)
 
 
 def _norms(rows: Sequence[TensorWeights]) -> Iterator[Finding]:
     """Gains of norms that are all 0 where the others of the model are not: some families store gains around 0."""
     gains = [r for r in rows if len(r.shape) == 1 and "norm" in r.name and not r.name.endswith("bias")]
     gains += [r for r in rows if len(r.shape) == 1 and ".ln" in f".{r.name}" and r.name.endswith("weight")]
-    zero = [row for row in gains if row.zeros == row.n]
-    if not zero or len(zero) == len(gains):
-        return
-    inside = [row for row in zero if row.layer is not None]
-    for row in zero:
-        if row.layer is None:
-            yield _fault("norm of zeros", sentences.norm_of_zeros((), [row.name.removesuffix(".weight")]), (), row.name)
-    if inside:
-        layers = tuple(dict.fromkeys(row.layer for row in inside if row.layer is not None))
-        names = [row.name for row in inside]
-        paths = [name.removesuffix(".weight") for name in names]
-        yield _fault("norm of zeros", sentences.norm_of_zeros(layers, paths), layers, *names)
+    zero = [(row.layer, row.name) for row in gains if row.zeros == row.n]
+    if len(zero) < len(gains):
+        yield from sentences.norms_of_zeros(zero, _READ)
 
 
 def _out_of_place(layers: _Layers, places: Places) -> Iterator[Finding]:

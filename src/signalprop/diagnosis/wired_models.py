@@ -90,19 +90,13 @@ def _told(
 
 def mute_norms(model: nn.Module) -> tuple[Finding, ...]:
     """Norms in blocks whose gains are all 0, by the names of their modules."""
-    dead: dict[int, list[str]] = {}
     paths = {module: path for path, module in model.named_modules()}
-    for i, block in enumerate(blocks_of(model)):
-        for module in block.modules():
-            gain = getattr(module, "weight", None)
-            if "norm" in type(module).__name__.lower() and isinstance(gain, nn.Parameter) and not bool(gain.any()):
-                dead.setdefault(i, []).append(paths[module])
-    if not dead or len(dead) == len(blocks_of(model)):  # all of them: gains to which 1 is added
+    dead = [
+        (i, f"{paths[module]}.weight")
+        for i, block in enumerate(blocks_of(model)) for module in block.modules()
+        if "norm" in type(module).__name__.lower()
+        and isinstance(gain := getattr(module, "weight", None), nn.Parameter) and not bool(gain.any())
+    ]  # fmt: skip
+    if len({i for i, _ in dead}) == len(blocks_of(model)):  # all of them: gains to which 1 is added
         return ()
-    every = [path for each in dead.values() for path in each]
-    text = sentences.norm_of_zeros(tuple(dead), every)
-    found = sentences.fault(
-        name="norm of zeros", layers=tuple(dead), text=text, remedy="gains start at 1; load or initialise them again",
-        cause="tested: the gains were read",
-    )  # fmt: skip
-    return (found,)
+    return tuple(sentences.norms_of_zeros(dead, "tested: the gains were read"))

@@ -40,6 +40,7 @@ def screen(d: Diagnosis) -> str:
     below = ["", *(folded for line in about for folded in textwrap.wrap(line, COLUMNS)), ""]
     below += text_table([*_SHOWN, worth], table).splitlines()
     below += textwrap.wrap(f"casts: {_cast_costs(d)}", COLUMNS) if d.casts else []
+    below += textwrap.wrap(_gradient_shares(d.gradients), COLUMNS) if d.gradients is not None else []
     findings, shown = list(d.findings), list[str]()
     while findings and (not shown or len(shown) + _paragraph(findings[0]).count("\n") + len(below) < SCREEN - 4):
         shown += _paragraph(findings.pop(0)).splitlines()
@@ -53,6 +54,16 @@ def screen(d: Diagnosis) -> str:
 def _cast_costs(d: Diagnosis) -> str:
     """The increase of the loss by every cast."""
     return ", ".join(f"{c.format} {c.of} {number(c.increase.value)}" for c in d.casts)
+
+
+def _gradient_shares(g: ScaledGradients) -> str:
+    """The worst of any tensor in float16, and the scale that fits."""
+    zero, subnormal = max(t.zero for t in g.tensors), max(t.subnormal for t in g.tensors)
+    largest = max(t.largest or 0.0 for t in g.tensors)
+    return (
+        f"gradients in float16, loss x {g.scale:g}: of a tensor at most {zero:.2g} become 0, {subnormal:.2g} subnormal; "
+        f"largest {largest:.3g}; a scale of {g.fitting:g} fits"
+    )
 
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
