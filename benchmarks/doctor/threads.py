@@ -116,6 +116,13 @@ def layers_equal(_: nn.Module) -> nn.Module:
     return model
 
 
+def head_copied(_: nn.Module) -> nn.Module:
+    """The head begins as a copy of the table, which was to be the same parameter."""
+    model = models.decoder()
+    model.head.weight = nn.Parameter(model.tokens.weight.detach().clone())
+    return model
+
+
 def own(fault: str) -> Callable[[Any], nn.Module]:
     """A decoder with a fault in its code."""
     return lambda _: models.decoder(fault)
@@ -177,6 +184,7 @@ WEIGHTS = (
           "huggingface/transformers issue 27517"),
 )  # fmt: skip
 CODE = (
+    Fault("head that copies the table", "own", head_copied, ("head not tied",), "token table"),
     Fault("dropout in evaluation", "own", own("dropout"), ("differs between calls",), "evaluation mode",
           "Coderx7/SimpleNet issue 2"),
     Fault("the stream is detached", "own", own("detached"), ("no gradient arrives",), (0, 1, 2, 3, 4),

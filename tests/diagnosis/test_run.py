@@ -288,7 +288,9 @@ class TestWords:
         assert first.text == (
             "with gains - 1 the loss of a short text falls from 4.00 to 2.50, and further with layers moved by +1"
         )
-        assert first.cause.startswith("possible, not tested") and first.remedy == "diagnose again after the first change"
+        assert (
+            first.cause.startswith("possible, not tested") and first.remedy == "diagnose again after the first change"
+        )
         (repair,) = said(healthy(), ends=ends(), trials=(one.model_copy(update={"further": ""}),))
         assert repair.name == "weights of another convention" and repair.severity == "fault"
 

@@ -6,6 +6,7 @@ import math
 from types import MethodType
 from typing import Any
 
+import benchmarks.doctor.models as small
 import pytest
 import torch
 from torch import Tensor, nn
@@ -108,3 +109,15 @@ def test_nothing_is_said_of_fresh_families(family: str) -> None:
         if isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and family != "whisper":
             arguments[name] = value.repeat(1, -(-24 // value.shape[1]))[:, :24]
     assert named(model, arguments, own=False, causal=False) == []
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_that_copies_the_table(tied: bool) -> None:
+    """In a model of one's own: two parameters with one set of numbers are no tied head; one parameter is."""
+    torch.manual_seed(0)
+    model = small.Decoder(layers=3, width=32).eval()
+    table = model.tokens.weight
+    model.head.weight = table if tied else nn.Parameter(table.detach().clone())
+    found = {one.name: one.text for one in diagnose(model, small.words(), jacobian_sequences=0, trials=False).findings}
+    assert ("head not tied" in found) is not tied
+    assert tied or "with the same numbers for now: training takes them apart" in found["head not tied"]

@@ -170,23 +170,31 @@ def _begin(x: Tensor) -> str:
 
 
 def _ties(attached: Attached) -> Iterator[Finding]:
-    """A configuration that ties the head to the table, and a head that is another parameter."""
+    """A head that is to be the table and is another parameter: by the configuration, or by its numbers."""
     model: Any = attached.model
-    config = getattr(model, "config", None)
-    if not getattr(config, "tie_word_embeddings", False):
+    ties = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+    own = attached.mapping.architecture.family is None
+    if own:
+        table, head = matrix_of(attached.ends.token), matrix_of(attached.ends.head)
+        head = _map_to_words(attached) if head is None else head
+    else:
+        try:
+            table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        except (AttributeError, NotImplementedError):
+            return
+    if not isinstance(head, Tensor) or not isinstance(table, Tensor) or head.shape != table.shape or head.is_meta:
         return
-    try:
-        table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    except (AttributeError, NotImplementedError):
+    if head.data_ptr() == table.data_ptr() or not (own or ties):
         return
-    alike = isinstance(head, Tensor) and isinstance(table, Tensor) and head.shape == table.shape
-    if alike and head is not table and not head.is_meta and head.data_ptr() != table.data_ptr():
-        equal = torch.equal(head, table)
+    equal = torch.equal(head, table) and bool(table.any())
+    if ties or equal:
+        said = "the configuration says tie_word_embeddings, but the head is a parameter by itself"
         yield fault(
             name="head not tied", severity="warning",
-            text="the configuration says tie_word_embeddings, but the head is a separate parameter"
+            text=(said if ties else "the head is not the token table")
             + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
-            remedy="call model.tie_weights(), or set tie_word_embeddings to false",
+            remedy="call model.tie_weights(), or set tie_word_embeddings to false" if ties
+            else "make them one parameter after the weights are drawn and moved: head.weight = tokens.weight",
             cause="tested: the two parameters were compared",
         )  # fmt: skip
 

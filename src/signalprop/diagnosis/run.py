@@ -48,7 +48,7 @@ from signalprop.streams.wrappers import unwrapped
 Stage = Callable[[str, int, int], None]
 _TRIAL_TOKENS = 64  # of a sequence that all trials read
 _TRIAL_ASKED = 48  # of them that are asked for, at the least: encoders are asked for few, and read several sequences
-_TRIAL_SEQUENCES = 8  # that the promising ones read, about
+_TRIAL_SEQUENCES, _TRIAL_TEXT = 8, 4096  # sequences, and tokens, that the promising ones read at the least
 _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 
@@ -141,7 +141,7 @@ def diagnose(
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
         if trials and worth and _has_short(mapping):
             short = _short(held[0])
-            tried = try_all(attached, short, held[: -(-_TRIAL_SEQUENCES // len(held[0].inputs))], step("trials"))
+            tried = try_all(attached, short, _text(held), step("trials"))
         fresh = None
         new = not (learnt(attached) if ends is None else ends.learnt)
         wired: tuple[Finding, ...] = (*parts_of(attached, _short(held[0])), *epsilons_of(attached, signal))
@@ -262,6 +262,12 @@ def _why_not_finite(attached: Attached, held: Sequence[Batch]) -> tuple[Finding,
     model, mapping = attached.model, attached.mapping
     calls = (arguments_of(model, mapping, read_by(mapping.arguments, batch)) for batch in held)
     return why_not_finite(model, calls, layer_paths(model, attached.layers))
+
+
+def _text(held: Sequence[Batch]) -> Sequence[Batch]:
+    """What the second look reads: errors of a few short sequences hide what a change is worth."""
+    n = max(_TRIAL_SEQUENCES, -(-_TRIAL_TEXT // _length(held)))
+    return held[: -(-n // len(held[0].inputs))]
 
 
 def _has_short(mapping: Mapping) -> bool:

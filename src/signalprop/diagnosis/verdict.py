@@ -1,37 +1,24 @@
-"""What the numbers of a diagnosis mean, in words: faults first, then what the depth does, with the numbers it rests on.
+"""What the numbers of a diagnosis mean, in words: faults first, then what training or depth has done.
 
-Rules compare a layer with its neighbours, with what theory predicts from the live weights, or with a fixed bound. The
-bounds stand in `bounds.py`; the faults that the rules have to find are planted in tests/diagnosis/test_faults.py.
+`RULES` is a table as that of `results.verdicts`, for trained models. Evidence is what six trained checkpoints without a
+fault reach (records/diagnoses.md). Faults that have to be found are planted in tests/diagnosis/test_faults.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from signalprop.diagnosis.bounds import (
-    ALIKE,
-    CAST_LOSS,
-    COUNTING_LOSS,
-    FEW_DIRECTIONS,
-    FEW_FEATURES,
-    FEWER_DIGITS,
-    GRADIENT_RANGE,
-    GROWN,
-    IDLE_JACOBIAN,
-    IDLE_LOSS,
-    LOST_GRADIENT,
-    ONE_DIRECTION,
-    ONE_HOT,
-)
 from signalprop.diagnosis.faults import faults
-from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, Removal, known
+from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, known
 from signalprop.diagnosis.whole_model import guessing, repair_of, whole_model
-from signalprop.results.findings import Finding, Findings
+from signalprop.results.findings import SEVERITIES, Finding, Findings
 from signalprop.results.text import named, ranges
+from signalprop.results.verdicts import Passed, Remedy, Rule
 from signalprop.theory.bounds import growth_exponent
 from signalprop.watching.first_positions import MASSIVE
 
@@ -42,29 +29,21 @@ def verdicts(diagnosis: Diagnosis, expected: str = "") -> Findings:
     Args:
         expected: name of the scheme that the model is meant to carry, '' if none was claimed.
     """
-    rules: tuple[Callable[[Diagnosis], Iterable[Finding]], ...] = (
-        partial(faults, expected=expected),
-        _one_hot_attention,
-        _collapse,
-        _gradients,
-        _idle,
-        _growth,
-        _massive,
-        _beyond_formats,
-        _casts,
-        _loss_scale,
-    )
     found = list(whole_model(diagnosis))
     if repair_of(diagnosis) is None:  # else all else may follow from it
-        found += [verdict for rule in rules for verdict in rule(diagnosis)]
+        found += faults(diagnosis, expected)
+        found += [_finding(rule, passed, diagnosis) for rule in RULES for passed in rule.passed(diagnosis)]
     found += guessing(diagnosis, any(verdict.severity == "fault" for verdict in found))
-    order = {"fault": 0, "warning": 1, "note": 2}
-    return Findings(sorted(map(_honest, found), key=lambda verdict: order[verdict.severity]))
+    return Findings(sorted(map(_honest, found), key=lambda verdict: SEVERITIES.index(verdict.severity)))
 
 
-def _for_fresh(d: Diagnosis, advice: str) -> str:
-    """Advice about an initialisation, which is of no use to a model that was trained."""
-    return advice if d.fresh is not None else ""
+def _finding(rule: Rule, passed: Passed, d: Diagnosis) -> Finding:
+    remedies = [remedy.text for remedy in rule.remedies if not remedy.has(d)]
+    return Finding(
+        name=rule.name, severity=passed.severity or rule.severity, text=passed.text, layers=passed.layers,
+        quantity=rule.quantity, value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
+        evidence=rule.evidence, cause=rule.cause + passed.cause, remedy=passed.remedy or "".join(remedies[:1]),
+    )  # fmt: skip
 
 
 def _honest(verdict: Finding) -> Finding:
@@ -74,236 +53,218 @@ def _honest(verdict: Finding) -> Finding:
     return verdict.model_copy(update={"cause": f"possible, not tested: {verdict.cause}"})
 
 
-# --- what training or depth has done -----------------------------------------------------------------------------
+# --- what is passed ----------------------------------------------------------------------------------------------
+
+ONE_HOT = 0.02
 
 
-def _one_hot_attention(d: Diagnosis) -> Iterable[Finding]:
+def _one_hot(d: Diagnosis) -> Iterator[Passed]:
     entropies = {s.layer: float(np.mean(known(s.entropy))) for s in d.signal if known(s.entropy)}
     sharp = tuple(layer for layer, entropy in entropies.items() if entropy < ONE_HOT)
     if sharp:
-        stds = [max(known(s.score_std), default=0.0) for s in d.of_layers(sharp)]
-        yield Finding(
-            severity="warning",
-            name="one-hot attention",
-            layers=sharp,
-            text=f"{named(sharp)}: attention looks at single tokens (entropy {min(entropies[i] for i in sharp):.2g} "
-            f"of that of equal weights, scores with standard deviations up to {max(stds):.3g})",
-            cause="queries and keys grew without bound, which stops their gradients",
-            remedy="QK-norm, or a smaller learning rate for queries and keys",
-        )
+        least = min(entropies[i] for i in sharp)
+        most = max(max(known(s.score_std), default=0.0) for s in d.of_layers(sharp))
+        text = f"{named(sharp)}: attention looks at single tokens (entropy {least:.2g} of that of equal weights, "
+        yield Passed(least, ONE_HOT, text=f"{text}scores with standard deviations up to {most:.3g})", layers=sharp)
 
 
-def _collapse(d: Diagnosis) -> Iterable[Finding]:
-    """Tokens that have grown alike; apart from those whose likeness is a few huge features, which norms' gains undo."""
+# Token correlation and effective rank at which tokens have grown alike; and entries over the root mean square, with the
+# rank, at which a few features are what they share, which norms' gains undo.
+ALIKE, ONE_DIRECTION = 0.98, 1.1
+FEW_FEATURES, FEW_DIRECTIONS = 20.0, 1.5
 
-    def below(s: LayerSignal, rank: float) -> bool:
-        r = s.token_correlation
-        return (r is not None and r > ALIKE) or (s.effective_rank is not None and s.effective_rank < rank)
 
-    few = tuple(
-        s.layer for s in d.signal if s.outlier is not None and s.outlier > FEW_FEATURES and below(s, FEW_DIRECTIONS)
-    )
-    alike = tuple(s.layer for s in d.signal if s.layer not in few and below(s, ONE_DIRECTION))
-    if few:
+def _below(s: LayerSignal, rank: float) -> bool:
+    r = s.token_correlation
+    return (r is not None and r > ALIKE) or (s.effective_rank is not None and s.effective_rank < rank)
+
+
+def _few_features(d: Diagnosis) -> tuple[int, ...]:
+    large = [s for s in d.signal if s.outlier is not None and s.outlier > FEW_FEATURES]
+    return tuple(s.layer for s in large if _below(s, FEW_DIRECTIONS))
+
+
+def _outliers(d: Diagnosis) -> Iterator[Passed]:
+    if few := _few_features(d):
         largest = max(s.outlier or 0.0 for s in d.of_layers(few))
-        yield Finding(
-            severity="note",
-            name="outlier features",
-            layers=few,
-            text=f"{named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
-            "mean square), which makes tokens look equal there: cosines and ranks describe those features",
-            cause="trained models keep constants in single features; the gains of their norms make up for it",
-            remedy="keep those features in high precision when quantising",
-        )
-    if alike:
+        text = f"{named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
+        text += "mean square), which makes tokens look alike there: cosines and ranks speak of those features"
+        yield Passed(largest, FEW_FEATURES, text=text, layers=few)
+
+
+def _collapse(d: Diagnosis) -> Iterator[Passed]:
+    few = _few_features(d)
+    if alike := tuple(s.layer for s in d.signal if s.layer not in few and _below(s, ONE_DIRECTION)):
         worst = max(d.of_layers(alike), key=lambda s: s.token_correlation or 0.0)
-        yield Finding(
-            severity="warning",
-            name="rank collapse",
-            layers=alike,
-            text=f"{named(alike)}: tokens have collapsed (correlation {worst.token_correlation or 0:.3f}, effective "
-            f"rank {worst.effective_rank or 0:.3g} at layer {worst.layer})",
-            cause="attention averages faster than the skips and feed-forwards keep tokens apart",
-            remedy=_for_fresh(
-                d, "larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"
-            ),
-        )
+        most = worst.token_correlation or 0.0
+        text = f"{named(alike)}: tokens have grown alike (correlation {most:.3f}, effective rank "
+        yield Passed(most, ALIKE, text=f"{text}{worst.effective_rank or 0:.3g} at layer {worst.layer})", layers=alike)
 
 
-def _gradients(d: Diagnosis) -> Iterable[Finding]:
+GRADIENT_RANGE = 1e5
+
+
+def _gradients(d: Diagnosis, *, grows: bool) -> Iterator[Passed]:
     found = {s.layer: s.gradient for s in d.signal if s.gradient}
     if len(found) < 3:
         return
-    spread = max(found.values()) / min(found.values())
-    if spread > GRADIENT_RANGE:
-        layers = tuple(found)
-        first, last = layers[0], layers[-1]
-        grows = found[first] > found[last]
-        yield Finding(
-            severity="warning",
-            name="exploding gradients" if grows else "vanishing gradients",
-            layers=layers,
-            text=f"gradient variance spans a factor {spread:.3g} over the layers ({found[first]:.3g} after layer "
-            f"{first}, {found[last]:.3g} after layer {last})",
-            cause="each layer multiplies the gradient on its way down",
-            remedy=_for_fresh(d, "an initialisation that conserves it: deepscalelm; signalprop predict shows which"),
-        )
+    spread, layers = max(found.values()) / min(found.values()), tuple(found)
+    first, last = found[layers[0]], found[layers[-1]]
+    if spread > GRADIENT_RANGE and (first > last) == grows:
+        text = f"gradient variance spans a factor {spread:.3g} over the layers ({first:.3g} after layer {layers[0]}, "
+        yield Passed(spread, GRADIENT_RANGE, text=f"{text}{last:.3g} after layer {layers[-1]})", layers=layers)
 
 
-def _idle(d: Diagnosis) -> Iterable[Finding]:
-    """Layers that cost nothing to remove; without removals, layers whose Jacobian is the identity's."""
-    if d.removal is not None and d.removal.single:
-        yield from _idle_by_removal(d, d.removal)
-    elif d.identity is not None and d.identity.jacobian:
-        near = tuple(i for i, e in enumerate(d.identity.jacobian) if e.value is not None and e.value < IDLE_JACOBIAN)
-        if near:
-            yield Finding(
-                severity="note",
-                name="near-identity layers",
-                layers=near,
-                text=f"{named(near)}: |J - I| below {IDLE_JACOBIAN:g} (root mean square), so a change of their input "
-                "passes nearly unchanged",
-                remedy="diagnose --remove measures what they are worth",
-            )
+IDLE_JACOBIAN = 0.1
 
 
-def _idle_by_removal(d: Diagnosis, removal: Removal) -> Iterable[Finding]:
-    increases = {item.layers[0]: item.increase for item in removal.single}
-    costs = {layer: e.value for layer, e in increases.items() if e.value is not None}
-    errors = {layer: increases[layer].standard_error or 0.0 for layer in costs}
-    unsure = [k for k, cost in costs.items() if errors[k] >= IDLE_LOSS and cost < IDLE_LOSS + 2 * errors[k]]
-    if unsure:
-        yield Finding(
-            severity="note",
-            name="few tokens",
-            layers=tuple(unsure),
-            text=f"{named(tuple(unsure))}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without "
-            f"one of them cannot be seen (errors up to {max(errors[k] for k in unsure):.3g})",
-            remedy="more --tokens",
-        )
-    idle = tuple(layer for layer, cost in costs.items() if max(cost, errors[layer]) < IDLE_LOSS)
-    if len(costs) > 1 and max(costs.values()) < COUNTING_LOSS:  # idle layers are none where nothing else is at work
-        if not unsure:
-            yield Finding(
-                severity="note",
-                name="no layer counts",
-                layers=tuple(costs),
-                text=f"whichever layer is removed, the loss rises by at most {max(costs.values()):.3g} nats per token "
-                f"(of {_loss(d):.3g})",
-                cause="a model at the start of its training, or a text that it can say little of",
-                remedy="train longer, or give --data that the model was trained for",
-            )
+def _near_identity(d: Diagnosis) -> Iterator[Passed]:
+    """Where layers were not removed."""
+    values = () if d.identity is None or _removals(d) else d.identity.jacobian
+    distances = {i: e.value for i, e in enumerate(values) if e.value is not None and e.value < IDLE_JACOBIAN}
+    if distances:
+        layers = tuple(distances)
+        text = f"{named(layers)}: |J - I| below {IDLE_JACOBIAN:g} (root mean square), so a change of their input "
+        yield Passed(min(distances.values()), IDLE_JACOBIAN, text=f"{text}passes nearly unchanged", layers=layers)
+
+
+# Nats per token: what an idle layer costs at most (its standard error has to be below that, too), and what the dearest
+# layer costs where any counts.
+IDLE_LOSS, COUNTING_LOSS = 0.02, 0.1
+MANY_IDLE = 0.15  # of all layers
+
+
+def _removals(d: Diagnosis) -> dict[int, tuple[float, float]]:
+    """What removing a layer costs, with its standard error, by layer."""
+    found = {item.layers[0]: item.increase for item in (d.removal.single if d.removal else ())}
+    return {k: (e.value, e.standard_error or 0.0) for k, e in found.items() if e.value is not None}
+
+
+def _unsure(d: Diagnosis) -> dict[int, float]:
+    """Errors of those of which cannot be seen whether they are idle."""
+    costs = _removals(d).items()
+    return {k: error for k, (cost, error) in costs if error >= IDLE_LOSS and cost < IDLE_LOSS + 2 * error}
+
+
+def _few_tokens(d: Diagnosis) -> Iterator[Passed]:
+    if unsure := _unsure(d):
+        most, layers = max(unsure.values()), tuple(unsure)
+        text = f"{named(layers)}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without one of them "
+        yield Passed(most, IDLE_LOSS, text=f"{text}cannot be seen (errors up to {most:.3g})", layers=layers)
+
+
+def _none_counts(d: Diagnosis) -> bool:
+    costs = _removals(d)
+    return len(costs) > 1 and max(cost for cost, _ in costs.values()) < COUNTING_LOSS
+
+
+def _no_layer(d: Diagnosis) -> Iterator[Passed]:
+    if _none_counts(d) and not _unsure(d):
+        costs = _removals(d)
+        most = max(cost for cost, _ in costs.values())
+        text = f"whichever layer is removed, the loss rises by at most {most:.3g} nats per token (of {_loss(d):.3g})"
+        yield Passed(most, COUNTING_LOSS, text=text, layers=tuple(costs))
+
+
+def _idle(d: Diagnosis) -> Iterator[Passed]:
+    """Idle layers are none where nothing else is at work."""
+    costs = {k: cost for k, (cost, error) in _removals(d).items() if max(cost, error) < IDLE_LOSS}
+    if not costs or _none_counts(d):
         return
-    if idle:
-        low, high = min(costs[layer] for layer in idle), max(costs[layer] for layer in idle)
-        yield Finding(
-            severity="warning" if len(idle) > 0.15 * len(d.signal) else "note",
-            name="idle layers",
-            layers=idle,
-            text=f"{named(idle)}: removing {'it' if len(idle) == 1 else 'any one'} changes the loss by {low:+.3g}"
-            f"{'' if len(idle) == 1 else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})",
-            cause="the branches are small against the stream, or parallel to it" + _depth_share(d, idle),
-            remedy="remove them, where the score of a task bears it: diagnose --remove --task",
-        )
+    layers, low, high = tuple(costs), min(costs.values()), max(costs.values())
+    one = len(layers) == 1
+    shares = [(s.attention_share or 0.0) + (s.feed_forward_share or 0.0) for s in d.of_layers(layers)]
+    held = f" (branches hold {np.median(shares):.2g} of the stream's variance, median)" if shares else ""
+    text = f"{named(layers)}: removing {'it' if one else 'any one'} changes the loss by {low:+.3g}"
+    text += f"{'' if one else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})"
+    severity = "warning" if len(layers) > MANY_IDLE * len(d.signal) else "note"
+    yield Passed(high, IDLE_LOSS, text=text, layers=layers, cause=held, severity=severity)
 
 
 def _loss(d: Diagnosis) -> float:
     return math.nan if d.loss is None or d.loss.value is None else d.loss.value
 
 
-def _depth_share(d: Diagnosis, layers: Sequence[int]) -> str:
-    shares = [(s.attention_share or 0.0) + (s.feed_forward_share or 0.0) for s in d.of_layers(layers)]
-    return f" (branches hold {np.median(shares):.2g} of the stream's variance, median)" if shares else ""
+GROWN = 4.0  # variance after the last layer over that after the first
 
 
-def _growth(d: Diagnosis) -> Iterable[Finding]:
-    """The exponent p of variance ~ layer^p in every stack, against the laws of docs/papers/curse-of-depth.md."""
+def _growth(d: Diagnosis) -> Iterator[Passed]:
+    """The exponent p of variance ~ layer^p in every stack, against the laws of docs/theory/depth.md."""
     for stack in dict.fromkeys(s.stack for s in d.signal):
         rows = [s for s in d.signal if s.stack == stack]
         values = [s.variance for s in rows if s.variance]
         if len(values) < max(len(rows), 6) or values[-1] <= GROWN * values[0]:
             continue
-        p = growth_exponent(values)
+        p, layers = growth_exponent(values), tuple(s.layer for s in rows)
         sort = "slowly" if p <= 1 else "between fresh weights (1) and branches aligned with the stream (2)"
-        layers = tuple(s.layer for s in rows)
-        yield Finding(
-            severity="note",
-            name="variance growth",
-            layers=layers,
-            text=f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
-            f"{ranges(layers[len(rows) // 4 :])}, {sort if p <= 2.3 else 'more than aligned branches give (2)'}",
-            remedy="" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast",
-        )
+        sort = sort if p <= 2.3 else "more than aligned branches give (2)"
+        text = f"the stream's variance grows from {values[0]:.3g} to {values[-1]:.3g}; as layer^{p:.2f} over layers "
+        remedy = "" if p <= 1 or d.casts else "low-precision formats see the largest layer: diagnose --cast"
+        yield Passed(values[-1] / values[0], GROWN, text=f"{text}{ranges(layers[len(rows) // 4 :])}, {sort}",
+                     layers=layers, remedy=remedy)  # fmt: skip
 
 
-def _massive(d: Diagnosis) -> Iterable[Finding]:
+def _massive(d: Diagnosis) -> Iterator[Passed]:
     ratios = {s.layer: s.first_variance / s.variance for s in d.signal if s.first_variance and s.variance}
-    huge = tuple(layer for layer, ratio in ratios.items() if ratio > MASSIVE)
-    if huge:
-        yield Finding(
-            severity="note",
-            name="massive activations",
-            layers=huge,
-            text=f"{named(huge)}: the first {d.data.skip_first} positions have up to {max(ratios.values()):.3g} times "
-            "the variance of the others, which leave them out",
-            cause="attention parks weight on the first token; common in trained decoders",
-            remedy="keep the first token in high precision when quantising activations",
-        )
+    if huge := tuple(layer for layer, ratio in ratios.items() if ratio > MASSIVE):
+        most = max(ratios.values())
+        text = f"{named(huge)}: the first {d.data.skip_first} positions have up to {most:.3g} times the variance of "
+        yield Passed(most, MASSIVE, text=f"{text}the others, which leave them out", layers=huge)
 
 
-def _beyond_formats(d: Diagnosis) -> Iterable[Finding]:
-    """Layers whose largest activation float16 does not hold; trained models reach it, and run in bfloat16."""
+def _beyond_float16(d: Diagnosis) -> Iterator[Passed]:
+    """Trained models reach it, and run in bfloat16."""
     top = RANGES["fp16"]
-    beyond = tuple(s.layer for s in d.signal if s.largest is not None and s.largest > top)
-    if beyond:
+    if beyond := tuple(s.layer for s in d.signal if s.largest is not None and s.largest > top):
         worst = max(d.of_layers(beyond), key=lambda s: s.largest or 0.0)
-        yield Finding(
-            severity="note",
-            name="beyond float16",
-            layers=beyond,
-            text=f"{named(beyond)}: activations reach {worst.largest:.3g} (layer {worst.layer}), and float16 ends at "
-            f"{top:,.0f}: there they become infinite",
-            cause="tested: the largest numbers of the text were read",
-            remedy="run it in bfloat16, or rescale it with signalprop fit",
-        )
+        text = f"{named(beyond)}: activations reach {worst.largest:.3g} (layer {worst.layer}), and float16 ends at "
+        yield Passed(worst.largest or 0.0, top, text=f"{text}{top:,.0f}: there they become infinite", layers=beyond)
 
 
-def _casts(d: Diagnosis) -> Iterable[Finding]:
-    """One verdict per format whose cast costs something.
+CAST_LOSS = 0.01  # nats per token, beside three standard errors
 
-    int8 without a scale is a note by itself: it holds whole numbers alone, so what it costs says nothing of the model.
-    """
+
+def _costly(d: Diagnosis, form: str) -> list[Cast]:
+    """The casts to a format that cost something."""
+
+    def costs(cast: Cast) -> bool:
+        increase, error = cast.increase.value, cast.increase.standard_error or 0.0
+        return increase is None or increase > max(CAST_LOSS, 3 * error)
+
+    return [cast for cast in d.casts if cast.format == form and costs(cast)]
+
+
+def _cost(cast: Cast) -> float:
+    return math.inf if cast.increase.value is None else cast.increase.value
+
+
+def _whole_numbers(cast: Cast) -> bool:
+    """int8 without a scale holds whole numbers alone, so what it costs says nothing of the model."""
+    return cast.format == "int8" and not cast.scaled
+
+
+def _no_scale(d: Diagnosis) -> Iterator[Passed]:
+    if found := [cast for cast in _costly(d, "int8") if _whole_numbers(cast)]:
+        text = "int8 without a scale: the loss rises, in nats per token, by a direct cast of: "
+        yield Passed(max(map(_cost, found)), CAST_LOSS, text=text + _listed(found))
+
+
+def _casts(d: Diagnosis) -> Iterator[Passed]:
+    """One per format."""
     for form in dict.fromkeys(cast.format for cast in d.casts):
-        costly = [cast for cast in d.casts if cast.format == form and _costs(cast)]
-        whole_numbers = [cast for cast in costly if form == "int8" and not cast.scaled]
-        if whole_numbers:
-            yield Finding(
-                severity="note",
-                name="no scale",
-                text=f"int8 without a scale: the loss rises, in nats per token, by a direct cast of: "
-                f"{_listed(whole_numbers)}",
-                cause="it holds whole numbers alone, so that weights below one half become 0",
-                remedy="a scale per tensor at the least; never cast to int8 without",
-            )
-        costly = [cast for cast in costly if cast not in whole_numbers]
+        costly = [cast for cast in _costly(d, form) if not _whole_numbers(cast)]
         if not costly:
             continue
-        worst = max(costly, key=lambda cast: math.inf if cast.increase.value is None else cast.increase.value)
+        worst = max(costly, key=_cost)
         ratios = [(ratio, layer) for layer, ratio in enumerate(worst.signal_to_noise) if ratio is not None]
         at = f"; least signal over noise after layer {min(ratios)[1]} ({min(ratios)[0]:.3g} dB)" if ratios else ""
-        helps = not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts)
-        yield Finding(
-            severity="warning",
-            name="low precision",
-            layers=(min(ratios)[1],) if ratios else (),
-            text=f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}",
-            cause="numbers below or above the format's range, or too few digits for outliers",
-            remedy="a scale per tensor fixes it"
-            if helps
-            else "finer scales (per channel or block), or that layer in bfloat16"
-            if worst.format in ONE_SCALE
-            else "that layer in bfloat16",
-        )
+        if not any(cast.scaled for cast in costly) and any(c.format == form and c.scaled for c in d.casts):
+            remedy = "a scale per tensor fixes it"
+        else:
+            finer = "finer scales (per channel or block), or " if form in ONE_SCALE else ""
+            remedy = f"{finer}that layer in bfloat16"
+        text = f"{form}: the loss rises, in nats per token, by a direct cast of: {_listed(costly)}{at}"
+        yield Passed(_cost(worst), CAST_LOSS, text=text, layers=(min(ratios)[1],) if ratios else (), remedy=remedy)
 
 
 def _listed(casts: Sequence[Cast]) -> str:
@@ -314,38 +275,108 @@ def _listed(casts: Sequence[Cast]) -> str:
     )
 
 
-def _costs(cast: Cast) -> bool:
-    increase, error = cast.increase.value, cast.increase.standard_error or 0.0
-    return increase is None or increase > max(CAST_LOSS, 3 * error)
-
-
-# What can become of a gradient in float16: its share, above which, and in words; the gravest first.
+# Shares of a matrix's or stream's gradient that may become 0, or subnormal, in float16. Small models at 65,536: below
+# 1e-4 both; at 1: below 1e-3, and up to 0.79.
+LOST_GRADIENT, FEWER_DIGITS = 0.05, 0.5
+# What can become of it: the share, above which, and in words; the gravest first.
 _IN_FLOAT16 = (("infinite", 0.0, "overflow"), ("zero", LOST_GRADIENT, "become 0"),
                ("subnormal", FEWER_DIGITS, "keep fewer digits"))  # fmt: skip
 
 
-def _loss_scale(d: Diagnosis) -> Iterable[Finding]:
+def _loss_scale(d: Diagnosis) -> Iterator[Passed]:
     """Gradients that overflow float16 at the stated loss scale, or become 0 there; else those that lose digits."""
     if (g := d.gradients) is None:
         return
     for share, bound, word in _IN_FLOAT16:
         found = sorted((t for t in g.tensors if getattr(t, share) > bound), key=lambda t: -getattr(t, share))
         if found:
-            largest = max(t.largest or 0.0 for t in g.tensors)
+            most, largest = getattr(found[0], share), max(t.largest or 0.0 for t in g.tensors)
             others = f", and of {len(found) - 1} more tensors more than {bound:.0%}" if found[1:] else ""
-            yield Finding(
+            yield Passed(
+                most, bound, layers=tuple(sorted({t.layer for t in found if t.layer is not None})),
                 severity="note" if share == "subnormal" else "warning",
-                name="loss scale",
-                layers=tuple(sorted({t.layer for t in found if t.layer is not None})),
-                text=f"at a loss scale of {_scale(g.scale)}, {100 * getattr(found[0], share):.3g} % of the entries of "
-                f"the gradient of {found[0].name} {word} in float16{others}; the largest entry is {largest:.3g}",
-                cause="tested: the gradients of the text were counted",
+                text=f"at a loss scale of {_scale(g.scale)}, {100 * most:.3g} % of the entries of the gradient of "
+                f"{found[0].name} {word} in float16{others}; the largest entry is {largest:.3g}",
                 remedy=f"a loss scale of {_scale(g.fitting)}: at most {100 * g.lost:.2g} % of the entries of a "
                 "gradient become 0, and the largest is still 4 to 8 times below the end of the format"
                 + ("" if g.lost <= LOST_GRADIENT else "; no scale holds both ends, and bfloat16 needs none"),
-            )
+            )  # fmt: skip
             return
 
 
 def _scale(value: float) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:.3g}"
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+
+def _do(text: str) -> tuple[Remedy, ...]:
+    return (Remedy(text, lambda d: False),)
+
+
+def _at_the_start(text: str) -> tuple[Remedy, ...]:
+    """An initialisation, which is of no use to a model that was trained."""
+    return (Remedy(text, lambda d: d.fresh is None),)
+
+
+_EACH_LAYER = "each layer multiplies the gradient on its way down"
+_CONSERVE = _at_the_start("an initialisation that conserves it: deepscalelm; signalprop predict shows which")
+
+
+def _rule(
+    name: str,
+    quantity: str,
+    evidence: str,
+    passed: Callable[[Diagnosis], Iterator[Passed]],
+    remedies: tuple[Remedy, ...],
+    **more: Any,
+) -> Rule:
+    """A row; what it means, its sentence says."""
+    return Rule(name, quantity, "", evidence, passed, remedies, **more)
+
+
+RULES: tuple[Rule, ...] = (
+    _rule("one-hot attention", "entropy of attention over that of equal weights, mean over heads", "SmolLM2 0.23",
+          _one_hot, _do("QK-norm, or a smaller learning rate for queries and keys"),
+          cause="queries and keys grew without bound, which stops their gradients"),
+    _rule("outlier features", "largest entry over root mean square, where the effective rank is below 1.5",
+          "Gemma 3 26 to 131, of rank 1.19 to 5.6; SmolLM2 has entries of 193 whose tokens stay apart", _outliers,
+          _do("keep those features in high precision when quantising"), severity="note",
+          cause="trained models keep constants in single features; the gains of their norms make up for it"),
+    _rule("rank collapse", "token correlation (or effective rank, below 1.1)", "Gemma 3 0.964 and 1.19, Whisper 0.79 "
+          "and 2.8; a small model that has learnt how frequent tokens are and little else 1.24", _collapse,
+          _at_the_start("larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"),
+          cause="attention averages faster than the skips and feed-forwards keep tokens apart"),
+    _rule("exploding gradients", "gradient variance, largest layer over smallest", "Gemma 3 6,000, Whisper 423",
+          partial(_gradients, grows=True), _CONSERVE, cause=_EACH_LAYER),
+    _rule("vanishing gradients", "gradient variance, largest layer over smallest", "Gemma 3 6,000, Whisper 423",
+          partial(_gradients, grows=False), _CONSERVE, cause=_EACH_LAYER),
+    _rule("near-identity layers", "|J - I|, root mean square", "Whisper 0.37", _near_identity,
+          _do("diagnose --remove measures what they are worth"), severity="note"),
+    _rule("few tokens", "standard error of the loss without a layer, nats per token", "", _few_tokens,
+          _do("more --tokens"), severity="note"),
+    _rule("no layer counts", "increase of the loss without the dearest layer, nats per token", "trained 1.7 to 12; "
+          "before training, and soon after, up to 0.07", _no_layer,
+          _do("train on, or give --data that the model was made for"), severity="note",
+          cause="a model at the start of its training, or a text that it can say little of"),
+    _rule("idle layers", "increase of the loss without a layer, nats per token", "cheapest layers: SmolLM2 0.065, "
+          "Gemma 3 0.30, Whisper 1.1, and Qwen2.5 -0.08, whose layer 8 is idle there", _idle,
+          _do("remove them, where the score of a task bears it: diagnose --remove --task"),
+          cause="what is added is small against the stream, or along it"),
+    _rule("variance growth", "variance after the last layer over that after the first", "not a fault at any size",
+          _growth, (), severity="note"),
+    _rule("massive activations", "variance of the first positions over that of the others", "common in trained models",
+          _massive, _do("keep the first token in high precision when quantising activations"), severity="note",
+          cause="attention parks weight on the first token; common in trained decoders"),
+    _rule("beyond float16", "largest activation", "the largest number of the format", _beyond_float16,
+          _do("run in bfloat16, or signalprop fit makes the same model with smaller activations"), severity="note",
+          cause="tested: the largest numbers of the text were read"),
+    _rule("no scale", "increase of the loss, nats per token", "", _no_scale,
+          _do("a scale per tensor at the least; never cast to int8 without"), severity="note",
+          cause="it holds whole numbers alone, so that weights below one half become 0"),
+    _rule("low precision", "increase of the loss, nats per token", "SmolLM2 in bfloat16 0.000", _casts, (),
+          cause="numbers below or above the format's range, or too few digits for outliers"),
+    _rule("loss scale", "share of a gradient's entries in float16", "small models at 65,536: below 1e-4", _loss_scale,
+          (), cause="tested: the gradients of the text were counted"),
+)  # fmt: skip

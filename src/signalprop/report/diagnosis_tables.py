@@ -61,8 +61,8 @@ def _gradient_shares(g: ScaledGradients) -> str:
     zero, subnormal = max(t.zero for t in g.tensors), max(t.subnormal for t in g.tensors)
     largest = max(t.largest or 0.0 for t in g.tensors)
     return (
-        f"gradients in float16, loss x {g.scale:g}: of a tensor at most {zero:.2g} become 0, {subnormal:.2g} subnormal; "
-        f"largest {largest:.3g}; a scale of {g.fitting:g} fits"
+        f"gradients in float16, loss x {g.scale:g}: of a tensor at most {zero:.2g} become 0, {subnormal:.2g} "
+        f"subnormal; largest {largest:.3g}; a scale of {g.fitting:g} fits"
     )
 
 

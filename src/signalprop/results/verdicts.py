@@ -1,7 +1,7 @@
 """The table of rules by which a start is judged: what is counted, its bound, what that rests on, remedies.
 
-Predictions, measurements, comparisons and monitors are judged by it; rules for trained models are in
-`diagnosis/verdict.py`. Bounds are held against networks that are known to train, and starts that are known to fail:
+Predictions, measurements, comparisons and monitors are judged by it; `diagnosis/verdict.py` has the rows for trained
+models. Bounds are held against networks that are known to train, and starts that are known to fail:
 `python -m benchmarks.known_good` prints both tables.
 """
 
@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layout import layout
 from signalprop.network.shown import COLUMNS
-from signalprop.results.findings import Finding, Findings
+from signalprop.results.findings import Finding, Findings, Severity
 from signalprop.results.series import Series
 from signalprop.results.text import number
 
@@ -92,20 +92,27 @@ def halves(profile: Judged) -> list[Halves]:
 
 
 class Passed(NamedTuple):
-    """A bound that is passed: the value, the bound, ln of the factor by which, where, and the sentence."""
+    """A bound that is passed: the value, the bound, ln of the factor by which, the sentence, and where.
+
+    Attributes:
+        severity, remedy: in place of the rule's. cause: what is added to the rule's.
+    """
 
     value: float
     bound: float
-    beyond: float
-    text: str
+    beyond: float = 0.0
+    text: str = ""
     layers: tuple[int, ...] = ()
+    severity: Severity | None = None
+    cause: str = ""
+    remedy: str = ""
 
 
 class Remedy(NamedTuple):
     """What to try. has: whether a network has it already. changes: names of the `advice.CHANGES` that do it."""
 
     text: str
-    has: Callable[[Judged], bool]
+    has: Callable[[Any], bool]
     changes: tuple[str, ...] = ()
 
 
@@ -114,15 +121,22 @@ def _never(profile: Judged) -> bool:
 
 
 class Rule(NamedTuple):
-    """One row of the table. meaning: what it means for a user. remedies: the first one to try comes first."""
+    """One row of the table.
+
+    Attributes:
+        meaning: what it means for a user. passed: of a Judged profile and its step of training, or of a Diagnosis.
+        remedies: the first one to try comes first.
+    """
 
     name: str
     quantity: str
     meaning: str
     evidence: str
-    passed: Callable[[Judged, int | None], Iterator[Passed]]
+    passed: Callable[..., Iterator[Passed]]
     remedies: tuple[Remedy, ...]
     page: str = "what-would-cure-it"
+    severity: Severity = "warning"
+    cause: str = ""
 
 
 def _shown(log: float) -> str:
