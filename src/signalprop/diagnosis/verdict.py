@@ -16,7 +16,7 @@ import numpy as np
 from signalprop.diagnosis.faults import faults
 from signalprop.diagnosis.result import ONE_SCALE, RANGES, Cast, Diagnosis, LayerSignal, known
 from signalprop.diagnosis.whole_model import guessing, repair_of, whole_model
-from signalprop.results.findings import SEVERITIES, Finding, Findings
+from signalprop.results.findings import SEVERITIES, Finding, Findings, Severity
 from signalprop.results.text import named, ranges
 from signalprop.results.verdicts import Passed, Remedy, Rule
 from signalprop.theory.bounds import growth_exponent
@@ -177,7 +177,7 @@ def _idle(d: Diagnosis) -> Iterator[Passed]:
     held = f" (branches hold {np.median(shares):.2g} of the stream's variance, median)" if shares else ""
     text = f"{named(layers)}: removing {'it' if one else 'any one'} changes the loss by {low:+.3g}"
     text += f"{'' if one else f' to {high:+.3g}'} nats per token (of {_loss(d):.3g})"
-    severity = "warning" if len(layers) > MANY_IDLE * len(d.signal) else "note"
+    severity: Severity = "warning" if len(layers) > MANY_IDLE * len(d.signal) else "note"
     yield Passed(high, IDLE_LOSS, text=text, layers=layers, cause=held, severity=severity)
 
 
