@@ -18,8 +18,10 @@ import torch
 from benchmarks.models import hugging_face
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 import signalprop as sp
+from signalprop.data.batches import Batch
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.causal_shaping import ESPA
@@ -81,6 +83,24 @@ def test_a_prediction_grows_as_its_depth(changes: dict[str, Any], bound: int) ->
     assert counts[2] - counts[1] <= 64 * bound
 
 
+def test_what_sp_predict_adds_grows_as_the_depth() -> None:
+    """Bands are derived when they are read: a prediction costs what its passes cost."""
+    sp.predict(network(64), INPUTS)
+    counts = [calls(lambda n=n: sp.predict(network(n), INPUTS)) for n in (16, 32, 64)]  # type: ignore[misc]
+    assert (counts[2] - counts[1]) == pytest.approx(2 * (counts[1] - counts[0]), rel=0.02)
+    assert counts[2] - counts[1] <= 64 * 129
+
+
+def test_a_prediction_on_a_grid_grows_as_its_depth() -> None:
+    """Presets at their own contexts: calls of a sublayer, both ways."""
+    counts = []
+    for n in (4, 8):
+        p = sp.scheme("huggingface")(sp.Architecture.preset("gpt2", n_layers=n))
+        sp.predict(p)  # tables that are made once
+        counts.append(calls(lambda p=p: sp.predict(p)))  # type: ignore[misc]
+    assert counts[1] - counts[0] <= 8 * 1250
+
+
 def sweep(size: int) -> Parametrization:
     base = network(8)
     branch = np.random.default_rng(0).uniform(0.1, 1, (size, 1)) * np.ones(base.n_sublayers)
@@ -117,21 +137,30 @@ pinned = pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="co
 
 
 class Operations(TorchDispatchMode):
-    """Counts ATen operations, those of the backward pass too."""
+    """Counts ATen operations, those of the backward pass too, and the floating-point operations of products."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count = self.flops = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
-        return function(*args, **(kwargs or {}))
+        out = function(*args, **(kwargs or {}))
+        if function._overloadpacket in flop_registry:
+            self.flops += flop_registry[function._overloadpacket](*args, **(kwargs or {}), out_val=out)
+        return out
 
 
 def operations(action: Action) -> int:
     with Operations() as mode:
         action()
     return mode.count
+
+
+def flops(action: Action) -> int:
+    with Operations() as mode:
+        action()
+    return mode.flops
 
 
 def model(family: str, n_layers: int) -> Any:
@@ -201,3 +230,14 @@ def test_shaped_attention_adds_operations(length: int, bound: int) -> None:
 
     plain(), shaped()  # gradients have their memory
     assert operations(shaped) - operations(plain) <= bound
+
+
+# In passes forward and backward over the same 16 sequences; Jacobians, of two of them, are part of it.
+@pinned
+@pytest.mark.parametrize(("family", "bound"), [pytest.param("gpt2", 2.05, marks=pytest.mark.slow), ("llama", 1.6)])
+def test_a_diagnosis_takes_few_passes(family: str, bound: float) -> None:
+    network = model(family, 3).eval()
+    ids = torch.randint(0, 50, (16, 16), generator=torch.Generator().manual_seed(0))
+    one = flops(lambda: network(input_ids=ids, labels=ids).loss.backward())
+    batch = Batch(tokens=ids.numpy(), targets=np.roll(ids.numpy(), -1, 1))
+    assert flops(lambda: sp.diagnose(network, [batch])) <= bound * one

@@ -48,7 +48,7 @@ def python_of(peer: str) -> Path:
     venv.create(folder, with_pip=False)
     seen = [str(ROOT / "src"), str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
     next(folder.glob("lib/python*/site-packages")).joinpath("ours.pth").write_text("\n".join(seen) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *PEERS[peer]]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *PEERS[peer]]
     done = subprocess.run(pip, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.rmtree(folder, ignore_errors=True)
