@@ -22,6 +22,7 @@ from signalprop.diagnosis.stream import token_batches
 FAMILIES = (
     "llama", "gpt2", "gemma", "gemma2", "gemma3_text", "qwen2", "qwen3", "mistral", "mixtral", "phi", "phi3", "opt",
     "gpt_neox", "gptj", "bloom", "bert", "roberta", "distilbert", "t5", "bart", "olmo2", "cohere", "stablelm", "falcon",
+    "mpnet", "whisper",
 )  # fmt: skip
 
 
