@@ -60,7 +60,6 @@ class TestAgainstNumPy:
         assert found.mean == pytest.approx(x.mean(), rel=1e-12, abs=1e-12 * x.std())
         assert found.std == pytest.approx(x.std(), rel=1e-12)
         assert found.rms == pytest.approx(math.sqrt((x * x).mean()), rel=1e-12)
-        assert found.kurtosis == pytest.approx(((x - x.mean()) ** 4).mean() / x.var() ** 2, rel=1e-12)
 
     @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in ("F64", "F32")])
     def test_every_word(self, dtype: str) -> None:
@@ -69,17 +68,12 @@ class TestAgainstNumPy:
         np.testing.assert_array_equal(values_of(bits.numpy(), dtype), expected)
 
     @pytest.mark.parametrize("dtype", ["BF16", "F32"])
-    def test_what_is_not_finite_and_rows_of_zeros(self, tmp_path: Path, dtype: str) -> None:
-        """Rows of 300 numbers lie across the borders of pieces; of 9,000, across several pieces."""
-        narrow = heavy(60_000, DTYPES[dtype]).reshape(200, 300)
-        narrow[[0, 27, 28, 199]] = 0
-        wide = heavy(63_000, DTYPES[dtype]).reshape(7, 9000)
-        wide[[2, 3]] = -0.0
+    def test_what_is_not_finite(self, tmp_path: Path, dtype: str) -> None:
+        """In the first piece and in a later one."""
         bad = heavy(70_000, DTYPES[dtype])
         bad[[5, 9000]], bad[60_000] = math.nan, -math.inf
-        path = written(tmp_path, narrow=narrow, wide=wide, bad=bad)
+        path = written(tmp_path, bad=bad)
         found = {tensor.name: statistics(tensor) for tensor in stored_tensors(path)}
-        assert (found["narrow"].dead_rows, found["wide"].dead_rows, found["bad"].dead_rows) == (4, 2, 0)
         assert (found["bad"].nan, found["bad"].infinite) == (2, 1)
         good = bad[torch.isfinite(bad)].double().numpy()
         assert found["bad"].std == pytest.approx(good.std(), rel=1e-12)
@@ -121,7 +115,6 @@ def test_roles_layers_and_initialisation(llama: Path) -> None:
     assert rows_of(found)["model.layers.1.self_attn.o_proj.weight"].role == "output"
     assert found.initialisation is not None and found.initialisation.fresh
     assert "huggingface" in found.initialisation.schemes
-    assert found.initialisation.z is not None and 0.2 < found.initialisation.z < 2.5
     others = [x for x in found.initialisation.others.values() if x is not None]
     assert others == sorted(others) and others[0] > found.initialisation.error
     assert "as drawn by" in weights_text(found)
@@ -178,17 +171,17 @@ def test_changes_from_another_checkpoint(llama: Path, tmp_path: Path) -> None:
 def test_the_worst_come_first(tmp_path: Path) -> None:
     """By names alone, since there is no config.json."""
     x = heavy(64 * 64).reshape(64, 64)
-    dead, bad = x.clone(), x.clone()
-    dead[3], bad[1, 1] = 0, math.nan
+    bad = x.clone()
+    bad[1, 1] = math.nan
     names = {f"layers.{k}.experts.{e}.up.weight": x.clone() for k in range(2) for e in range(3)}
-    odd = {"layers.1.flat.weight": torch.full((64, 64), 0.5), "layers.1.dead.weight": dead, "z.weight": bad}
+    odd = {"layers.1.flat.weight": torch.full((64, 64), 0.5), "z.weight": bad}
     path = tmp_path / "model.safetensors"
     save_file(names | odd | {"layers.0.norm.weight": torch.ones(64)}, path)
     found = read_weights(path)
     assert {role.role: role.tensors for role in found.roles}["experts.*.up"] == 6
     assert found.initialisation is None and "no config.json" in found.notes[0]
     assert [line.strip() for line in weights_text(found).splitlines() if line.startswith("  ")] == [
-        "z.weight: 1 NaN", "layers.1.dead.weight: 1 of 64 rows are zero", "layers.1.flat.weight: all numbers are 0.5"
+        "z.weight: 1 NaN", "layers.1.flat.weight: all numbers are 0.5"
     ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ class TensorWeights(Value):
 
     Attributes:
         name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
-        zeros, nan, infinite, dead_rows (all zeros): counts. mean, std, rms, kurtosis, least, most: of finite numbers.
+        zeros, nan, infinite: counts. mean, std, rms, least, most: of finite numbers.
         first_bad: index of the first number that is NaN or infinite, () where there is none.
         change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
     """
@@ -34,11 +34,9 @@ class TensorWeights(Value):
     zeros: int
     nan: int
     infinite: int
-    dead_rows: int
     mean: Number
     std: Number
     rms: Number
-    kurtosis: Number
     least: Number
     most: Number
     first_bad: tuple[int, ...] = ()
@@ -53,7 +51,6 @@ class TensorWeights(Value):
             f"{self.nan:,} NaN": self.nan > 0,
             f"{self.infinite:,} infinite": self.infinite > 0,
             f"all numbers are {self.least}": constant and not self.nan + self.infinite,
-            f"{self.dead_rows:,} of {(*self.shape, 1)[0]:,} rows are zero": self.dead_rows > 0 and not constant,
         }
         return tuple(text for text, holds in said.items() if holds)
 
@@ -85,14 +82,12 @@ class Initialisation(Value):
     Attributes:
         schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
             of log(found / predicted). tolerance: what drawing and rounding explain.
-        z: root mean square of log(found / predicted) over its standard error if drawn (from the kurtosis): 1 of fresh
-            weights. others: `error` of every other scheme that goes with the architecture, the nearest first.
+        others: `error` of every other scheme that goes with the architecture, the nearest first.
     """
 
     schemes: tuple[str, ...]
     error: float
     tolerance: float
-    z: Number = None
     others: dict[str, Number] = Field(default_factory=dict)
 
     @property

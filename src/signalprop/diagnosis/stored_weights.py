@@ -182,8 +182,6 @@ def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | No
     if a is None or not found or any(row.rms is None or row.nan + row.infinite for _, row in found):
         return None
     errors: dict[str, float] = {}
-    scores: dict[str, float] = {}
-    standard = [math.sqrt(max((row.kurtosis or 1.0) - 1, 1e-6) / (4 * row.n)) for _, row in found]
     for name, scheme in SCHEMES.items():
         try:
             table = scheme()(a)
@@ -198,11 +196,10 @@ def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | No
             both = row.rms > 0 and predicted > 0
             squares.append(math.log(row.rms / predicted) ** 2 if both else 0.0 if row.rms == predicted else math.inf)
         errors[name] = math.sqrt(sum(squares) / len(squares))
-        scores[name] = math.sqrt(sum(x / s**2 for x, s in zip(squares, standard, strict=True)) / len(squares))
     least = min(errors.values(), default=math.inf)
     if not math.isfinite(least):
         return None
     tolerance = _EXACT + _SAMPLED * math.sqrt(sum(0.5 / row.n for _, row in found) / len(found))
     alike = tuple(name for name, error in errors.items() if error <= max(least * 1.001, least + 1e-6))
     others = {name: number(errors[name]) for name in sorted(errors, key=errors.__getitem__) if name not in alike}
-    return Initialisation(schemes=alike, error=least, tolerance=tolerance, z=number(scores[alike[0]]), others=others)
+    return Initialisation(schemes=alike, error=least, tolerance=tolerance, others=others)

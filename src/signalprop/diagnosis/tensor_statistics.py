@@ -14,7 +14,6 @@ from signalprop.files.tensor_files import StoredTensor
 
 # Bits of the mantissa, exponent of the smallest normal number, largest number (Micikevicius et al. 2022, table 1).
 _FLOAT8 = {"float8_e4m3fn": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0)}
-_SHORTEST_ROW = 64  # numbers of the shortest row that is looked at for zeros alone
 Seen = Callable[[int], None]
 
 
@@ -24,8 +23,7 @@ class Statistics:
 
     Attributes:
         n, zeros, nan, infinite: how many.
-        mean, std, rms, kurtosis: the last is the fourth central moment over the squared variance (normal: 3).
-        least, most: the smallest and the largest number. dead_rows: rows (of the first axis) that are all zeros.
+        mean, std, rms; least, most: the smallest and the largest number.
         first_bad: index of the first number that is NaN or infinite, () where there is none.
         digest: of all bytes: equal tensors have equal ones.
     """
@@ -37,10 +35,8 @@ class Statistics:
     mean: float
     std: float
     rms: float
-    kurtosis: float
     least: float
     most: float
-    dead_rows: int
     first_bad: tuple[int, ...] = ()
     digest: str = ""
 
@@ -74,15 +70,15 @@ _EIGHT_BITS = {"F8_E4M3": _eight_bits("float8_e4m3fn"), "F8_E5M2": _eight_bits("
 
 
 def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
-    """One pass over a stored tensor; a second one where so many are zero that whole rows may be.
+    """One pass over a stored tensor.
 
     Args:
-        seen: called with the number of bytes after every piece of the first pass.
+        seen: called with the number of bytes after every piece.
     """
     n = zeros = nan = infinite = done = 0
     first: int | None = None
     digest = hashlib.blake2b(digest_size=16)
-    least, most, shift, sums, square = math.inf, -math.inf, None, np.zeros(4), 0.0
+    least, most, shift, sums, square = math.inf, -math.inf, None, np.zeros(2), 0.0
     with np.errstate(all="ignore"):
         for words in tensor.pieces():
             if seen is not None:
@@ -103,45 +99,18 @@ def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
             square += float(x @ x)
             shift = float(x.mean()) if shift is None else shift
             x -= shift
-            y = x * x
-            sums += (x.sum(), y.sum(), x @ y, y @ y)
-        s1, s2, s3, s4 = (float(s) / n if n else math.nan for s in sums)
-        second = max(s2 - s1 * s1, 0.0) if n else math.nan
-        fourth = s4 - 4 * s1 * s3 + 6 * s1**2 * s2 - 3 * s1**4
-    width = tensor.n // tensor.shape[0] if len(tensor.shape) > 1 else 0
+            sums += (x.sum(), x @ x)
+        s1, s2 = (float(s) / n if n else math.nan for s in sums)
     return Statistics(
         n=tensor.n,
         zeros=zeros,
         nan=nan,
         infinite=infinite,
         mean=(shift or 0.0) + s1,
-        std=math.sqrt(second),
+        std=math.sqrt(max(s2 - s1 * s1, 0.0)) if n else math.nan,
         rms=math.sqrt(square / n) if n else math.nan,
-        kurtosis=fourth / second**2 if second else math.nan,
         least=least if n else math.nan,
         most=most if n else math.nan,
-        dead_rows=_dead_rows(tensor, width) if width >= _SHORTEST_ROW and zeros >= width else 0,
         first_bad=() if first is None else tuple(int(i) for i in np.unravel_index(first, tensor.shape)),
         digest=digest.hexdigest(),
     )
-
-
-def _dead_rows(tensor: StoredTensor, width: int) -> int:
-    """How many rows hold nothing but zeros."""
-    dead = done = 0
-    alive = False  # of the row that the piece before ended in
-    magnitude = {"F16": 0x7FFF, "BF16": 0x7FFF, "F8_E4M3": 0x7F, "F8_E5M2": 0x7F}.get(tensor.dtype)
-    for piece in tensor.pieces():
-        live = piece != 0 if magnitude is None else (piece & magnitude) != 0
-        first = -(-done // width) * width - done  # where the next row begins
-        if first > 0:
-            alive = alive or bool(live[:first].any())
-        starts = np.arange(first, len(piece), width)
-        if done and len(starts):
-            dead += not alive
-        if len(starts):
-            rows = np.logical_or.reduceat(live, starts)
-            dead += len(rows) - 1 - int(np.count_nonzero(rows[:-1]))
-            alive = bool(rows[-1])
-        done += len(piece)
-    return dead + (not alive)

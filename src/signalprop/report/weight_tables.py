@@ -30,10 +30,10 @@ def _said(w: StoredWeights) -> str:
 
 def _faults(tensors: Sequence[TensorWeights]) -> str:
     """The worst tensors first."""
-    wrong = sorted((t for t in tensors if t.faults), key=lambda t: (-t.nan - t.infinite, -t.dead_rows))
+    wrong = sorted((t for t in tensors if t.faults), key=lambda t: -t.nan - t.infinite)
     lines = [f"  {tensor.name}: {', '.join(tensor.faults)}" for tensor in wrong[:_ROWS]]
     more = [f"  and {len(wrong) - _ROWS} more tensors (--json has all)"] if len(wrong) > _ROWS else []
-    return "\n".join(["wrong:", *lines, *more]) if wrong else "all numbers are finite; no rows are all zeros"
+    return "\n".join(["wrong:", *lines, *more]) if wrong else "all numbers are finite"
 
 
 def _initialisation(w: StoredWeights) -> str:
@@ -43,10 +43,9 @@ def _initialisation(w: StoredWeights) -> str:
     second = next(((name, error) for name, error in found.others.items() if error is not None), None)
     after = f"; then {second[0]}, off by {100 * math.expm1(second[1]):.3g} %" if second else ""
     schemes, off = " = ".join(found.schemes), 100 * math.expm1(found.error)
-    z = f"z {number(found.z)}"
     if found.fresh:
-        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %, {z}{after})"
-    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %, {z}{after})"
+        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %{after})"
+    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %{after})"
 
 
 def _changes(w: StoredWeights) -> str:
