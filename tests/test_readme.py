@@ -289,6 +289,22 @@ def test_functions_that_the_theory_names_exist() -> None:
     assert found > 40
 
 
+def test_scripts_that_pages_and_records_name_exist() -> None:
+    """`python -m benchmarks.NAME` on pages and in records; on pages also files of benchmarks/ and src/."""
+    pages = [ROOT / page for page in PAGES]
+    found = 0
+    for page in (*pages, *sorted((ROOT / "records").glob("*.md")), ROOT / "CONTRIBUTING.md"):
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"python -m (benchmarks(?:\.\w+)*)", text):
+            home = ROOT / name.replace(".", "/")
+            assert home.with_suffix(".py").exists() or (home / "__init__.py").exists(), f"{page.name}: {name}"
+            found += 1
+        if page in pages:
+            lost = [name for name in re.findall(r"(?:benchmarks|src)/[\w/]+\.py", text) if not (ROOT / name).exists()]
+            assert lost == [], page.name
+    assert found > 15
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     """Those of the pages are checked where Sphinx builds the site."""
     targets = [target for target in LINK.findall((ROOT / "README.md").read_text("utf-8")) if "://" not in target]
