@@ -166,7 +166,7 @@ def tried(name: str, tmp_path: Path, seen: list[str], counts: Counter[str]) -> N
             assert seen == [], (name, path, item, seen)
     whole = document
     for path, item in accepted.items():
-        if item != MANY:
+        if item != MANY and path[0] != "architectures":  # whose class would be refused before any other is followed
             whole = changed(whole, path, item)
     counts[f"models {outcome(folder, whole, seen, structure=True)}"] += 1
     assert seen == [], (name, "all at once", seen)
