@@ -137,8 +137,15 @@ def measured() -> Iterator[str]:
 
 
 def _table(title: str, commands: dict[str, tuple[str, ...]], base: str, cache: str, rounds: int) -> str:
-    peaks = _peaks(commands, cache)  # and bytecode, which is then there
-    seconds = fresh(rounds, cache, commands, warm_up=0)
+    variables, names = environment(cache), list(commands)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    peaks: dict[str, str] = {}
+    peak(commands[base], env=variables)  # bytecode is cached, as once a package has been installed
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            most, spent = peak(commands[name], env=variables)
+            seconds[name].append(spent)
+            peaks[name] = f"{most / 2**20:.0f} MB"
     usual = "" if base == START else f"{OVER_FLOOR} times"
     goals = {name: GOALS.get(name, "" if name == base else usual) for name in commands}
     return compared(title, seconds, base, goal=goals, **{"peak memory": peaks})
