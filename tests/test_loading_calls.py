@@ -26,6 +26,8 @@ LOOKED_AT = {
     ("benchmarks/doctor/models.py", "getattr(transformers, ...)"): 2,  # a table that stands there
     ("benchmarks/small_models.py", "getattr(transformers, ...)"): 1,  # names in transformers' own tables
     ("benchmarks/fresh_families.py", "for_model"): 1,  # a configuration by its type, of a table that stands there
+    ("benchmarks/waiting.py", "from_config"): 1,  # the class of a checkpoint, with random weights
+    ("benchmarks/waiting.py", "from_pretrained"): 1,  # the configuration of a folder that the benchmark names
     ("benchmarks/notebooks.py", "exec"): 1,  # the project's own examples
     ("benchmarks/notebooks.py", "eval"): 1,
 }

@@ -57,7 +57,7 @@ def found(fault: str) -> tuple[Finding, ...]:
     [
         ("mask", "by softmax in layers.2: a row of the mask allows no key", 1),
         ("range", "float16 ends at 65504", 2),
-        ("norm", "by layer_norm in layers.2.norm: a token's features are all alike", 3),
+        ("norm", "by layer_norm in layers.2.norm: all features of a token are equal", 3),
         ("division", "it divides by 0", 3),
         ("logarithm", "by asin in layers.2: none of the causes", 4),
     ],

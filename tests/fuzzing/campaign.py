@@ -48,7 +48,6 @@ from signalprop_lab.verification.verify import EFFORTS, Effort
 
 SECONDS = 60  # of a line, of processor time
 MEMORY = 12 << 30
-EFFORTS["quick"] = Effort(2, 8, 2, 8, 1e5, 100)  # `verify` ends as it does, with fewer samples
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8"]),
@@ -273,6 +272,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first line")
     parser.add_argument("--lines", type=int, default=20_000)
     asked = parser.parse_args()
+    EFFORTS["quick"] = Effort(2, 8, 2, 8, 1e5, 100)  # `verify` ends as it does, with fewer samples
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

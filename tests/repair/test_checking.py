@@ -256,7 +256,7 @@ class TestWrongModels:
 
     def test_refusals(self) -> None:
         model = family("gpt2")
-        with pytest.raises(InputError, match="made for another network: n_layers is 5 there and 3 in the model"):
+        with pytest.raises(InputError, match="is for another network: n_layers is 5 there and 3 in the model"):
             check(model, scheme("gpt2")(Architecture.from_hf(model, n_layers=5)))
         with pytest.raises(InputError, match="unknown scheme 'gpt-2'"):
             check(model, "gpt-2")

@@ -279,5 +279,5 @@ class TestAdapters:
         model = vanilla("llama", 2).eval()
         sp.apply(model, "mup", base_d_head=4, base_width=16, seed=0)
         model = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], r=2))
-        with pytest.raises(InputError, match="layer 0 attention: there is an adapter beside a map"):
+        with pytest.raises(InputError, match="layer 0 attention: a map with a multiplier has an adapter"):
             sp.fold(model)

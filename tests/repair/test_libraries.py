@@ -116,13 +116,13 @@ class TestLora:
     @pytest.mark.parametrize("scheme", ["deepscalelm", "layerscale"])
     def test_beside_a_carrier_is_refused(self, family: str, scheme: str) -> None:
         """Before anything could be trained or merged."""
-        with pytest.raises(InputError, match=r"carries a scheme's multiplier.*fold\(model\) before adapters"):
+        with pytest.raises(InputError, match=r"with a scheme's multiplier.*fold\(model\) before adapters"):
             self.adapted(applied_model(family, scheme), CARRIERS[family])
 
     def test_adapters_without_a_model_of_peft_around_are_refused(self) -> None:
         peft = pytest.importorskip("peft")  # which transformers' add_adapter calls so
         lora = peft.LoraConfig(r=4, target_modules=CARRIERS["llama"])
-        with pytest.raises(InputError, match="carries a scheme's multiplier"):
+        with pytest.raises(InputError, match="with a scheme's multiplier"):
             peft.inject_adapter_in_model(lora, applied_model("llama", "layerscale"), "default")
 
     def test_beside_a_carrier_in_a_part_of_what_is_adapted(self) -> None:
@@ -131,7 +131,7 @@ class TestLora:
         apply(part, "deepscalelm", seed=0)
         self.adapted(whole, CARRIERS["gpt2"])  # peft tells the whole, which knows of no scheme
         for door in (fold, initialize, lambda found: parameter_groups(found, lr=1.0)):
-            with pytest.raises(InputError, match=r"carries a scheme's multiplier.*fold\(model\) before adapters"):
+            with pytest.raises(InputError, match=r"with a scheme's multiplier.*fold\(model\) before adapters"):
                 door(part)
 
     @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])

@@ -248,7 +248,7 @@ class TestOwnModules:
         for arguments, options, says in (
             ((), {}, "holds a OwnGPT; give model="),
             ((model,), {}, "already carries a scheme"),
-            ((own_model(2),), {}, "made for another network: n_layers"),
+            ((own_model(2),), {}, "is for another network: n_layers"),
             ((own_model(affine=False),), {}, "do not fit this OwnGPT"),
             ((own_model(),), {"dtype": torch.float16}, "no options"),
         ):

@@ -188,5 +188,5 @@ def test_nothing_is_copied_that_is_not_overwritten(monkeypatch: pytest.MonkeyPat
 
 def test_no_room_for_a_copy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(undoing, "memory_free", lambda: 0)
-    with pytest.warns(UserWarning, match=r"no room for a copy of the weights that are overwritten \(0\.0 GB\)"):
+    with pytest.warns(UserWarning, match=r"no memory for a copy of the weights that are overwritten \(0\.0 GB\)"):
         sp.apply(vanilla("llama", 2), "deepscalelm", k=0.8, seed=0)

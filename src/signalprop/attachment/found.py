@@ -163,7 +163,7 @@ def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
         return None
     rows = []
     for k, layer in enumerate(layers):
-        others = layer.sources.keys() - layer.reads
+        others = layer.sources.keys() - set(layer.reads)
         if others - {0}:
             return None
         row = layer.sources or {k: 1.0}

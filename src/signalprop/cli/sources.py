@@ -73,10 +73,9 @@ def parametrization(
     """
     options = pairs(scheme_options, "--option")
     data = _file(source)
-    if data is not None and data.get("schema") == SCHEMA:
-        if changed or scheme_name or options:
-            raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
-        return _scaled(Parametrization.from_json(data), qk_scale)
+    finished = _finished(source, data, changed or scheme_name or options)
+    if finished is not None:
+        return _scaled(finished, qk_scale)
     carried = None if scheme_name or options else carried_by(Path(source))
     if carried is not None and not changed and longest is None:
         return _scaled(carried, qk_scale)
@@ -97,7 +96,18 @@ def _one(name: str) -> str:
 
 def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
     """The architecture that ARCH names, changed."""
-    return _architecture(source, _file(source), changed)
+    data = _file(source)
+    finished = _finished(source, data, changed)
+    return _architecture(source, data, changed) if finished is None else finished.architecture
+
+
+def _finished(source: str, data: dict[str, Any] | None, changes: Any) -> Parametrization | None:
+    """The table that ARCH's file is; None where it is none."""
+    if data is None or data.get("schema") != SCHEMA:
+        return None
+    if changes:
+        raise InputError(f"{source} is a finished parametrization; it takes no changes and no --scheme")
+    return Parametrization.from_json(data)
 
 
 def lengths(changed: dict[str, Any]) -> dict[str, Any]:

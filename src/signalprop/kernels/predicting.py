@@ -296,9 +296,8 @@ class _Ahead:
             self.checkpoints[i] = layer_in
         if self.all_count:
             self.reads[i] = layer_in
-        self.columns.put("stream_in", i, layer_in)
-        self.columns.put("branch", i, branch)
-        self.columns.put("stream_out", i, stream_out)
+        for point, state in (("stream_in", layer_in), ("branch", branch), ("stream_out", stream_out)):
+            self.columns.put(point, i, state)
         streams: Any = stream_out
         if isinstance(streams, Kernels) and self.stack.a.streams is not None:
             self.columns.between.append(streams.between(self.columns.keep))

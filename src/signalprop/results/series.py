@@ -67,6 +67,7 @@ class Series:
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
+    @typed
     def awaiting(self, banded: Callable[[], Series]) -> Series:
         """The series with the bands of another one.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from signalprop.streams.containers import Container, called_again, containers, s
 from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack
 from signalprop.streams.post_norms import post_norms
 from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
-from signalprop.streams.tape import Call, Node, Tape
+from signalprop.streams.tape import Call, Node, Tape, summands
 
 _SMALLEST = 0.02  # share of the largest stack's parameters from which on a stack is worth a word
 
@@ -97,13 +97,13 @@ class Finder:
         by_function = None if final or known[-1].branches[-1:] == () else self._final_reader(*last)
         return Stack(one.path, known, width, one.parameters, final, by_function)
 
-    def _reads(self, layers: Sequence[Layer]) -> Iterator[frozenset[int]]:
-        """Of every layer, of which streams that were there what it reads is a sum: as `Layer.reads` numbers them."""
+    def _reads(self, layers: Sequence[Layer]) -> Iterator[tuple[int, ...]]:
+        """For every layer, the streams whose sum it reads, numbered as in `Layer.reads`."""
         sources: dict[int, int] = {}
         for number, layer in enumerate(layers):
-            enters = self._node(layer.branches[0].stream_in) if layer.branches else None
-            leaves = self._node(layer.branches[-1].stream_out) if layer.branches else None
-            yield frozenset(sources[id(node)] for node in _summands(enters, sources) if id(node) in sources)
+            ends = (layer.branches[0].stream_in, layer.branches[-1].stream_out) if layer.branches else (None, None)
+            enters, leaves = map(self._node, ends)
+            yield tuple(sorted(sources[id(node)] for node in summands(enters, sources) if id(node) in sources))
             if number == 0 and enters is not None:
                 sources[id(enters.numbers)] = 0
             if leaves is not None:
@@ -111,13 +111,9 @@ class Finder:
 
     def _node(self, seen: Seen | None) -> Node | None:
         """The tensor that a hook sees."""
-        if seen is None:
-            return None
-        module = self.model.get_submodule(seen.path)
-        calls = [call for call in self.calls if call.module is module]
-        if seen.call >= len(calls):
-            return None
-        return calls[seen.call].first_read if seen.side == "input" else calls[seen.call].first_given
+        calls = [c for c in self.calls if seen is not None and c.module is self.model.get_submodule(seen.path)]
+        call = None if seen is None or seen.call >= len(calls) else calls[seen.call]
+        return getattr(call, "first_read" if seen and seen.side == "input" else "first_given", None)
 
     def _layer(self, call: Call, path: str, *, mixes: bool) -> tuple[Layer, Node | None, Node | None]:
         """A layer that is a module, from one run of it; and the stream before and after it.
@@ -289,7 +285,7 @@ class Finder:
 
     def _final_norm(self, last: Call, end: Node) -> str | None:
         after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
-        after += [c for c in self.calls if c.begins > last.begins and end.numbers in _summands(c.first_read)]
+        after += [c for c in self.calls if c.begins > last.begins and end.numbers in summands(c.first_read)]
         return next((c.path for c in after if not _within(c.path, last.path) and self._is_norm(c)), None)
 
     def _final_reader(self, last: Call, end: Node) -> str | None:
@@ -402,14 +398,3 @@ def _numbers(node: Node | None) -> Node | None:
 
 def _within(path: str, other: str) -> bool:
     return path == other or path.startswith(f"{other}.")
-
-
-def _summands(node: Node | None, stop: Collection[int] = ()) -> list[Node]:
-    """The tensors that one comes from through sums and factors, itself among them; not beyond those whose id stops."""
-    ahead, met = [] if node is None else [node.numbers], dict[int, Node]()
-    while ahead:
-        one = ahead.pop()
-        if id(one) not in met and id(one) not in stop and one.operation in ("add", "scale", "product"):
-            ahead += [inner.numbers for inner in one.inputs]
-        met[id(one)] = one
-    return list(met.values())

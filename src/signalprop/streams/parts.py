@@ -101,7 +101,7 @@ class Layer:
     between: str = ""
     scale: float = 1.0
     sources: dict[int, float] = field(default_factory=dict)
-    reads: frozenset[int] = frozenset()
+    reads: tuple[int, ...] = ()
     linked: bool = True
     parts: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ or `torch.lerp`, in a module or in a function. It works on the meta device too, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, field, is_dataclass
 from itertools import chain
@@ -317,3 +317,14 @@ def tensors_in(values: Any, depth: int = 3) -> Iterator[Tensor]:
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else -1
+
+
+def summands(node: Node | None, stop: Collection[int] = ()) -> list[Node]:
+    """The tensors that one comes from through sums and factors, itself among them; not beyond those whose id stops."""
+    ahead, met = [] if node is None else [node.numbers], dict[int, Node]()
+    while ahead:
+        one = ahead.pop()
+        if id(one) not in met and id(one) not in stop and one.operation in ("add", "scale", "product"):
+            ahead += [inner.numbers for inner in one.inputs]
+        met[id(one)] = one
+    return list(met.values())

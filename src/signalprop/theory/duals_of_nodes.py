@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
+from signalprop.theory.arrays_key import ArraysKey
 from signalprop.theory.log_arithmetic import inverse_roots
 
 # Variances that differ by less than this share of their mean count as one.
@@ -53,7 +53,7 @@ def dual_of_nodes(
     """
     if len(per_token) > _FEW_NODES:
         return _dual_of_nodes(name, derivative, per_token, shared)
-    return _remembered(name, derivative, _Arrays(per_token, shared))
+    return _remembered(name, derivative, ArraysKey(per_token, shared))
 
 
 def _dual_of_nodes(
@@ -65,22 +65,8 @@ def _dual_of_nodes(
     )
 
 
-class _Arrays:
-    """Arrays as a key: equal where all their bytes are."""
-
-    def __init__(self, *arrays: FloatArray) -> None:
-        self.arrays = arrays
-        self.digest = b"".join(blake2b(np.ascontiguousarray(x).data, digest_size=16).digest() for x in arrays)
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Arrays) and self.digest == other.digest
-
-
 @lru_cache(maxsize=64)  # 256 kB of a grid of 180 nodes: the way back meets the kernels of the way forward twice
-def _remembered(name: str, derivative: int, given: _Arrays) -> tuple[FloatArray, FloatArray]:
+def _remembered(name: str, derivative: int, given: ArraysKey) -> tuple[FloatArray, FloatArray]:
     found = _dual_of_nodes(name, derivative, *given.arrays)
     given.arrays = ()
     for array in found:

@@ -130,11 +130,7 @@ def _pairs(weights: FloatArray) -> FloatArray:
 
 
 class Earlier(Fixed):
-    """The stream and earlier ones, which layers read again (`Architecture.layer_inputs`); nobody writes to those.
-
-    Attributes:
-        sums: sublayers that read another tensor than the one that left the sublayer before.
-    """
+    """The stream and earlier ones, which layers read again (`Architecture.layer_inputs`): `sums` are the sublayers."""
 
     def __init__(self, p: Parametrization) -> None:
         assert p.architecture.layer_inputs is not None
