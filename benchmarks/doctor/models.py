@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from signalprop.data.batches import Batch, load_text, mask_tokens, windows, word_ids
 
 VOCABULARY, LENGTH, MASK = 260, 64, 259
-STEPS = {"gpt2": 600, "bert": 1000}  # whose attention learns late; of others:
+MASKED = ("bert", "mpnet")  # trained for masked bytes, others for the next
+STEPS = {"gpt2": 600, "bert": 1000, "mpnet": 600}  # whose attention learns late; of others:
 _STEPS = 200
 _TRAIN, _HELD_BACK = 250_000, 300_000  # bytes of the embedded text
 _SIZES = {"vocab_size": VOCABULARY, "hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 192,
@@ -60,6 +61,7 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"vocab_size": VOCABULARY, "hidden_size": 96, "num_attention_heads": 6, "ffn_dim": 192, "num_hidden_layers": 4,
          "word_embed_proj_dim": 96, "max_position_embeddings": 2 * LENGTH, "dropout": 0.0, "pad_token_id": 256},
     ),
+    "mpnet": ("MPNetForMaskedLM", "MPNetConfig", _SIZES | {"num_hidden_layers": 4, "pad_token_id": 1}),
     "llama, two ahead": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
     "llama, the same word": ("LlamaForCausalLM", "LlamaConfig", _GROUPED | {"num_hidden_layers": 4}),
 }  # fmt: skip
@@ -111,13 +113,13 @@ def _kept(name: str, folder: Path | None) -> Any:
     if file is not None and file.exists():
         load_model(model, file)
         return model.eval()
-    rate = 1e-3 if name == "bert" else 3e-3  # post-norm collapses at the larger one
+    rate = 1e-3 if name in MASKED else 3e-3  # post-norm collapses at the larger one
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     steps = STEPS.get(name, _STEPS)
     for step in range(steps):
         batch = windows(_bytes(0, _TRAIN), LENGTH, 8, step)[:, :-1]
         ids = torch.from_numpy(batch)
-        if name == "bert":
+        if name in MASKED:
             read, asked = mask_tokens(batch, VOCABULARY, step, mask=MASK)
             given = {
                 "input_ids": torch.from_numpy(read),
@@ -150,7 +152,7 @@ def trained(name: str, folder: Path | None = None) -> Any:
 def text_of(name: str) -> list[Batch]:
     """Bytes that the trained models have not read: 8 sequences."""
     ids = windows(_bytes(_TRAIN, _HELD_BACK), LENGTH, 8, 0)
-    if name == "bert":
+    if name in MASKED:
         read, asked = mask_tokens(ids[:, :-1], VOCABULARY, 0, mask=MASK)
         return [Batch(read, asked, source="bytes")]
     return [Batch(ids[:, :-1], ids[:, 1:], source="bytes")]
