@@ -55,6 +55,7 @@ def test_predict_prints_a_table_findings_and_files(command: Command, tmp_path: P
     assert [line.split()[0] for line in everything[7:55]] == [str(layer) for layer in range(48)]
 
 
+@pytest.mark.slow
 def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) -> None:
     picture, file = tmp_path / "a.svg", tmp_path / "a.json"
     several = ["--scheme", "xavier,deepscalelm", "--layers", "4,192", "--norm", "post"]

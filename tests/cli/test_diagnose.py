@@ -47,6 +47,7 @@ def result_of(command: Command, *arguments: Any) -> Any:
 
 
 class TestResults:
+    @pytest.mark.slow
     def test_numbers_are_the_library_s(self, command: Command, root: Path) -> None:
         got = result_of(command, root / "llama", "--data", root / "book.txt", *SMALL, "--remove", "--cast", "int8")
         loaded = load(root / "llama")
@@ -144,6 +145,7 @@ class TestTasks:
         path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
         return path
 
+    @pytest.mark.slow
     def test_accuracy(self, command: Command, root: Path, tmp_path: Path) -> None:
         """The choice that greedy decoding would make is the likeliest."""
         loaded = load(root / "llama")

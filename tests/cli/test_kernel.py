@@ -65,6 +65,7 @@ def test_the_tokens_of_a_text(command: Command, tmp_path: Path) -> None:
     assert (item["source"], item["sequences"]) == (str(text), 4)
 
 
+@pytest.mark.slow
 def test_tables_and_pictures(command: Command, tmp_path: Path) -> None:
     maps = tmp_path / "maps.svg"
     status, out, err = command("kernel", "gallery", "--layers", "4", "--seq-len", "10", "--all", "--plot", maps)

@@ -61,6 +61,7 @@ class TestReport:
 
 
 class TestOtherCommands:
+    @pytest.mark.slow
     def test_compare_writes_one_unless_told(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -230,6 +230,7 @@ print(json.dumps(out))
         found: list[list[float]] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         return found
 
+    @pytest.mark.slow
     def test_a_long_text_takes_no_more_than_a_short_one(self, tmp_path: Path) -> None:
         short = written(tmp_path / "short.txt", load_text()[:2_000_000])
         with (tmp_path / "long.txt").open("wb") as file:

@@ -45,7 +45,8 @@ def test_what_does_not_fit_is_refused_before_any_work() -> None:
     [
         ("predict", "gpt2", "--layers", "100000"), ("predict", "gpt2", "--layers", "1000000"),
         ("compare", "gpt2", "--layers", "100000", "--set", "d_model=12"),
-        ("schemes", "--for", "gpt2", "--layers", "30000"), ("advise", "gpt2", "--layers", "3000"),
+        pytest.param(("schemes", "--for", "gpt2", "--layers", "30000"), marks=pytest.mark.slow),
+        ("advise", "gpt2", "--layers", "3000"),
     ],
 )  # fmt: skip
 def test_what_takes_long_is_refused_where_nobody_said_how_to_do_it(arguments: tuple[str, ...]) -> None:

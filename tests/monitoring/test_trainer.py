@@ -127,6 +127,7 @@ def test_the_loggers_of_transformers_get_the_numbers(name: str, tmp_path: Path) 
     assert list(seen) == [1, 5, 10]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 6}
     whole = trainer(tmp_path / "whole")

@@ -28,6 +28,7 @@ def test_a_table_is_shown_and_becomes_a_data_frame() -> None:
     assert "pre-wrap" in str(table._repr_html_())
 
 
+@pytest.mark.slow
 def test_advice_shows_its_warning_and_its_changes() -> None:
     pytest.importorskip("pandas")
     advice = sp.advise(sp.Architecture.preset("tgs", n_layers=48, norm_placement="post"), scheme="xavier")

@@ -172,6 +172,7 @@ def test_weights_that_are_not_proved_are_said_once(caplog: pytest.LogCaptureFixt
     assert [record.message[:9] for record in caplog.records] == ["no bands:"]
 
 
+@pytest.mark.slow
 def test_adapters_and_wrappers_hide_nothing(caplog: pytest.LogCaptureFixture) -> None:
     adapted = get_peft_model(NanoGPT(), LoraConfig(r=2, target_modules=["qkv", "proj"]))  # type: ignore[arg-type]
     for outer in (adapted, torch.compile(NanoGPT()), nn.DataParallel(NanoGPT())):

@@ -82,6 +82,7 @@ def test_hostile_names_are_drawn_as_they_are(page: Page, tmp_path: Path) -> None
     assert page.run("document.querySelectorAll('.plot a[*|href]').length") == 0
 
 
+@pytest.mark.slow
 def test_a_slider_moves_the_signal_through_training(page: Page, everything: Path) -> None:
     run = read_run(everything.parent / "run")
     page.open(everything)
@@ -93,6 +94,7 @@ def test_a_slider_moves_the_signal_through_training(page: Page, everything: Path
         assert heights == pytest.approx(profile.forward["stream_out"].variance, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_buttons_tables_and_headings_serve_the_keyboard(page: Page, everything: Path) -> None:
     page.open(everything)
     assert page.run(

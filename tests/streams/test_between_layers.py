@@ -95,6 +95,7 @@ def test_every_wiring_is_measured(wiring: str) -> None:
     assert any("changes the stream between layers" in note for note in profile.notes) == (wiring != "plain")
 
 
+@pytest.mark.slow
 def test_a_factor_is_predicted() -> None:
     """1.5 before all blocks but the first: variance 1.5^(2 * 5) = 57.7 times as large, which nothing else explains."""
     ratios = []

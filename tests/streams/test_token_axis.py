@@ -84,6 +84,7 @@ def test_the_next_token_is_of_the_same_sequence() -> None:
     assert profile.gradient_scale == pytest.approx(wanted.gradient_scale)
 
 
+@pytest.mark.slow
 def test_a_prediction_sees_the_mask_along_tokens() -> None:
     ratios = []
     for seed in range(10):
