@@ -153,13 +153,9 @@ def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
     As `Architecture.layer_inputs` has it, with a 1 in layer 0. A norm on the sums before would stand between.
     """
     layers = stacks[0].layers
-    told = all(layer.sources or not layer.between for layer in layers)
-    if (
-        len(stacks) > 1
-        or stacks[0].after
-        or not told
-        or any(branch.placement == "post" for branch in stacks[0].branches)
-    ):
+    known = all(layer.sources or not layer.between for layer in layers)
+    post = any(branch.placement == "post" for branch in stacks[0].branches)
+    if len(stacks) > 1 or stacks[0].after or post or not known:
         return None
     rows = []
     for k, layer in enumerate(layers):

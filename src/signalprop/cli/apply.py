@@ -40,7 +40,7 @@ def apply(
 
     The directory needs no more than a config.json. Weights in which something has been learnt are kept, and a scheme
     that would change what they compute is refused, unless --redraw or --change-function says otherwise. Python's
-    signalprop.load(DIR) reads the result, plain transformers what `signalprop fold` makes of it.
+    signalprop.load(DIR) reads the result; for plain transformers, write it with `signalprop fold`.
 
     \b
     Example:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -72,10 +71,11 @@ def check_options(source: str, asked: Asked, more: More) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
     if is_stored(source) and more != NOTHING_MORE:
         raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --loss-scale and --task need the model")
-    if more.loss_scale is not None and not 0 < more.loss_scale < math.inf:
-        raise InputError(f"--loss-scale is {more.loss_scale:g}; expected a number above 0, such as 65536")
-    if asked.inputs is not None and (asked.data is not None or asked.seq_len is not None):
-        raise InputError("--inputs is all that the model reads; leave out --data and --seq-len")
+    if more.loss_scale is not None:
+        from signalprop.diagnosis.loss_scale import check_scale
+
+        check_scale(more.loss_scale, "--loss-scale")
+    opt.check_alone(asked.inputs, {"--data": asked.data, "--seq-len": asked.seq_len})
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:

@@ -46,9 +46,10 @@ def fit(
     Example:
       signalprop fit ./my-checkpoint --out ./fitted
     """
-    from signalprop.errors import InputError, require
+    from signalprop.errors import require
 
     output.check_outputs(json_file)
+    opt.check_alone(inputs, {"--text": text, "--seq-len": seq_len})
     checkpoints.check_out(out)
     place = opt.usable(device)
     require("transformers", "models")
@@ -64,8 +65,6 @@ def fit(
     model = load_model(directory)
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
-    if inputs is not None and (text is not None or seq_len is not None):
-        raise InputError("--inputs is all that the model reads; leave out --text and --seq-len")
     called, read = called_with(model, inputs), str(inputs)
     if called is None:
         changed = {} if seq_len is None else {"seq_len": seq_len}

@@ -186,6 +186,12 @@ PANELS = {
 }
 
 
+def check_alone(inputs: Path | None, others: dict[str, Any]) -> None:
+    """Raise InputError where --inputs is given with one of the options that also say what the model reads."""
+    if inputs is not None and any(value is not None for value in others.values()):
+        raise InputError(f"--inputs is all that the model reads; leave out {' and '.join(others)}")
+
+
 def usable(device: str) -> str:
     """The device of --device, after a look whether this machine has it."""
     torch = require("torch", "models")

@@ -102,7 +102,7 @@ def read_architecture(source: str, changed: dict[str, Any]) -> Architecture:
 
 
 def _finished(source: str, data: dict[str, Any] | None, changes: Any) -> Parametrization | None:
-    """The table that ARCH's file is; None where it is none."""
+    """The parametrization in ARCH's file; None where it holds none."""
     if data is None or data.get("schema") != SCHEMA:
         return None
     if changes:

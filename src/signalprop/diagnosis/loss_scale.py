@@ -29,6 +29,12 @@ _HEADROOM = 4.0  # between the largest entry that was seen and the end of the fo
 _LEAST, _MOST = -160, 140  # exponents of float32, subnormal ones included
 
 
+def check_scale(scale: float, name: str = "loss_scale") -> None:
+    """Raise InputError for what no loss can be multiplied with."""
+    if not 0 < scale < math.inf:
+        raise InputError(f"{name} is {scale:g}; expected a number above 0, such as 65536")
+
+
 class GradientExponents:
     """How many entries of every gradient have which exponent, of all backward passes in `watching`.
 
@@ -37,8 +43,7 @@ class GradientExponents:
     """
 
     def __init__(self, attached: Attached, scale: float) -> None:
-        if not 0 < scale < math.inf:
-            raise InputError(f"loss_scale is {scale:g}; expected a number above 0, such as 65536")
+        check_scale(scale)
         self._attached, self._scale = attached, scale
         self._layers = _layers_of(attached)
         self._exponents: dict[str, Tensor] = {}  # (exponents,): entries without the scale that are not 0

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.position_grid import Grid
 from signalprop.network.moments import FloatArray
-from signalprop.theory.log_arithmetic import LARGEST, inverse_roots
+from signalprop.theory.log_arithmetic import LARGEST, NO_SIGNAL, inverse_roots
 
 _AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
 
@@ -111,7 +111,7 @@ class State:
             t, diagonal = len(kernel), float(np.trace(kernel))
             pairs = float(kernel.sum()) - diagonal
         if diagonal <= 0:
-            return -1e12, 0.0
+            return NO_SIGNAL, 0.0
         pairs = pairs / (t * (t - 1)) if t > 1 else 0.0
         return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))
 

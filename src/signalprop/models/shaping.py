@@ -88,7 +88,7 @@ class TorchShape:
     def at(self, n: int, positions: Positions | None, like: Tensor) -> tuple[Tensor, Tensor]:
         """B, (b or 1, heads or 1, n, n), and D, (b or 1, 1, n, 1), where `like` is; float64 as it is, else float32.
 
-        Without a mask a table of its own for every number of tokens: in padded batches that waits for the device and
+        Without a mask every number of tokens has another table: in padded batches that waits for the device and
         breaks a compiled graph.
         """
         dtype, device = torch.float64 if like.dtype == torch.float64 else torch.float32, like.device

@@ -84,7 +84,7 @@ def apply(
         The Parametrization that the model now has.
 
     Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    have a copy in memory meanwhile (a warning says if there is no room for it).
+    are copied to memory meanwhile (a warning says if there is not enough).
 
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a

@@ -39,7 +39,7 @@ def screen(d: Diagnosis) -> str:
     about = header(d).replace("; statistics leave out", ", without").splitlines()
     below = ["", *(folded for line in about for folded in textwrap.wrap(line, COLUMNS)), ""]
     below += text_table([*_SHOWN, worth], table).splitlines()
-    below += textwrap.wrap(f"casts: {_cast_costs(d)}", COLUMNS) if d.casts else []
+    below += textwrap.wrap(_cast_costs(d), COLUMNS) if d.casts else []
     below += textwrap.wrap(_gradient_shares(d.gradients), COLUMNS) if d.gradients is not None else []
     findings, shown = list(d.findings), list[str]()
     while findings and (not shown or len(shown) + _paragraph(findings[0]).count("\n") + len(below) < SCREEN - 4):
@@ -52,8 +52,10 @@ def screen(d: Diagnosis) -> str:
 
 
 def _cast_costs(d: Diagnosis) -> str:
-    """The increase of the loss by every cast."""
-    return ", ".join(f"{c.format} {c.of} {number(c.increase.value)}" for c in d.casts)
+    """The increase of the loss by format, of weights and activations; with scales, which come after those without."""
+    both = {c.format: c.increase.value for c in d.casts if c.of == "both"}
+    costs = (f"{form} {'not finite' if cost is None else number(cost)}" for form, cost in both.items())
+    return f"rise of the loss, weights and activations cast with scales: {', '.join(costs)}"
 
 
 def _gradient_shares(g: ScaledGradients) -> str:

@@ -14,7 +14,8 @@ from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 
 _TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
-SILENT = -1e11  # of ln of a variance: below it stands 0, whose logarithm is -inf measured and -1e12 predicted
+NO_SIGNAL = -1e12  # predicted logarithm of a variance that is 0 for every purpose, yet finite; measured it is -inf
+SILENT = NO_SIGNAL / 10  # a logarithm below it is of a variance of 0
 _NEEDED = ("mean", "variance", "token_correlation")
 SEQUENCES = "sequences"  # in the statistics of a measured Profile: how many each network read
 _BANDS = (
@@ -49,6 +50,7 @@ class Series:
     variance_se: FloatArray | None = None
     token_correlation_se: FloatArray | None = None
     feature_correlation: FloatArray | None = None
+    # factories, as a default would be an attribute of the class, and __getattr__ never asked
     variance_sd: FloatArray | None = field(default_factory=type(None))
     token_correlation_sd: FloatArray | None = field(default_factory=type(None))
     variance_sd_many: FloatArray | None = field(default_factory=type(None))

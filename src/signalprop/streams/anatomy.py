@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from signalprop.streams.containers import Container, called_again, containers, side_by_side
-from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack
+from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack, within
 from signalprop.streams.post_norms import post_norms
 from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
 from signalprop.streams.tape import Call, Node, Tape, summands
@@ -47,7 +47,7 @@ class Finder:
             if one.parameters < _SMALLEST * largest:
                 break
             paths = [path for path, _ in one.members]
-            inside = any(_within(path, other) or _within(other, path) for path in paths for other in taken)
+            inside = any(within(path, other) or within(other, path) for path in paths for other in taken)
             if inside or (stack := self._stack(one)) is None:
                 continue
             found.append(stack)
@@ -65,7 +65,7 @@ class Finder:
             if one.path.endswith("*") or not isinstance(self.model.get_submodule(one.path), nn.ModuleList):
                 continue
             silent = not any(id(part) in ran for _, member in one.members for part in member.modules())
-            outside = not any(_within(one.path, path) for path in [*inner, *out])
+            outside = not any(within(one.path, path) for path in [*inner, *out])
             if silent and outside and len(one.members) > 1 and one.parameters >= _SMALLEST * largest:
                 out.append(one.path)
         return out
@@ -111,9 +111,10 @@ class Finder:
 
     def _node(self, seen: Seen | None) -> Node | None:
         """The tensor that a hook sees."""
-        calls = [c for c in self.calls if seen is not None and c.module is self.model.get_submodule(seen.path)]
-        call = None if seen is None or seen.call >= len(calls) else calls[seen.call]
-        return getattr(call, "first_read" if seen and seen.side == "input" else "first_given", None)
+        if seen is None:
+            return None
+        call = next((c for c in self.calls if (c.path, c.index) == (seen.path, seen.call)), None)
+        return None if call is None else call.first_read if seen.side == "input" else call.first_given
 
     def _layer(self, call: Call, path: str, *, mixes: bool) -> tuple[Layer, Node | None, Node | None]:
         """A layer that is a module, from one run of it; and the stream before and after it.
@@ -150,7 +151,7 @@ class Finder:
         """
         layered = one.layers or tuple((path,) for path, _ in one.members)
         prefixes = [path for path, _ in one.members]
-        inside = [c for c in self.calls if any(_within(c.path, prefix) for prefix in prefixes)]
+        inside = [c for c in self.calls if any(within(c.path, prefix) for prefix in prefixes)]
         inside = [c for c in inside if runs or c.path not in prefixes]
         if not inside or (one.path.endswith("*") and not one.layers):
             return None
@@ -165,10 +166,10 @@ class Finder:
         all_branches = self._branches(found[0], inside, None)
         layers = []
         for parts in layered:
-            own = tuple(b for b in all_branches if b.modules and any(_within(b.modules[0], part) for part in parts))
+            own = tuple(b for b in all_branches if b.modules and any(within(b.modules[0], part) for part in parts))
             if own:
                 layers.append(Layer(parts[0], own, parts=parts if len(parts) > 1 else ()))
-            elif any(_within(c.path, part) for c in inside for part in parts):
+            elif any(within(c.path, part) for c in inside for part in parts):
                 return None  # the stream passes by this one: its parts may be stacks themselves
         if 2 * len(layers) <= len(layered):
             return None
@@ -275,22 +276,22 @@ class Finder:
 
     def _feeds(self, norm: Call, main: Call, inside: list[Call]) -> bool:
         given = _numbers(norm.first_given)
-        if _within(norm.path, main.path):
+        if within(norm.path, main.path):
             return True
         return any(
             any(_numbers(node) is given for node in c.read)
             for c in inside
-            if _within(c.path, main.path) and c.begins >= main.begins
+            if within(c.path, main.path) and c.begins >= main.begins
         )
 
     def _final_norm(self, last: Call, end: Node) -> str | None:
         after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
         after += [c for c in self.calls if c.begins > last.begins and end.numbers in summands(c.first_read)]
-        return next((c.path for c in after if not _within(c.path, last.path) and self._is_norm(c)), None)
+        return next((c.path for c in after if not within(c.path, last.path) and self._is_norm(c)), None)
 
     def _final_reader(self, last: Call, end: Node) -> str | None:
         """The path of what reads the stream's end through a norm that is a function."""
-        after = [c for c in self.calls if c.begins > last.begins and not _within(c.path, last.path)]
+        after = [c for c in self.calls if c.begins > last.begins and not within(c.path, last.path)]
         found = self._reads_normed(end.numbers, after)
         return None if found is None else found.path
 
@@ -394,7 +395,3 @@ def _normed(read: Node | None, given: Node | None) -> bool:
 
 def _numbers(node: Node | None) -> Node | None:
     return None if node is None else node.numbers
-
-
-def _within(path: str, other: str) -> bool:
-    return path == other or path.startswith(f"{other}.")

@@ -9,6 +9,11 @@ Placement = Literal["pre", "post", "sandwich", "res-post", "none"]
 Sort = Literal["attention", "feed_forward", "branch"]
 
 
+def within(path: str, other: str) -> bool:
+    """Whether a module is the other one, or inside it."""
+    return path == other or path.startswith(f"{other}.")
+
+
 @dataclass(frozen=True)
 class Seen:
     """A tensor as a hook sees it: what enters or leaves a module, at its `call`-th of `calls` calls in a pass."""
@@ -107,7 +112,7 @@ class Layer:
 
     def holds(self, path: str) -> bool:
         """Whether a module is in the layer."""
-        return any(path == part or path.startswith(f"{part}.") for part in self.parts or (self.path,))
+        return any(within(path, part) for part in self.parts or (self.path,))
 
     @property
     def rewired(self) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.network.moments import Array, FloatArray
+from signalprop.results.series import NO_SIGNAL as NO_SIGNAL
 
-NO_SIGNAL = -1e12  # log of a variance that is 0 for every purpose, yet finite
 LARGEST = 600.0  # of a logarithm whose exponential, and products of it with ordinary numbers, are doubles
 HELD = 27.6  # of the log size at which a branch is computed that reads a stream without a norm; beyond it is scaled
 _NUMBER = (float, int)
