@@ -103,10 +103,10 @@ def _predicted(
     elif fidelity == "moments":
         note = _averages_asked_for(parametrization, statistics)
     if chosen == "moments":
-        from signalprop.theory.network import predict_moments
+        from signalprop.kernels.averages import predict_averages
         from signalprop.theory.scatter.bands import with_scatter
 
-        profile = predict_moments(parametrization, statistics, backward=backward)
+        profile = predict_averages(parametrization, statistics, backward=backward)
         if parametrization.skip.ndim == 1 and not roughly:
             profile = with_scatter(parametrization, profile)
     elif chosen == "kernel":

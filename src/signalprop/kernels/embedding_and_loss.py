@@ -103,7 +103,7 @@ def input_kernel(
     """Kernel of the stream that enters the first sublayer: coincidences of real ids, or the average correlation.
 
     Args:
-        rows: of the kernel, where it is of averages and stands on a grid.
+        rows: of the kernel, where it is of averages and stands on a grid; else of every position.
         decoder: the stream is the decoder's of an encoder-decoder.
 
     Raises:
@@ -120,6 +120,8 @@ def input_kernel(
         )
     kernel = np.full((rows or t, rows or t), float(start.covariance))
     np.fill_diagonal(kernel, float(start.variance))
+    if rows is not None:
+        return kernel
     if inputs.kind == "patches":
         return _patch_kernel(parametrization, inputs, kernel)
     if inputs.kind == "tokens" and inputs.tokens is not None and inputs.tokens.shape[1] == t:
@@ -198,7 +200,8 @@ def top_kernel(
     variance = np.log(np.maximum(scale, 1e-300)) + last.log_scale
     top = top_gradient(p, variance, r, log_token_share)
     if (
-        inputs.targets is not None
+        grid is None
+        and inputs.targets is not None
         and inputs.tokens is not None
         and inputs.targets.shape[1] == t == inputs.tokens.shape[1]
     ):
@@ -235,10 +238,10 @@ def read_and_asked(inputs: InputStatistics) -> tuple[FloatArray, FloatArray]:
 
 def _answering(a: Architecture, t: int, inputs: InputStatistics, grid: Grid | None) -> FloatArray:
     """The share of class heads that read each of t rows of a kernel: the first, in decoders the last real one."""
-    if a.kind == "encoder":
-        return np.asarray(np.arange(t) == 0, dtype=np.float64)
     if grid is not None:  # the last node stands for several positions
         return np.asarray(np.tile(np.arange(t // 2) == t // 2 - 1, 2) / grid.weights[-1])
+    if a.kind == "encoder":
+        return np.asarray(np.arange(t) == 0, dtype=np.float64)
     if inputs.tokens is None or inputs.tokens.shape[1] != t:
         return np.asarray(np.arange(t) == t - 1, dtype=np.float64)
     lasts = (inputs.tokens >= 0).cumsum(1).argmax(1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from signalprop.kernels.causal_shaping import Shapes
-from signalprop.kernels.position_grid import Grid
+from signalprop.kernels.position_grid import Averages, Grid
 from signalprop.network.moments import FloatArray
 from signalprop.network.products import product
 from signalprop.theory.signals import Signal
@@ -28,9 +28,14 @@ class Nodes:
     memory: Grid | None = None
     caches: bool = False
 
+    @property
+    def is_one(self) -> bool:
+        """Whether one node stands for all tokens, whose signals are floats."""
+        return isinstance(self.grid, Averages)
+
     def signal(self, kernel: FloatArray) -> Signal:
         """Of a token kernel."""
-        return _signal(kernel, self.grid)
+        return Signal(float(kernel[0, 0]), float(kernel[0, 1])) if self.is_one else _signal(kernel, self.grid)
 
     def matrix(self, x: Signal) -> FloatArray:
         """The token kernel of a signal."""
@@ -61,7 +66,7 @@ def _signal(kernel: FloatArray, grid: Grid | None) -> Signal:
 def _matrix(x: Signal, grid: Grid | None) -> FloatArray:
     per_token, shared = np.asarray(x.per_token), np.asarray(x.shared)
     if grid is not None:
-        return grid.joined(shared, per_token)
+        return grid.joined(np.atleast_2d(shared), np.atleast_1d(per_token))
     if np.array_equal(np.diagonal(shared), per_token):
         return shared
     whole = shared.copy()

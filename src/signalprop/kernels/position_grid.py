@@ -170,6 +170,10 @@ class EqualTokens(Grid):
         self.by_pairs = one / (n - 1) if tokens > 1 else 0 * one
 
 
+class Averages(EqualTokens):
+    """One node that stands for all tokens of any stack, by the formulas of pairs, as fidelity `moments` has them."""
+
+
 @lru_cache(maxsize=4)
 def grid_of(tokens: int, dense: int = _DENSE, geometric: int = _GEOMETRIC) -> Grid:
     """The grid of a sequence: the first `dense` positions, and `geometric` or fewer by equal ratios."""

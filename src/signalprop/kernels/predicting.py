@@ -29,9 +29,9 @@ from signalprop.kernels.layer_moments import Columns
 from signalprop.kernels.mean_over_draws import mean_of_networks
 from signalprop.kernels.memory_limits import check_fits_of
 from signalprop.kernels.position_grid import EqualTokens, Grid
-from signalprop.kernels.residual_streams import Kernels, back_of, stack_of
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
+from signalprop.kernels.streams.stack import Kernels, back_of, stack_of
 from signalprop.kernels.tied_head import Along, along_of
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import layer_starts, stacks_of
@@ -40,7 +40,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
-from signalprop.theory.network import sensitivity_gain, token_share
+from signalprop.theory.network import sensitivity_gain
 from signalprop.theory.scatter.bands import with_scatter
 from signalprop.theory.scatter.response import Overlaps
 
@@ -95,9 +95,7 @@ def predict_token_kernels(
     if a.kind == "encoder-decoder":
         return _of_encoder_decoder(p, inputs, backward, grid, watch, bands)
     stack = stack_of(p, grid)
-    parts, note = sequences(a, inputs)
-    if grid is not None:
-        note = _on_grid(grid)
+    parts, note = sequences(a, inputs) if grid is None else ([(inputs, None)], _on_grid(grid))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
 
     def of_network(number: int) -> Profile:
@@ -312,7 +310,7 @@ def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | Non
     """The gradient at the last stream, and what a post-norm there sends back."""
     stack = ahead.stack
     last = stack.leave(last)
-    log_share = float(token_share(stack.p, ahead.log_norm))
+    log_share = stack.log_token_share(ahead.log_norm)
     kernel, across = top(last, log_share)
     if inputs is not None and not isinstance(ahead.columns.keep, Grid):
         ahead.along = along_of(stack, inputs, last, log_share)

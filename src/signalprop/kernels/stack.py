@@ -23,6 +23,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.branch_inputs import LARGEST_MEMORY, check_norms_divide
 from signalprop.theory.log_arithmetic import HELD, inverse_roots, within
+from signalprop.theory.network import token_share
 from signalprop.theory.signals import Signal, Sublayers
 
 
@@ -173,6 +174,10 @@ class Stack:
         """What is read of the last stream."""
         return last
 
+    def log_token_share(self, log_norm: FloatArray) -> float:
+        """As of `theory.network.token_share`."""
+        return float(token_share(self.p, log_norm))
+
     def back(self, gradient: State) -> State:
         """The gradient at the last stream, from that of what is read of it."""
         return gradient
@@ -265,7 +270,7 @@ class Stack:
 def _closed(p: Parametrization, i: int, shapes: Sequence[Shapes], grid: Grid | None) -> BranchKernel:
     """The kind of sublayer i in its stack, in closed form."""
     nodes = Nodes(shapes, grid)
-    return OnNodes(kind_of(p, i).part("signal").of(p, int(p.stack[i]), nodes), nodes)
+    return OnNodes(kind_of(p, i).part("signal").of(p, int(p.stack[i]), None if nodes.is_one else nodes), nodes)
 
 
 def _drawn(p: Parametrization, stack: int) -> BranchKernel:

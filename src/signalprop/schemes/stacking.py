@@ -13,11 +13,11 @@ import numpy as np
 
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
+from signalprop.kernels.averages import predict_averages
 from signalprop.network.architecture import Architecture, Placement
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.schemes.base import Scheme, scheme
-from signalprop.theory.network import predict_moments
 
 
 def placed(architecture: Architecture, placement: Placement) -> Architecture:
@@ -80,7 +80,7 @@ def _last_branch(table: Parametrization) -> float:
 def _added(table: Parametrization, inputs: InputStatistics | None) -> float:
     """Predicted variance that the last stack's layers add, over what is left of its input's after all skips."""
     statistics = inputs or default_statistics(table.architecture)
-    forward = predict_moments(table, statistics, backward=False).forward
+    forward = predict_averages(table, statistics, backward=False).forward
     mine = np.flatnonzero(table.stack == table.stack[-1])
     with np.errstate(divide="ignore"):
         skips = np.where(table.parallel, 0.0, np.log(table.skip**2))[mine].sum()

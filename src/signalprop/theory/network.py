@@ -29,7 +29,7 @@ from signalprop.theory.scalar_recursion import Ahead, Back
 
 
 def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *, backward: bool = True) -> Profile:
-    """Moments at every probe point by the closed-form recursion; a sweep gives arrays with its leading axes.
+    """Moments of one stream at every probe point by the closed-form recursion; a sweep gives arrays with its axes.
 
     Bidirectional stacks: median errors of 1-2 % (records/accuracy.md). Causal stacks: position averages do not compound
     rightly there, gradients of early layers can be several times off; `signalprop.kernels` is right for those.
@@ -38,34 +38,19 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         InputError: attention is shaped, or has ALiBi: how much a token weighs depends on where it stands.
     """
     p = parametrization
-    if is_shaped(p):
-        raise InputError(
-            "fidelity 'moments' averages over all tokens alike, and attention here is "
-            f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}; expected fidelity kernel or simulate"
-        )
+    check_averages(p)
     a = p.architecture
     starts = [embed(a, p.embedding, inputs)]
     if a.kind == "encoder-decoder":
         starts.append(embed(a, p.embedding, inputs.of_decoder, decoder=True))
 
-    ahead_of, back_of = Ahead, Back
-    if a.several_streams and p.skip.ndim > 1:
-        raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
-    if a.several_streams:
-        from signalprop.theory import residual_streams as several
-
-        ahead_of, back_of = several.AheadOfStreams, several.BackOfStreams
-
-    statistics: dict[str, Any] = {}
-
     def passes(part: Parametrization) -> tuple[dict[str, Series], dict[str, Series] | None]:
-        ahead = ahead_of(part)
+        ahead = Ahead(part)
         stream = ahead.run(starts)
-        statistics.update(ahead.statistics())
         if not backward:
             return ahead.series(), None
         top = gradient_at_top(part, inputs, stream[0], stream[1], token_share(part, ahead.columns("norm")))
-        return ahead.series(), back_of(part, ahead, top).run()
+        return ahead.series(), Back(part, ahead, top).run()
 
     forward, gradient = _in_parts(p, passes)
     return Profile(
@@ -80,8 +65,17 @@ def predict_moments(parametrization: Parametrization, inputs: InputStatistics, *
         },
         forward=forward,
         gradient=gradient,
-        statistics=sensitivity_gain(p) | statistics,
+        statistics=sensitivity_gain(p),
     )
+
+
+def check_averages(p: Parametrization) -> None:
+    """Raise InputError where averages over positions say nothing: attention is shaped, or has ALiBi."""
+    if is_shaped(p):
+        raise InputError(
+            "fidelity 'moments' averages over all tokens alike, and attention here is "
+            f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}; expected fidelity kernel or simulate"
+        )
 
 
 def is_shaped(p: Parametrization) -> bool:
@@ -120,22 +114,20 @@ def sensitivity_gain(p: Parametrization) -> dict[str, Any]:
 
 
 def token_share(p: Parametrization, log_norm: FloatArray) -> Array:
-    """Log of alpha^2: the token's row of the table stands in the last stream times alpha (the skip path alone).
+    """ln of alpha^2: the token's row of the table stands in the last stream times alpha (the skip path alone).
 
     Args:
-        log_norm: log of the variance by which each sublayer's norm divides (used where it is a post-norm).
+        log_norm: ln of the variance by which each sublayer's norm divides (used where it is a post-norm).
     """
-    a = p.architecture
-    last = p.stack == p.stack[-1]
-    e = p.embedding
-    start = log(e.scale**2)
-    if a.embedding_norm:
-        total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
-        start += log(float(ratio(e.norm_gain**2, total + a.norm_eps)))
-    if a.several_streams:
-        from signalprop.theory.residual_streams import connections_of
-
-        return plain(start + connections_of(p).log_carried2())
     steps = np.where(p.parallel, 0.0, log(p.skip**2))
     steps = steps + np.where(placed(p, NORM_AFTER), log(p.norm_output**2) - log_norm, 0.0)
-    return plain(start + np.sum(np.where(last, steps, 0.0), axis=-1))
+    return plain(log_of_row(p) + np.sum(np.where(p.stack == p.stack[-1], steps, 0.0), axis=-1))
+
+
+def log_of_row(p: Parametrization) -> Array:
+    """ln of alpha^2 where the stream enters the first sublayer: scale and norm of the embedding."""
+    e, start = p.embedding, log(p.embedding.scale**2)
+    if not p.architecture.embedding_norm:
+        return start
+    total = (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
+    return start + log(float(ratio(e.norm_gain**2, total + p.architecture.norm_eps)))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from signalprop.network.layout import stacks_of
@@ -83,22 +81,8 @@ class Ahead:
             if stream is not None:
                 self.memory, self.memory_norm = read_memory(self.p, stream[0], stream[1])
             beside = parallel[rows.start : rows.stop]
-            between = self.entering if self.a.layer_inputs else None
-            last = through(rows, beside, one, self.enter(moments), self.record, between)
-            stream = self.leave(last)
+            stream = through(rows, beside, one, as_stream(moments, self.lead), self.record)
         assert stream is not None
-        return stream
-
-    def enter(self, moments: Moments) -> Stream:
-        """What enters a stack."""
-        return as_stream(moments, self.lead)
-
-    def entering(self, i: int, stream: Stream) -> Stream:
-        """What sublayer i reads, of the stream after the one before it."""
-        return stream
-
-    def leave(self, stream: Stream) -> Stream:
-        """What is read of a stack's last stream."""
         return stream
 
     def read(self, i: int, stream: Stream) -> Read:
@@ -155,10 +139,6 @@ class Ahead:
         recorded["branch"][i], recorded["r_branch"][i] = output
         recorded["stream_out"][i], recorded["r_out"][i], recorded["mean_out"][i] = out
 
-    def statistics(self) -> dict[str, Any]:
-        """What a Profile has beside its series."""
-        return {}
-
     def columns(self, name: str) -> FloatArray:
         """A column of what was seen, (..., sublayers)."""
         return np.moveaxis(np.asarray(self.recorded[name]), 0, -1)
@@ -209,9 +189,7 @@ class Back:
             if number:  # the encoder's last stream is read through its final norm
                 gain2 = log(p.head.final_norm_gain**2)
                 gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
-            start = self.enter(gradient)
-            between = self.entering_back if p.architecture.layer_inputs else None
-            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, start, self.record, between)
+            back_through(rows, self.parallel, self.sublayer, self.together, self.whole, gradient, self.record)
         last = np.array(self.out["stream_out"][0][-1])
 
         def series(point: str) -> Series:
@@ -219,14 +197,6 @@ class Back:
             return Series.of(log_variance=np.moveaxis(log_v - last, 0, -1), token_correlation=np.moveaxis(r, 0, -1))
 
         return {point: series(point) for point in POINTS}
-
-    def enter(self, gradient: Gradient) -> Gradient:
-        """The gradient at a stack's last stream, from that of what is read of it."""
-        return gradient
-
-    def entering_back(self, i: int, gradient: Gradient) -> tuple[Gradient, Gradient]:
-        """As `residual.back_through` asks for it."""
-        return gradient, gradient
 
     def sublayer(self, i: int, gradient: Gradient) -> tuple[Gradient, Share]:
         """One sublayer, as `residual.back_through` asks for it."""

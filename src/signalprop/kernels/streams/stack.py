@@ -1,9 +1,10 @@
-"""Token kernels of several residual streams: `signalprop.theory.residual_streams` on (T, T) parts."""
+"""Several residual streams: the step of `kernels/stack.py` on the token kernels of their pairs, there and back."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -12,36 +13,50 @@ from numpy.typing import NDArray
 from signalprop.kernels.position_grid import Grid
 from signalprop.kernels.scaled_kernel import State, exp_of, normalised
 from signalprop.kernels.stack import Back, Read, Stack
+from signalprop.kernels.streams.connections import Connections, Earlier, Gated, connections_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
 from signalprop.theory.log_arithmetic import inverse_roots
-from signalprop.theory.residual_streams import Connections, Earlier, Gated, Several, connections_of
+from signalprop.theory.network import log_of_row
 
 Keep = NDArray[np.bool_] | Grid | None
 
 
 @dataclass(frozen=True)
-class Kernels(Several):
-    """Kernels of pairs of streams; their mean over streams is asked for as of a State."""
+class Kernels:
+    """Kernels of pairs of streams, (K, T, T), times exp(log_scale); read as a State is, their mean over streams."""
 
+    parts: FloatArray
+    log_scale: float
     connections: Connections
 
-    @staticmethod
-    def of(state: Several, connections: Connections) -> Kernels:
-        """Rescaled parts."""
-        state = state.rescaled()
-        return Kernels(state.parts, state.log_scale, connections)
+    def of(self, parts: FloatArray) -> Kernels:
+        """Other parts, of the same scale."""
+        return replace(self, parts=parts).rescaled()
+
+    def rescaled(self) -> Kernels:
+        """The same, with a largest number of 1."""
+        top = float(np.abs(self.parts).max())
+        if top == 0:
+            return self
+        return replace(self, parts=self.parts / top, log_scale=self.log_scale + math.log(top))
+
+    def plus(self, parts: FloatArray, log_scale: float) -> Kernels:
+        """The sum with parts times exp(log_scale)."""
+        top = max(self.log_scale, log_scale)
+        one, other = (math.exp(max(scale - top, -745.0)) for scale in (self.log_scale, log_scale))
+        return Kernels(one * self.parts + other * parts, top, self.connections).rescaled()
 
     @property
     def average(self) -> State:
         """The mean over streams."""
-        return State(self.mean(self.connections), self.log_scale)
+        return State(self.kernel, self.log_scale)
 
     @property
     def kernel(self) -> FloatArray:
         """Of the mean over streams, in units of exp(log_scale)."""
-        return self.mean(self.connections)
+        return np.asarray(np.tensordot(self.connections.average, self.parts, 1))
 
     def moments(self, keep: Keep = None) -> tuple[float, float]:
         """As of `State`."""
@@ -69,20 +84,20 @@ class StackOfStreams(Stack):
     """A stack whose state is `Kernels`."""
 
     def __init__(self, p: Parametrization, grid: Grid | None = None) -> None:
-        super().__init__(p, grid=grid)
+        super().__init__(p, grid=grid, encoder_grid=grid)
         self.connections = connections_of(p)
         self.rho: FloatArray = np.zeros(0)  # of what the present sublayer reads
 
     def enter(self, start: State) -> Any:
         parts = np.multiply.outer(self.connections.start, start.kernel)
-        return Kernels.of(Several(parts, start.log_scale), self.connections)
+        return Kernels(parts, start.log_scale, self.connections).rescaled()
 
     def leave(self, last: Any) -> State:
         self.connections.norm_streams(self.n, last.parts, last.log_scale)
         return State(self.connections.head(last.parts), last.log_scale).rescaled()
 
     def back(self, gradient: State) -> Any:
-        return Kernels.of(Several(self.connections.head_sent(gradient.kernel), gradient.log_scale), self.connections)
+        return Kernels(self.connections.head_sent(gradient.kernel), gradient.log_scale, self.connections).rescaled()
 
     def _of(self, i: int, stream: Kernels) -> State:
         self.rho = stream.rho()
@@ -96,17 +111,17 @@ class StackOfStreams(Stack):
         return super().read_normed(i, self._of(i, stream))
 
     def skipped(self, i: int, stream: Any) -> Any:
-        mixed = self.connections.mixed(i, stream.parts, self.rho)
-        return Kernels.of(Several(mixed, stream.log_scale), self.connections)
+        return stream.of(self.connections.mixed(i, stream.parts, self.rho))
 
     def entering(self, i: int, stream: Any) -> Any:
-        return Kernels.of(Several(self.connections.entering(i, stream.parts), stream.log_scale), self.connections)
+        return stream.of(self.connections.entering(i, stream.parts))
+
+    def log_token_share(self, log_norm: FloatArray) -> float:
+        return float(log_of_row(self.p) + self.connections.log_carried2())
 
     def plus(self, i: int, skipped: Any, output: State) -> Any:
         added = output.times(float(self.p.branch[i]) ** 2)
-        written = self.connections.written(i, added.kernel, self.rho)
-        total = Several(skipped.parts, skipped.log_scale).plus(written, added.log_scale)
-        return Kernels.of(total, self.connections)
+        return skipped.plus(self.connections.written(i, added.kernel, self.rho), added.log_scale)
 
 
 class BackOfStreams(Back):
@@ -133,7 +148,7 @@ class BackOfStreams(Back):
         connections, streams = self.connections, self._read(i)
         rho = streams.rho()
         at_read = super().sent(i, at_branch, at_branch)
-        out = Several(connections.sent(i, at_read.kernel, rho), at_read.log_scale)
+        out = Kernels(connections.sent(i, at_read.kernel, rho), at_read.log_scale, connections).rescaled()
         if isinstance(connections, Gated):
             given = self.outputs.get(i) or self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
             added = given.times(float(self.p.branch[i]) ** 2)
@@ -143,19 +158,17 @@ class BackOfStreams(Back):
             in_units = at_read.kernel * exp_of(at_read.log_scale - at_sum.log_scale)
             gates = connections.through_gates(i, at_sum.parts, streams.parts * size, branch, in_units, rho)
             out = out.plus(gates, at_sum.log_scale)
-        return Kernels.of(out, connections)
+        return out
 
     def skipped_back(self, i: int, at_sum: Any) -> Any:
-        parts = self.connections.mixed_back(i, at_sum.parts, self._read(i).rho())
-        return Kernels.of(Several(parts, at_sum.log_scale), self.connections)
+        return at_sum.of(self.connections.mixed_back(i, at_sum.parts, self._read(i).rho()))
 
     def entering_back(self, i: int, gradient: Any) -> tuple[Any, Any]:
-        parts = self.connections.entering_back(i, gradient.parts)
-        before = Kernels.of(Several(parts, gradient.log_scale), self.connections)
+        before = gradient.of(self.connections.entering_back(i, gradient.parts))
         return gradient if isinstance(self.connections, Earlier) and i in self.connections.sums else before, before
 
     def together(self, one: Any, other: Any) -> Any:
-        return Kernels.of(one.plus(other.parts, other.log_scale), self.connections)
+        return one.plus(other.parts, other.log_scale)
 
 
 def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
