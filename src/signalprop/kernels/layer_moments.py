@@ -66,8 +66,8 @@ class Columns:
         return Columns(log_variance, correlation, overlap, between)
 
     def add_overlap(self, i: int, skipped: State, added: State) -> None:
-        """Keep how alike two addends of a sum are."""
-        if self.bands:
+        """Keep how alike two addends of a sum are; not of several streams, whose bands are not derived."""
+        if self.bands and isinstance(skipped, State):
             self.overlap[i] = skipped.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:

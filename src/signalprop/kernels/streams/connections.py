@@ -27,14 +27,14 @@ def connections_of(p: Parametrization) -> Connections:
         return Earlier(p)
     if streams.mixing == "siamese":
         return Siamese(p)
-    return Gated(p) if streams.gated else Fixed(p)
+    return Gated(p) if streams.gated else Connections(p)
 
 
 def _apply(weights: FloatArray, parts: FloatArray) -> FloatArray:
     return np.asarray(np.tensordot(weights, parts, 1))
 
 
-class Fixed:
+class Connections:
     """How the sublayers of a table read, write and mix streams, by given numbers: parts (K, ...) are of n x n pairs.
 
     `rho`, (T, T), is how alike the streams of two tokens are.
@@ -78,9 +78,9 @@ class Fixed:
         """Parts of what a gradient at the read sends to the streams."""
         return np.multiply.outer(_pairs(self.a[i]), gradient)
 
-    def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        """The gradient that the skip path sends back."""
-        return _apply(_both(self.m[i]).T, gradient)
+    def mixed_back(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
+        """Parts of the gradient that the skip path sends back."""
+        return _apply(_both(self.m[i]).T, parts)
 
     def between(self, parts: FloatArray) -> FloatArray:
         """The n x n covariance of the streams, of parts (K,)."""
@@ -105,16 +105,6 @@ class Fixed:
             carried, log_size = carried / size, log_size + math.log(size)
         return float(2 * log_size + log((self.last @ carried) ** 2))
 
-    def entering(self, i: int, parts: FloatArray) -> FloatArray:
-        """The parts that sublayer i reads, of those after the one before it."""
-        m = self.before.get(i)
-        return parts if m is None else _apply(_both(m), parts)
-
-    def entering_back(self, i: int, gradient: FloatArray) -> FloatArray:
-        """The gradient after the sublayer before, of that of the parts that sublayer i reads."""
-        m = self.before.get(i)
-        return gradient if m is None else _apply(_both(m).T, gradient)
-
 
 def _both(matrix: FloatArray) -> FloatArray:
     """A matrix on both streams of a pair."""
@@ -125,7 +115,7 @@ def _pairs(weights: FloatArray) -> FloatArray:
     return np.multiply.outer(weights, weights).ravel()
 
 
-class Earlier(Fixed):
+class Earlier(Connections):
     """The stream and earlier ones, which layers read again (`Architecture.layer_inputs`): `sums` are the sublayers."""
 
     def __init__(self, p: Parametrization) -> None:
@@ -141,8 +131,16 @@ class Earlier(Fixed):
         self.m = np.broadcast_to(np.eye(n), (p.n_sublayers, n, n)).copy()
         self.m[:, 0, 0] = np.where(p.parallel, 1.0, p.skip)
 
+    def entering(self, i: int, parts: FloatArray) -> FloatArray:
+        """The parts that sublayer i reads, of those after the one before it."""
+        return _apply(_both(self.before[i]), parts) if i in self.before else parts
 
-class Siamese(Fixed):
+    def entering_back(self, i: int, gradient: FloatArray) -> FloatArray:
+        """The gradient after the sublayer before, of that of the parts that sublayer i reads."""
+        return _apply(_both(self.before[i]).T, gradient) if i in self.before else gradient
+
+
+class Siamese(Connections):
     """Two streams of which the first is normed before every sublayer, and both are where they are read.
 
     Norms are factors of every token, on gradients too: their own directions are 1 of d_model.
@@ -169,8 +167,7 @@ class Siamese(Fixed):
     def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         return self.read_factors[i] * gradient
 
-    def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        return np.asarray(self.skip2[i] * self.skip_factors[i] * gradient)
+    mixed_back = mixed
 
     def head(self, parts: FloatArray) -> FloatArray:
         return self.read(self.n_sublayers, parts, parts)
@@ -179,8 +176,8 @@ class Siamese(Fixed):
         return self.sent(self.n_sublayers, gradient, gradient)
 
 
-class Gated:
-    """As `Fixed`, by gates: parts are second moments of the mean stream, and the mean ones of deviations from it."""
+class Gated(Connections):
+    """By gates: parts are second moments of the mean stream, and the mean ones of deviations from it."""
 
     def __init__(self, p: Parametrization) -> None:
         s = p.architecture.streams
@@ -189,9 +186,6 @@ class Gated:
         self.gates, self.skip2 = gates_of(s, p.architecture.d_model), p.skip**2
         self.average, self.start = np.ones(2), np.array([1.0, 0.0])
         self.spread = self.n / (self.n - 1)
-
-    def norm_streams(self, i: int, parts: FloatArray, log_scale: float) -> None:
-        pass
 
     def read(self, i: int, parts: FloatArray, rho: FloatArray) -> FloatArray:
         return np.asarray(parts[0] + self.spread * self.gates.of("read", rho) * parts[1])
@@ -210,8 +204,7 @@ class Gated:
     def sent(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
         return np.stack([gradient / self.n**2, self.gates.of("read", rho) * gradient / self.n])
 
-    def mixed_back(self, i: int, gradient: FloatArray, rho: FloatArray) -> FloatArray:
-        return self.mixed(i, gradient, rho)
+    mixed_back = mixed
 
     def between(self, parts: FloatArray) -> FloatArray:
         mean, apart = parts.tolist()  # deviations from the mean of all sum to 0
@@ -240,12 +233,3 @@ class Gated:
 
     def log_carried2(self) -> float:
         return float(log(self.skip2).sum())
-
-    def entering(self, i: int, parts: FloatArray) -> FloatArray:
-        return parts
-
-    def entering_back(self, i: int, gradient: FloatArray) -> FloatArray:
-        return gradient
-
-
-Connections = Fixed | Gated

@@ -49,9 +49,7 @@ class Gates:
 def doubly_stochastic(z: FloatArray, passes: int) -> FloatArray:
     """Softmax over the last axis of (..., n, n), then columns and rows in turn brought to sum 1, columns last."""
     m = np.exp(z - z.max(-1, keepdims=True))
-    m /= m.sum(-1, keepdims=True)
-    m /= m.sum(-2, keepdims=True)
-    for _ in range(passes - 1):
+    for _ in range(passes):
         m /= m.sum(-1, keepdims=True)
         m /= m.sum(-2, keepdims=True)
     return np.asarray(m)

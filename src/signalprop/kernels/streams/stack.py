@@ -49,31 +49,17 @@ class Kernels:
         return Kernels(one * self.parts + other * parts, top, self.connections).rescaled()
 
     @property
-    def average(self) -> State:
-        """The mean over streams."""
-        return State(self.kernel, self.log_scale)
-
-    @property
     def kernel(self) -> FloatArray:
         """Of the mean over streams, in units of exp(log_scale)."""
         return np.asarray(np.tensordot(self.connections.average, self.parts, 1))
 
     def moments(self, keep: Keep = None) -> tuple[float, float]:
         """As of `State`."""
-        return self.average.moments(keep)
-
-    def overlap(self, other: State | Kernels, keep: Keep = None) -> float:
-        """As of `State`."""
-        return self.average.overlap(other.average if isinstance(other, Kernels) else other, keep)
+        return State(self.kernel, self.log_scale).moments(keep)
 
     def between(self, keep: Keep = None) -> FloatArray:
         """The n x n covariance of the streams over the mean of their variances; positions as of `State`."""
-        diagonals = np.diagonal(self.parts, axis1=1, axis2=2)
-        if isinstance(keep, Grid):
-            found = diagonals[:, : len(keep.n)] @ keep.weights
-        else:
-            found = (diagonals if keep is None else diagonals[:, keep]).sum(1)
-        return over_their_mean(self.connections.between(found))
+        return over_their_mean(self.connections.between(np.array([State(part).trace(keep) for part in self.parts])))
 
     def rho(self) -> FloatArray:
         """How alike the streams of two tokens are, all together, (T, T)."""
@@ -114,7 +100,7 @@ class StackOfStreams(Stack):
         return stream.of(self.connections.mixed(i, stream.parts, self.rho))
 
     def entering(self, i: int, stream: Any) -> Any:
-        return stream.of(self.connections.entering(i, stream.parts))
+        return stream.of(cast(Earlier, self.connections).entering(i, stream.parts))
 
     def log_token_share(self, log_norm: FloatArray) -> float:
         return float(log_of_row(self.p) + self.connections.log_carried2())
@@ -130,12 +116,6 @@ class BackOfStreams(Back):
     def __init__(self, stack: StackOfStreams, across: State) -> None:
         super().__init__(stack, across, None)
         self.connections = stack.connections
-        self.outputs: dict[int, State] = {}  # of branches whose gates send a gradient
-
-    def keep(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
-        super().keep(i, layer_in, branch, stream_out)
-        if isinstance(self.connections, Gated):
-            self.outputs[i] = branch
 
     def _read(self, i: int) -> Kernels:
         return cast(Kernels, self.reads[i])
@@ -150,7 +130,7 @@ class BackOfStreams(Back):
         at_read = super().sent(i, at_branch, at_branch)
         out = Kernels(connections.sent(i, at_read.kernel, rho), at_read.log_scale, connections).rescaled()
         if isinstance(connections, Gated):
-            given = self.outputs.get(i) or self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
+            given = self.stack.output(i, self.stack.what_is_read(i, self.reads[i]))
             added = given.times(float(self.p.branch[i]) ** 2)
             root = inverse_roots(np.diagonal(streams.kernel))
             size = root * root[:, None]
@@ -164,8 +144,9 @@ class BackOfStreams(Back):
         return at_sum.of(self.connections.mixed_back(i, at_sum.parts, self._read(i).rho()))
 
     def entering_back(self, i: int, gradient: Any) -> tuple[Any, Any]:
-        before = gradient.of(self.connections.entering_back(i, gradient.parts))
-        return gradient if isinstance(self.connections, Earlier) and i in self.connections.sums else before, before
+        earlier = cast(Earlier, self.connections)
+        before = gradient.of(earlier.entering_back(i, gradient.parts))
+        return gradient if i in earlier.sums else before, before
 
     def together(self, one: Any, other: Any) -> Any:
         return one.plus(other.parts, other.log_scale)
