@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 demo: $(VENV)/demo.stamp
 	@mkdir -p out
-	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.png --report out/demo.html --overwrite
+	$(BIN)/signalprop compare $(DEMO) --json out/demo.json --plot out/demo.html --overwrite
 	@$(BIN)/python -c "import pathlib; print('open', pathlib.Path('out/demo.html').resolve().as_uri(), 'in a browser')"
 
 # Lint and tests side by side: types are checked by one process, for a minute where nothing is cached.

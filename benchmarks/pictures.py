@@ -79,7 +79,7 @@ config.save_pretrained("deep")
 """
 COMPARED = (
     "signalprop compare tgs --layers 4 --set d_model=64 --set vocab_size=500 --seq-len 32 --norm post "
-    "--scheme deepscalelm --seeds 2"
+    "--scheme deepscalelm --seeds 2 --plot comparison.html"
 )
 REPAIRED = ("signalprop apply deep --scheme deepscalelm --out scaled", "signalprop check scaled",
             "signalprop fold scaled --out plain")  # fmt: skip
@@ -96,7 +96,7 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
     take("tour-0", terminal("signalprop predict gpt2"))
     take("tour-1", terminal(*PREDICTED))
     take("tour-2", terminal(COMPARED))
-    take("tour-2-page", lambda _: folder / "comparison-tgs.html")
+    take("tour-2-page", lambda _: folder / "comparison.html")
     subprocess.run([sys.executable, "-c", CONFIG], cwd=folder, check=True)
     take("tour-3", terminal(*REPAIRED))
     take("tour-4", terminal("signalprop diagnose plain --tokens 256 --json found.json"))
@@ -110,7 +110,7 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
     }.items():
         take(f"tour-6-{name}", lambda _: folder / "tour.html", **options)
     take("report-diagnosis", lambda _: folder / "diagnosis-plain.html")
-    typed("signalprop kernel gpt2 --layers 24 --seq-len 64 --scheme gpt2,xavier --report kernels.html", folder)
+    typed("signalprop kernel gpt2 --layers 24 --seq-len 64 --scheme gpt2,xavier --plot kernels.html", folder)
     take("report-kernels", lambda _: folder / "kernels.html")
     typed(f"signalprop report {SWEPT} --out sweep.html", folder)
     take("report-sweep", lambda _: folder / "sweep.html")

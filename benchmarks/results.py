@@ -112,7 +112,7 @@ def sections() -> list[Shown]:
         lines = [f"- {line}" for line in verdict_lines(verdicts(results))] if sweep.verdict else []
         about = [linked(wrapped(text)) for text in (sweep.claim, sweep.description) if text]
         changed = _changed(results)
-        again = f"`{file}`" if changed else f"`signalprop sweep sweep-{file.stem} --from {file} --table-only`"
+        again = f"`{file}`" if changed else f"`signalprop sweep sweep-{file.stem} --from {file} --jobs 0`"
         about += [*changed, f"{len(results['rows'])} runs; every one, settings and tables: {again}."]
         found.append(Shown(file.stem, sweep.title or sweep.name, about, lines or [f"Judged in {STEPS_LINK}."]))
     return found

@@ -88,8 +88,8 @@ def running(model: str) -> dict[str, tuple[str, ...]]:
     return {
         "floor: load, one pass of 4 x 128": ("-c", _LOAD.format(passes="((4, 128),)"), model),
         "measure": (*COMMAND, "measure", model),
-        "compare": (*COMMAND, "compare", model, "--no-report"),
-        "diagnose --tokens 512": (*COMMAND, "diagnose", model, "--tokens", "512", "--no-report"),
+        "compare": (*COMMAND, "compare", model),
+        "diagnose --tokens 512": (*COMMAND, "diagnose", model, "--tokens", "512"),
     }
 
 
@@ -97,7 +97,7 @@ def diagnosing(model: str) -> dict[str, tuple[str, ...]]:
     """A diagnosis over one pass."""
     return {
         "floor: load, one pass of 1 x 2,048": ("-c", _LOAD.format(passes="((1, 2048),)"), model),
-        "diagnose --tokens 2048": (*COMMAND, "diagnose", model, "--tokens", "2048", "--no-report"),
+        "diagnose --tokens 2048": (*COMMAND, "diagnose", model, "--tokens", "2048"),
     }
 
 

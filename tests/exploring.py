@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-EXPLORE = (sys.executable, "-m", "signalprop", "explore", "--no-browser")
+EXPLORE = (sys.executable, "-m", "signalprop", "explore")
 
 
 class Explorer(NamedTuple):

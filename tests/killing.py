@@ -213,8 +213,8 @@ def cases(given: Path) -> dict[str, Case]:
         "sweep": Case(("sweep", str(given / "sweep.yaml"), "--out", "sweep"), ("sweep/results.json",), goes_on=True),
         "diagnose": Case(
             ("diagnose", str(given / "plain"), "--data", str(given / "text.txt"), "--tokens", "64", "--seq-len", "16",
-             "--json", "d.json", "--plot", "d.png", "--report", "d.html"),
-            ("d.json", "d.png", "d.html"),
+             "--json", "d.json", "--plot", "d.html"),
+            ("d.json", "d.html"),
         ),
         "fold": Case(("fold", str(given / "applied" / "deep"), "--out", "folded", "--json", "f.json"),
                      ("folded", "f.json"), ("folded",)),

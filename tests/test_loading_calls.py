@@ -21,7 +21,6 @@ CALLS = {
 LOOKED_AT = {
     ("src/signalprop_lab/training/recipe_files.py", "yaml.load"): 1,  # with a loader that is a SafeLoader
     ("src/signalprop/files/checkpoint_tokenizers.py", "from_pretrained"): 1,  # in a directory of its own
-    ("src/signalprop/diagnosis/loading.py", "getattr(transformers, ...)"): 1,  # four names that stand there
     ("src/signalprop_lab/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
     ("benchmarks/doctor/models.py", "getattr(transformers, ...)"): 2,  # a table that stands there
     ("benchmarks/small_models.py", "getattr(transformers, ...)"): 1,  # names in transformers' own tables

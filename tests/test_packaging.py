@@ -195,8 +195,16 @@ def test_the_demo_works_with_its_extras(wheel: Path, tmp_path: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     found = re.search(r"^DEMO := (.+)$", makefile, re.MULTILINE)
     programs, env = environment(tmp_path / "venv", f"{wheel}[models,report]")
-    command = (programs / "signalprop", "compare", *found.group(1).split(), "--json", "demo.json", "--plot", "demo.png")
+    command = (
+        programs / "signalprop",
+        "compare",
+        *found.group(1).split(),
+        "--json",
+        "demo.json",
+        "--plot",
+        "demo.html",
+    )
     shown = succeeded(*command, cwd=tmp_path, env=env)
     assert re.search(r"^forward variance +0\.99", shown, re.MULTILINE)
     assert json.loads((tmp_path / "demo.json").read_text())["schema"] == "signalprop/comparison/1"
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert (tmp_path / "demo.html").stat().st_size > 100_000

@@ -63,7 +63,7 @@ IMAGES = (
 )
 EQUAL_TOKENS = (
     "token correlations may be predicted too low, because without a text repeated words enter as an average: with "
-    "real text they were up to 4 times the prediction (Qwen3.5, width 256; LFM2: 3 times); give --text, as measure "
+    "real text they were up to 4 times the prediction (Qwen3.5, width 256; LFM2: 3 times); give --data, as measure "
     "and compare do"
 )
 # Share of pairs of tokens that enter as one, times the score variance, from which it was felt (docs/limits.md).

@@ -28,7 +28,6 @@ BOOK = Path(__file__)
         (["predict", "tgs", "--scheme", "xavier,depscalelm"], "did you mean deepscalelm?"),
         (["predict", "tgs", "--scheme", "xavier,"], "--scheme 'xavier,' has an empty member"),
         (["predict", "tgs", "--scheme", "xavier,xavier"], "has 'xavier' 2 times"),
-        (["predict", "tgs", "--scheme", "xavier,deepscalelm", "--option", "k=1"], "--option is for one scheme"),
         (["compare", "tgs", "--scheme", "xavier,lns"], "expected one scheme here (predict takes several)"),
         (["apply", str(BOOK), "--scheme", "xavier,lns", "--out", "out"], "expected one scheme here"),
         (["predict", "bart"], "known presets: tgs"),
@@ -43,8 +42,8 @@ BOOK = Path(__file__)
         (["predict", "no/such/folder"], "no file or directory"),
         (["predict", "missing.json"], "cannot read missing.json"),
         (["predict", "tgs", "--scheme", "magic"], ", deepscalelm, "),
-        (["predict", "tgs", "--scheme", "deepscalelm", "--option", "q=1"], "no option 'q'"),
-        (["predict", "tgs", "--scheme", "deepscalelm", "--option", "k"], "KEY=VALUE"),
+        (["predict", "tgs", "--scheme", "deepscalelm:q=1"], "no option 'q'"),
+        (["predict", "tgs", "--scheme", "deepscalelm:k"], "KEY=VALUE"),
         (["predict", "tgs", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["predict", "tgs", "--set", "dmodel=64"], "did you mean d_model?"),
         (["predict", "tgs", "--set", "settings=2"], "settings: Input should be a valid dictionary"),
@@ -70,15 +69,14 @@ BOOK = Path(__file__)
         (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
         (["compare", "tgs", "--inside", "vision_model"], "--inside is for a directory"),
         (["compare", "tgs", "--seeds", "0"], "--seeds"),
-        (["compare", "vit-base", "--layers", "1", "--text", "a.txt"], "--text"),
+        (["compare", "vit-base", "--layers", "1", "--data", "a.txt"], "--data"),
         (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),
         (["compare", "tgs", *TINY, "--device", "meta"], "--device meta: it holds no numbers; usable here: cpu"),
         (["measure", "tgs", *TINY, "--device", "gpu"], "--device gpu: "),
         (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
         (["measure", "tgs", "--random-init"], "--random-init is for a directory"),
-        (["verify", "--component", "perceptron"], "perceptron"),
+        (["verify", "perceptron"], "perceptron"),
         (["schemes", "magic"], ", deepscalelm, "),
-        (["schemes", "--architecture", "tgs", "--option", "k=1"], "NAME of a scheme"),
         (["schemes", "xavier", "--layers", "3"], "need --for"),
     ],
 )  # fmt: skip
@@ -111,12 +109,12 @@ def test_architecture_files(refused: Refused, tmp_path: Path, content: str, says
 def test_texts(refused: Refused, tmp_path: Path, name: str, content: bytes, says: str) -> None:
     file = tmp_path / "book.txt"
     file.write_bytes(content)
-    assert says in refused(name, "tgs", *TINY, "--text", str(file))
+    assert says in refused(name, "tgs", *TINY, "--data", str(file))
 
 
 def test_finished_parametrizations_take_no_changes(command: Command, refused: Refused, tmp_path: Path) -> None:
     file = tmp_path / "table.json"
-    assert command("schemes", "deepscalelm", "--architecture", "tgs", "--layers", "2", "--json", str(file)).status == 0
+    assert command("schemes", "deepscalelm", "--for", "tgs", "--layers", "2", "--json", str(file)).status == 0
     assert "takes no changes" in refused("predict", str(file), "--layers", "3")
     assert "takes no changes" in refused("predict", str(file), "--scheme", "xavier")
 
@@ -128,7 +126,7 @@ def test_finished_parametrizations_take_no_changes(command: Command, refused: Re
         (["measure", "{}/bert", "--scheme", "xavier"], "only --seq-len can change"),
         (["measure", "{}/bert", "--seq-len", "25"], "positions for 24"),
         (["compare", "{}/gpt2", "--seq-len", "25"], "positions for 24"),
-        (["measure", "{}/vit", "--text", "book.txt"], "leave --text out"),
+        (["measure", "{}/vit", "--data", "book.txt"], "leave --data out"),
         (["measure", "{}"], "config"),
         (["predict", "{}"], "config"),
     ],
@@ -177,9 +175,8 @@ def test_advice_names_the_thing_and_not_a_keyword_of_python(command: Command, re
 
     becomes(model_type="time_series_transformer", architectures=["TimeSeriesTransformerModel"], prediction_length=4,
             d_model=16, encoder_layers=1, decoder_layers=1)  # fmt: skip
-    for name, more in (("measure", ()), ("check", ("--scheme", "xavier"))):
-        said = refused(name, str(copied), "--random-init", *more)
-        assert "give its inputs, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
+    said = refused("measure", str(copied), "--random-init")
+    assert "give its inputs, what the model is called with: a tensor, a tuple, a dictionary, or a" in said
     becomes(model_type="deberta", architectures=["DebertaForMaskedLM"], vocab_size=60, hidden_size=16,
             num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)  # fmt: skip
     assert "let it pass through an nn.Identity()" in refused("measure", str(copied), "--random-init")

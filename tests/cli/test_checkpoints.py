@@ -40,7 +40,7 @@ def difference(one: nn.Module, other: nn.Module) -> float:
 
 def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "deep"
-    result = result_of(command, "apply", str(llama), "--scheme", "deepscalelm", "--option", "k=1.5", "--out", str(out),
+    result = result_of(command, "apply", str(llama), "--scheme", "deepscalelm:k=1.5", "--out", str(out),
                        "--seed", "7")  # fmt: skip
     assert (result["schema"], result["scheme"], result["weights"]) == ("signalprop/apply/1", "deepscalelm", "drawn")
     assert len(result["multiplied"]) >= 8 and result["added"] == []
@@ -49,13 +49,13 @@ def test_apply_to_a_configuration(command: Command, llama: Path, tmp_path: Path)
     assert torch.equal(outputs(sp.load(out)), outputs(expected))
 
 
-def test_apply_keeps_weights_and_companions(command: Command, hf_directories: Path, tmp_path: Path) -> None:
+def test_apply_copies_companions(command: Command, hf_directories: Path, tmp_path: Path) -> None:
     source, out = hf_directories / "bert", tmp_path / "deep"
-    status, text, err = command("apply", source / "config.json", "--scheme", "deepnorm", "--keep-weights", "--out", out)
+    status, text, err = command("apply", source / "config.json", "--scheme", "deepnorm", "--seed", "3", "--out", out)
     assert (status, err) == (0, "")
-    assert "weights kept" in text and "for signalprop.load" in text
+    assert "weights drawn with seed 3" in text and "for signalprop.load" in text
     expected = BertForMaskedLM.from_pretrained(source)
-    sp.apply(expected, "deepnorm", initialize=False)
+    sp.apply(expected, "deepnorm", seed=3)
     assert torch.equal(outputs(sp.load(out)), outputs(expected))
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
@@ -75,7 +75,7 @@ def test_a_folded_checkpoint_is_the_same_function(command: Command, llama: Path,
 
 def test_other_commands_read_the_scheme(command: Command, llama: Path, tmp_path: Path) -> None:
     """A directory that carries a scheme is measured, checked and predicted with it, not as the vanilla function."""
-    arguments = ("--scheme", "normalised-skip", "--option", "alpha_attention=0.5", "--option", "alpha_feed_forward=0.5")
+    arguments = ("--scheme", "normalised-skip:alpha_attention=0.5:alpha_feed_forward=0.5")
     result_of(command, "apply", str(llama), *arguments, "--out", str(tmp_path / "m"))
     result_of(command, "fold", str(tmp_path / "m"), "--out", str(tmp_path / "n"))
     measured = result_of(command, "measure", str(tmp_path / "m"))
@@ -105,9 +105,7 @@ class TestRefusals:
         [
             (["--scheme", "magic"], "magic"),
             (["--scheme", "missing.json"], "missing.json"),
-            (["--scheme", "missing.json", "--option", "k=1"], "takes no --option"),
-            (["--scheme", "xavier", "--keep-weights"], "leave --keep-weights out"),
-            (["--scheme", "xavier", "--option", "q=1"], "no option 'q'"),
+            (["--scheme", "xavier:q=1"], "no option 'q'"),
             (["--scheme", "rezero"], "sp.build(sp.scheme('rezero')(sp.Architecture.from_hf(model)))"),
             (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
         ],
@@ -161,7 +159,7 @@ def test_a_network_that_was_built_goes_through_the_commands(kind: Any, command: 
     a = sp.Architecture(kind=kind, n_layers=2, d_model=16, n_heads=2, d_ff=32, seq_len=12, vocab_size=60)
     source = tmp_path / "final"
     sp.save(sp.build(sp.scheme("lns")(a.replace(norm_placement="pre")), seed=3), source)
-    found = result_of(command, "diagnose", str(source), "--tokens", "48", "--no-report")
+    found = result_of(command, "diagnose", str(source), "--tokens", "48")
     assert (found["model"], len(found["signal"])) == ("final", 2)
     assert result_of(command, "check", str(source), "--scheme", "lns")["ok"]
     kept, fresh = (result_of(command, "measure", str(source), "--seed", "3", *more) for more in ([], ["--random-init"]))

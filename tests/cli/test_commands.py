@@ -27,7 +27,7 @@ def test_version_and_help(command: Command) -> None:
 
 
 def test_predict_equals_the_library(command: Command) -> None:
-    arguments = ["predict", "tgs", "--layers", "6", "--scheme", "deepscalelm", "--option", "k=1.5", "--norm", "post"]
+    arguments = ["predict", "tgs", "--layers", "6", "--scheme", "deepscalelm:k=1.5", "--norm", "post"]
     profile = Profile.from_json(result_of(command, *arguments))
     a = Architecture.preset("tgs", n_layers=6, norm_placement="post")
     assert profile == predict(scheme("deepscalelm", k=1.5)(a))
@@ -83,7 +83,7 @@ def test_predict_several_schemes_and_depths(command: Command, tmp_path: Path) ->
 
 
 def test_predict_by_simulation(command: Command) -> None:
-    arguments = ["predict", "tgs", *TINY, "--fidelity", "simulate", "--batch-size", "2"]
+    arguments = ["predict", "tgs", *TINY, "--fidelity", "simulate"]
     found = Profile.from_json(result_of(command, *arguments))
     assert (found.source, found.n_seeds) == ("simulated", 8)
     assert found.forward["stream_out"].variance_se is not None
@@ -121,16 +121,16 @@ def test_schemes_compares_what_theory_predicts(command: Command, tmp_path: Path)
 
 
 def test_the_cost_of_a_network(command: Command) -> None:
-    result = result_of(command, "predict", "bert-base", "--cost", "--batch-size", "10")
+    result = result_of(command, "predict", "bert-base", "--cost")
     assert result["parameters"]["total"] == 109_514_298  # BertForMaskedLM of the published configuration
-    table = command("predict", "bert-base", "--cost", "--batch-size", "10").out
+    table = command("predict", "bert-base", "--cost").out
     assert "109,514,298" in table
     assert f"{result['train_flops']['total']:.3e}" in table
 
 
 @pytest.mark.slow
 def test_verify_one_component(command: Command) -> None:
-    status, out, err = command("verify", "--quick", "--component", "dropout", "--json", "-")
+    status, out, err = command("verify", "--quick", "dropout", "--json", "-")
     report = json.loads(out)
     assert report["schema"] == "signalprop/verification/1"
     assert {row["component"] for row in report["rows"]} == {"dropout"}
@@ -173,13 +173,13 @@ def test_compare_of_a_scheme(command: Command, tmp_path: Path) -> None:
 
 def test_compare_shortens_sequences_unless_told(command: Command, tmp_path: Path) -> None:
     tiny = ["--layers", "1", "--set", "d_model=16", "--set", "vocab_size=50"]
-    small = ["tgs", *tiny, "--seeds", "1", "--batch-size", "1"]
+    small = ["tgs", *tiny, "--seeds", "1"]
     assert result_of(command, "compare", *small)["measured"]["architecture"]["seq_len"] == 128
     longer = result_of(command, "compare", *small, "--seq-len", "130")
     assert longer["predicted"]["architecture"]["seq_len"] == longer["measured"]["architecture"]["seq_len"] == 130
     file = tmp_path / "table.json"
-    command("schemes", "xavier", "--architecture", "tgs", *tiny, "--set", "seq_len=140", "--json", str(file))
-    result = result_of(command, "compare", str(file), "--seeds", "1", "--batch-size", "1")
+    command("schemes", "xavier", "--for", "tgs", *tiny, "--set", "seq_len=140", "--json", str(file))
+    result = result_of(command, "compare", str(file), "--seeds", "1")
     assert result["predicted"]["architecture"]["seq_len"] == 140  # a finished table stays as it is
 
 

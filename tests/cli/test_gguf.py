@@ -24,7 +24,7 @@ def test_a_gguf_file_is_measured_as_its_model(command: Command, refused: Callabl
     (tmp_path / "words").write_text(words)
     model.save_pretrained(tmp_path / "plain")
     write_gguf(tmp_path / "model.gguf", model, bpe)
-    options = ("--text", str(tmp_path / "words"), "--seq-len", "16", "--json", "-")
+    options = ("--data", str(tmp_path / "words"), "--seq-len", "16", "--json", "-")
     found = []
     for source in ("plain", "model.gguf"):
         status, out, err = command("measure", str(tmp_path / source), *options)

@@ -1,4 +1,4 @@
-"""`--inputs FILE` of diagnose, fold and fit: the file's sequences are what the model reads."""
+"""`--data FILE.npz` of diagnose, fold and fit: the file's sequences are what the model reads."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def made(tmp_path: Path) -> Path:
 
 def test_diagnose(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = made / "d.json"
-    model_and_inputs = [str(made / "model"), "--inputs", str(made / "ids.npz")]
-    assert run(["diagnose", *model_and_inputs, "--no-trials", "--no-report", "--json", str(out)]) == 0
+    model_and_inputs = [str(made / "model"), "--data", str(made / "ids.npz")]
+    assert run(["diagnose", *model_and_inputs, "--no-trials", "--json", str(out)]) == 0
     model = GPT2LMHeadModel.from_pretrained(made / "model")
     loss = torch.nn.functional.cross_entropy
     with torch.no_grad():
         logits = model(torch.as_tensor(IDS)).logits
     wanted = loss(logits[:, :-1].flatten(0, 1), torch.as_tensor(IDS[:, 1:]).flatten())
     assert json.loads(out.read_text())["loss"]["value"] == pytest.approx(float(wanted), rel=1e-5)
-    assert run(["diagnose", *model_and_inputs, "--seq-len", "8", "--no-report"]) == 2
-    assert "leave out --data and --seq-len" in capsys.readouterr().err
+    assert run(["diagnose", *model_and_inputs, "--seq-len", "8"]) == 2
+    assert "leave out --seq-len" in capsys.readouterr().err
 
 
 def test_fold_and_fit(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = GPT2LMHeadModel.from_pretrained(made / "model")
     sp.apply(model, "lns", redraw=True)
     sp.save(model, made / "applied")
-    inputs = ["--inputs", str(made / "ids.npz")]
+    inputs = ["--data", str(made / "ids.npz")]
     assert run(["fold", str(made / "applied"), *inputs, "--out", str(made / "folded")]) == 0
     result = made / "f.json"
     assert run(["fit", str(made / "folded"), *inputs, "--out", str(made / "fitted"), "--json", str(result)]) == 0
@@ -52,5 +52,5 @@ def test_fold_and_fit(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command, source in (("fold", "applied"), ("fit", "folded"), ("diagnose", "folded")):
         out = [] if command == "diagnose" else ["--out", str(made / "no")]
         capsys.readouterr()
-        assert run([command, str(made / source), "--inputs", str(made / "ids.pt"), *out]) == 2
+        assert run([command, str(made / source), "--data", str(made / "ids.pt"), *out]) == 2
         assert "expected a .safetensors or .npz file" in capsys.readouterr().err and not (made / "no").exists()

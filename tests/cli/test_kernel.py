@@ -52,16 +52,16 @@ def test_the_gallery(command: Command) -> None:
 def test_several_schemes_and_their_options(command: Command, refused: Refused) -> None:
     found = result_of(command, "gpt2", "--scheme", "xavier,deepscalelm", *SMALL)
     assert names_of(found) == ["xavier", "deepscalelm"]
-    post = ("--scheme", "deepscalelm", "--option", "k=1.5", "--norm", "post")
+    post = ("--scheme", "deepscalelm:k=1.5", "--norm", "post")
     (item,) = result_of(command, "gpt2", *post, *SMALL)["configurations"]
     assert item["options"]["k"] == 1.5 and item["architecture"]["norm_placement"] == "post"
-    assert "--option is for one scheme" in refused("kernel", "gpt2", "--scheme", "xavier,noci", "--option", "k=1")
+    assert "2 times" in refused("kernel", "gpt2", "--scheme", "xavier,xavier")
 
 
 def test_the_tokens_of_a_text(command: Command, tmp_path: Path) -> None:
     text = tmp_path / "book.txt"
     text.write_text("one two three " * 50)
-    (item,) = result_of(command, "tgs", *SMALL, "--text", str(text))["configurations"]
+    (item,) = result_of(command, "tgs", *SMALL, "--data", str(text))["configurations"]
     assert (item["source"], item["sequences"]) == (str(text), 4)
 
 

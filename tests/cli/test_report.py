@@ -15,14 +15,13 @@ from reported import figures_of, titles_of, write_run
 from signalprop.files.storage import read_json
 
 pytest.importorskip("plotly")
-DEFAULT = "comparison-tgs.html"
 
 
 class TestReport:
     def test_files_of_every_command_and_a_run(self, command: Command, tmp_path: Path) -> None:
         table, profile = tmp_path / "table.json", tmp_path / "profile.json"
         kernel = tmp_path / "kernel.json"
-        assert command("schemes", "noci", "--architecture", "tgs", "--layers", "2", "--json", str(table)).status == 0
+        assert command("schemes", "noci", "--for", "tgs", "--layers", "2", "--json", str(table)).status == 0
         assert command("predict", "tgs", *TINY, "--json", str(profile)).status == 0
         assert command("kernel", "tgs", *TINY, "--json", str(kernel)).status == 0
         run = write_run(tmp_path / "run", status="finished")
@@ -61,46 +60,18 @@ class TestReport:
 
 
 class TestOtherCommands:
-    @pytest.mark.slow
-    def test_compare_writes_one_unless_told(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        run = ["compare", "tgs", *TINY, "--seeds", "2"]
-        assert command(*run, "--no-report").status == 0
-        assert not (tmp_path / DEFAULT).exists()
-        status, out, err = command(*run)
-        assert status == 0 and DEFAULT not in out and f"report: {DEFAULT}\n" in err
-        titles = titles_of((tmp_path / DEFAULT).read_text(encoding="utf-8"))
-        assert titles == ["The signal over depth", "In numbers", "The numbers of the network"]
-        before = (tmp_path / DEFAULT).read_bytes()
-        numbered = DEFAULT.replace(".html", "-2.html")
-        assert f"report: {numbered}\n" in command(*run).err and (tmp_path / numbered).is_file()
-        assert (tmp_path / DEFAULT).read_bytes() == before  # it is not overwritten
-        (tmp_path / DEFAULT).unlink()
-        assert command(*run, "--json", "-").status == 0
-        assert not (tmp_path / DEFAULT).exists()
-
     def test_the_numbers_in_the_report_are_those_in_the_json(self, command: Command, tmp_path: Path) -> None:
         file, page = tmp_path / "c.json", tmp_path / "c.html"
-        assert command("compare", "tgs", *TINY, "--seeds", "2", "--json", str(file), "--report", str(page)).status == 0
+        assert command("compare", "tgs", *TINY, "--seeds", "2", "--json", str(file), "--plot", str(page)).status == 0
         comparison = read_json(file)
+        titles = titles_of(page.read_text(encoding="utf-8"))
+        assert titles == ["The signal over depth", "In numbers", "The numbers of the network"]
         found = {trace["name"]: trace["y"] for trace in figures_of(page.read_text(encoding="utf-8"))[0]}
         for side in ("predicted", "measured"):
             wanted = [row["stream_out"]["variance"] for row in comparison[side]["sublayers"]]
             assert np.allclose(found[side], wanted, rtol=1e-5, atol=0)
 
-    def test_a_default_report_that_cannot_be_written_costs_a_line(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / DEFAULT).mkdir()
-        status, out, err = command("compare", "tgs", *TINY, "--seeds", "1")
-        assert status == 0 and "agreement" in out
-        assert "no report: cannot write" in err
-
     def test_mistakes_are_found_before_the_work(self, refused: Callable[..., str], tmp_path: Path) -> None:
         run = ["compare", "tgs", "--layers", "500", "--seeds", "100"]
-        assert "exclude each other" in refused(*run, "--report", "a.html", "--no-report")
-        assert "there is no directory" in refused(*run, "--report", str(tmp_path / "no" / "a.html"))
-        assert "needs the name of a file" in refused(*run, "--report", "-")
+        assert "there is no directory" in refused(*run, "--plot", str(tmp_path / "no" / "a.html"))
+        assert "commands also write .html" in refused(*run, "--plot", "a.htm.txt")

@@ -92,6 +92,6 @@ def test_the_command_names_what_was_heard(wav: Path, tmp_path: Path, command: Co
         max_target_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
     transformers.WhisperForConditionalGeneration(config).save_pretrained(tmp_path)
-    heard = command("measure", str(tmp_path), "--text", str(wav), "--batch-size", "1").out
+    heard = command("measure", str(tmp_path), "--data", str(wav)).out
     assert f"speech in {wav}" in heard.replace("\n", "") and "synthetic" not in heard
-    assert "synthetic frames: " in command("measure", str(tmp_path), "--batch-size", "1").out
+    assert "synthetic frames: " in command("measure", str(tmp_path)).out

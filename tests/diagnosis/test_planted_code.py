@@ -103,10 +103,10 @@ def class_of_the_tokenizer(folder: Path) -> Path:
 # What is asked for is refused, with these words, or (none) is not read at all.
 ATTACKS: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], str]] = {
     "class": ("applied", class_in_the_record, ("check", "--scheme", "lns"), "AutoModelForCausalLM, which is not"),
-    "gguf": ("gguf", tokenizer_beside_a_gguf, ("diagnose", "--no-report"), ""),
+    "gguf": ("gguf", tokenizer_beside_a_gguf, ("diagnose",), ""),
     "kernel": ("plain", kernel_in_an_object, ("measure",), ""),
     "another configuration": ("plain", another_configuration, ("measure",), ""),
-    "class of the tokenizer": ("plain", class_of_the_tokenizer, ("diagnose", "--no-report"), ""),
+    "class of the tokenizer": ("plain", class_of_the_tokenizer, ("diagnose",), ""),
 }
 
 
@@ -188,8 +188,8 @@ def test_every_command_refuses_the_class_of_a_record(
 ) -> None:
     """With `y` piped in."""
     folder = class_in_the_record(made("applied"))
-    options = {"apply": ["--scheme", "lns", "--out", place / "out"], "fold": ["--out", place / "out"],
-               "compare": ["--no-report"], "diagnose": ["--no-report"]}.get(command, [])  # fmt: skip
+    out = ["--out", place / "out"]
+    options = {"apply": ["--scheme", "lns", *out], "fold": out}.get(command, [])
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 50))
     result = commanded(command, folder, *options)
     check_command(result)

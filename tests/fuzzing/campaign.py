@@ -51,19 +51,19 @@ MEMORY = 12 << 30
 # how often a command is tried, and what keeps it cheap; the others wait, train or draw figures
 COMMANDS: dict[str, tuple[int, list[str]]] = {
     "predict": (30, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8"]),
-    "schemes": (18, ["--architecture", "tgs", "--layers", "2", "--set", "d_model=16"]),
+    "schemes": (18, ["--for", "tgs", "--layers", "2", "--set", "d_model=16"]),
     "kernel": (12, ["--layers", "2", "--set", "d_model=16", "--seq-len", "6"]),
     "report": (6, ["--out", "r.html"]),
     "train": (2, ["--show"]),
-    "sweep": (1, ["--table-only"]),
-    "diagnose": (3, ["--no-report"]),
+    "sweep": (1, ["--jobs", "0"]),
+    "diagnose": (3, []),
     "check": (2, []),
     "anatomy": (2, []),
     "apply": (1, []),
     "fold": (1, []),
     "measure": (1, ["--layers", "2", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50"]),
-    "compare": (2, ["--layers", "1", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50", "--no-report"]),
-    "verify": (1, ["--quick", "--component", "dropout"]),
+    "compare": (2, ["--layers", "1", "--set", "d_model=16", "--seq-len", "8", "--set", "vocab_size=50"]),
+    "verify": (1, ["--quick", "dropout"]),
     "reproduce": (1, []),
     "nonsense": (1, []),
 }
@@ -193,22 +193,20 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
     if r.random() < 0.08:
         return r.choice(WORDS)
     known: dict[str, Callable[[], str]] = {
-        "--scheme": lambda: r.choice([*SCHEMES, *files]),
+        "--scheme": lambda: r.choice([*SCHEMES, *files]) + r.choice(["", "", option_of_a_scheme(r)]),
         "--norm": lambda: r.choice(["pre", "post", "sandwich", "none", "res-post", "x"]),
-        "--architecture": lambda: r.choice(["tgs", "gpt2", *files]),
+        "--for": lambda: r.choice(["tgs", "gpt2", *files]),
         "--fidelity": lambda: r.choice(["auto", "moments", "kernel", "simulate", "x"]),
-        "--component": lambda: r.choice(["linear", "relu", "x"]),
         "--harness": lambda: r.choice(["arc_easy", "x", *files]),
-        "--option": lambda: f"{r.choice([*options_of_schemes()])}={r.choice((*PLAIN, *NUMBERS))}",
         "--set": lambda: f"{r.choice([*sp.Architecture.model_fields])}={r.choice(FIELDS)}",
     }
     if option in known:
         return known[option]()
     if option in ("--seeds", "--steps", "--jobs"):
         return r.choice(COUNTS)
-    if option in ("--json", "--plot", "--out", "--report"):
+    if option in ("--json", "--plot", "--out"):
         return r.choice(FILES if r.random() < 0.5 else ("o.json", "-"))
-    if option in ("--text", "--input", "--against", "--task", "--probe", "--batch"):
+    if option in ("--data", "--input", "--against", "--task", "--probe", "--batch"):
         return r.choice(files)
     return r.choice(PLAIN if r.random() < 0.6 else NUMBERS)
 
@@ -216,6 +214,10 @@ def value_of(r: random.Random, option: str, files: Sequence[str]) -> str:
 @functools.cache
 def options_of_schemes() -> list[str]:
     return sorted({name for cls in SCHEMES.values() for name in cls.__dataclass_fields__})
+
+
+def option_of_a_scheme(r: random.Random) -> str:
+    return f":{r.choice(options_of_schemes())}={r.choice((*PLAIN, *NUMBERS))}"
 
 
 def run_lines(seed: int, first: int, n: int, folder: Path) -> Iterator[tuple[str, str]]:

@@ -179,7 +179,7 @@ def refused_by_all(folder: Path, says: str) -> None:
         with pytest.raises(InputError, match=says):
             read()
     for command in ("measure", "diagnose", "compare"):
-        result = commanded(command, folder, *(["--no-report"] if command != "measure" else []))
+        result = commanded(command, folder)
         check_command(result)
         assert result.status == 2, command
 

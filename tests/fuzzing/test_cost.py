@@ -106,7 +106,7 @@ def test_commands_on_files_say_what_they_take(tmp_path: Path, monkeypatch: pytes
     for arguments in (
         ("check", tmp_path, "--scheme", "lns"), ("apply", tmp_path, "--scheme", "lns", *out), ("fold", tmp_path, *out),
         ("fit", tmp_path, *out), ("anatomy", tmp_path), ("measure", tmp_path),
-        ("compare", tmp_path), ("diagnose", tmp_path, "--no-report"), ("report", tmp_path / "a.json", *out),
+        ("compare", tmp_path), ("diagnose", tmp_path), ("report", tmp_path / "a.json", *out),
     ):  # fmt: skip
         said.clear()
         assert "the work begins" in commanded(*arguments).err, arguments

@@ -110,7 +110,7 @@ SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]]
     "parametrization on a page": ("a.json", files_of(TABLE.to_json()), reported),
     "profile": ("a.json", files_of(PROFILE.to_json()), reported),
     "comparison": ("a.json", files_of(sp.compare(PROFILE, as_measured(PROFILE)).to_json()), reported),
-    "diagnosis": ("a.json", files_of(DIAGNOSIS), command("diagnose", "FILE", "--no-report")),
+    "diagnosis": ("a.json", files_of(DIAGNOSIS), command("diagnose", "FILE")),
     "diagnosis on a page": ("a.json", files_of(DIAGNOSIS), reported),
     "kernels": ("a.json", st.deferred(lambda: files_of(kernels())), reported),
     "recipe": ("a.yaml", st.deferred(lambda: files_of(read_recipe("gpt-small"))), command("train", "FILE", "--show")),
@@ -153,7 +153,7 @@ def test_damaged_runs_of_a_sweep(tmp_path: Path) -> None:
     entry.parent.mkdir(parents=True)
     known = {"point": asdict(point), "settings": grid.settings(point), "error": None, "row": results()["rows"][0],
              "session": "x", "attempts": 1}  # fmt: skip
-    table = command("sweep", "sweep-tgs-tab11", "--out", str(tmp_path), "--table-only")
+    table = command("sweep", "sweep-tgs-tab11", "--out", str(tmp_path), "--jobs", "0")
     examine(entry, files_of(known), lambda: Runs(grid, tmp_path, "x").entries())
     examine(entry, files_of(known), lambda: table(entry))
 

@@ -137,7 +137,7 @@ class TestTerminals:
             for file in files:
                 commands = {
                     "parametrization": [["predict", file]],
-                    "diagnosis": [["diagnose", file, "--no-report"]],
+                    "diagnosis": [["diagnose", file]],
                 }.get(kind, [])
                 for arguments in commands:
                     check_command(commanded(*arguments))

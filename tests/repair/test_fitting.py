@@ -263,7 +263,7 @@ class TestCommand:
                 layer.mlp.down_proj.weight.mul_(1e5)
         model.save_pretrained(tmp_path / "model")
         (tmp_path / "text").write_text("the stream is divided and the function stays " * 30)
-        text = ("--text", str(tmp_path / "text"))
+        text = ("--data", str(tmp_path / "text"))
         status, out, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"), "--json", "-")
         assert status == 0, err
         result = json.loads(out)
@@ -282,7 +282,7 @@ class TestCommand:
             model.model.decoder.layers[-1].fc2.weight.mul_(1e9)
         model.save_pretrained(tmp_path / "model")
         (tmp_path / "text").write_text("the stream is divided and the function is another " * 30)
-        text = ("--text", str(tmp_path / "text"))
+        text = ("--data", str(tmp_path / "text"))
         status, _, err = command("fit", str(tmp_path / "model"), *text, "--out", str(tmp_path / "new"))
         assert status == 2 and "the epsilon of the norms, stays at 1e-05 (the configuration has no entry for it)" in err
         assert not (tmp_path / "new").exists()

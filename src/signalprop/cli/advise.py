@@ -20,7 +20,6 @@ def advise(
     ],
     changed: opt.Changes,
     scheme: opt.SchemeName = None,
-    option: opt.SchemeOption = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
 ) -> None:
@@ -43,7 +42,7 @@ def advise(
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)
-    subject = subject_of(what, changed, scheme, option)
+    subject = subject_of(what, changed, scheme)
     p = subject.table
     costs = [expected_cost_of_ranking(p, default_statistics(p.architecture))] * (2 + len(CHANGES) + len(PAIRS))
     output.announce(costs, chosen=False)

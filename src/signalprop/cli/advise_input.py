@@ -8,7 +8,7 @@ from typing import Any
 
 from signalprop.checkpoint_start import Subject, is_checkpoint, of_checkpoint
 from signalprop.cli import sources
-from signalprop.cli.options import pairs
+from signalprop.cli.options import name_and_options
 from signalprop.data.batches import LONGEST, shortened
 from signalprop.errors import InputError, require
 from signalprop.files.storage import read_text
@@ -19,19 +19,19 @@ from signalprop.schemes.base import parametrized
 _RECIPES = (".toml", ".yaml", ".yml")
 
 
-def subject_of(what: str, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+def subject_of(what: str, changed: dict[str, Any], scheme: str | None) -> Subject:
     """What WHAT names, with the changes."""
     path = Path(what)
     if path.suffix == ".jsonl":
-        return _of_log(path, changed, scheme, option)
+        return _of_log(path, changed, scheme)
     if path.suffix in _RECIPES:
-        return _of_recipe(path, changed, scheme, option)
-    if is_checkpoint(path) and not (changed or scheme or option):
+        return _of_recipe(path, changed, scheme)
+    if is_checkpoint(path) and not (changed or scheme):
         return of_checkpoint(path)
-    return Subject(sources.parametrization(what, changed, scheme, option, longest=LONGEST))
+    return Subject(sources.parametrization(what, changed, scheme, longest=LONGEST))
 
 
-def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None) -> Subject:
     """The network that a recipe of `signalprop train` builds, in YAML or TOML."""
     data = _read(path)
     model = data.get("model")
@@ -47,7 +47,7 @@ def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: 
             f"train{hint}"
         )
     if model.get("pretrained"):
-        return subject_of(model["pretrained"], changed, scheme, option)
+        return subject_of(model["pretrained"], changed, scheme)
     facts = _lengths(data.get("data"))
     if model.get("architecture"):
         fields = facts | model["architecture"] | changed
@@ -55,8 +55,7 @@ def _of_recipe(path: Path, changed: dict[str, Any], scheme: str | None, option: 
         architecture = Architecture(**fields) if preset is None else Architecture.preset(preset, **fields)
     else:
         architecture = Architecture.from_hf(model["huggingface"], **facts | changed)
-    options = pairs(option, "--option") or dict(model.get("options") or {})
-    name = scheme or model.get("scheme")
+    name, options = name_and_options(scheme) if scheme else (model.get("scheme"), dict(model.get("options") or {}))
     table = parametrized(shortened(architecture), name, **options)
     return Subject(table, None, f"the network of {path}")
 
@@ -88,7 +87,7 @@ def _lengths(data: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: list[str] | None) -> Subject:
+def _of_log(path: Path, changed: dict[str, Any], scheme: str | None) -> Subject:
     """What a SignalMonitor found: the rules at its last sampled step, and its warnings."""
     from signalprop.report.monitored import events_of, line_of_log
 
@@ -107,8 +106,8 @@ def _of_log(path: Path, changed: dict[str, Any], scheme: str | None, option: lis
     if not isinstance(shape, dict):
         raise InputError(f"{path}: the network has no architecture")
     architecture = shortened(Architecture(**shape)).replace(**changed)
-    given = scheme or network.get("scheme") or None
-    table = parametrized(architecture, given, **pairs(option, "--option"))
+    given, options = name_and_options(scheme or network.get("scheme"))
+    table = parametrized(architecture, given, **options)
     found = Findings.from_json(last["findings"]) + told
     unknown = "" if given else f"the log does not name a scheme, {table.scheme} is assumed; "
     return Subject(table, found, f"{path}, up to step {last['step']}; {unknown}changes need a new start")

@@ -27,15 +27,16 @@ def anatomy(
             metavar="MODEL", help="A Hugging Face directory (of one without weights the config.json), or .gguf file."
         ),
     ],
-    random_init: Annotated[
-        bool, typer.Option("--random-init", help="Initialise the model freshly instead of loading weights.")
-    ] = False,
-    meta: Annotated[
-        bool, typer.Option("--meta", help="Structure only, without numbers: seconds for a model of any size.")
-    ] = False,
-    device: opt.Device = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="Where the model runs: cpu, cuda, ...; meta: structure only, in seconds for a model of any size.",
+        ),
+    ] = "cpu",
     inside: opt.Inside = None,
-    inputs: opt.Inputs = None,
+    data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
     """Find a model's residual stream, layers, branches and norms, and prove what was found.
@@ -53,10 +54,10 @@ def anatomy(
     from signalprop.streams.found import anatomy as found_in
 
     output.check_outputs(json_file)
-    place = opt.usable(device)
-    whole = _model(Path(model), random_init=random_init, meta=meta)
+    place = device if device == "meta" else opt.usable(device)
+    whole = _model(Path(model), meta=device == "meta")
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
-    called_with(live, inputs)
+    called_with(live, data)
     found = found_in(live)
     weights, lines = _weights(live)
     output.deliver(
@@ -100,7 +101,7 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['is']}: " + ", ".join(f"{k} {v}" for k, v in row.items() if k not in ("branch", "is", "error"))
 
 
-def _model(directory: Path, *, random_init: bool, meta: bool) -> nn.Module:
+def _model(directory: Path, *, meta: bool) -> nn.Module:
     """The model with its weights; with fresh ones, or without numbers, where it has none."""
     from signalprop.cli.loading import announce_model, load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
@@ -110,13 +111,13 @@ def _model(directory: Path, *, random_init: bool, meta: bool) -> nn.Module:
     file = sources.is_gguf(str(directory))
     weights = file or not directory.exists() or any(any(folder_of(directory).glob(pattern)) for pattern in kept)
     if file and meta:
-        raise InputError("--meta reads a config.json, which a .gguf file does not have; leave it out")
+        raise InputError("--device meta reads a config.json, which a .gguf file does not have; leave it out")
     if weights and not meta:
-        announce_model(directory, less="" if file else "modules without numbers (--meta)")
-        return load_model(directory, random_init=random_init)
+        announce_model(directory, less="" if file else "modules without numbers (--device meta)")
+        return load_model(directory)
     empty = read_structure(directory)
     n = sum(p.numel() for p in empty.parameters())
     if meta or n > _LARGEST:
         return empty
-    output.announce([cost_of_model(n)], less="modules without numbers (--meta)")
+    output.announce([cost_of_model(n)], less="modules without numbers (--device meta)")
     return load_model(directory, random_init=True)

@@ -10,7 +10,6 @@ import typer
 
 from signalprop.cli import checkpoints, output, sources
 from signalprop.cli import options as opt
-from signalprop.errors import InputError
 
 SCHEMA = "signalprop/apply/1"
 
@@ -22,10 +21,6 @@ def apply(
     directory: Directory,
     scheme: opt.WantedScheme,
     out: Out,
-    option: opt.SchemeOption = None,
-    keep_weights: Annotated[
-        bool, typer.Option("--keep-weights", help="Keep the directory's weights, also where they are fresh.")
-    ] = False,
     redraw: Annotated[
         bool, typer.Option("--redraw", help="Draw new weights though the directory's have learnt something.")
     ] = False,
@@ -33,7 +28,7 @@ def apply(
         bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
-    inputs: opt.Inputs = None,
+    data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
@@ -50,26 +45,19 @@ def apply(
 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
-    wanted = sources.scheme_or_table(scheme, option)
+    wanted = sources.scheme_or_table(scheme)
     from signalprop import repair as surgery
     from signalprop.repair.record import the_record
 
-    if redraw and keep_weights:
-        raise InputError("--redraw draws new weights and --keep-weights keeps those there are; choose one of the two")
-    unread = redraw or not (keep_weights or checkpoints.has_weights(directory))
-    hint = f"{'leave --keep-weights out' if keep_weights else '--redraw is there'} to draw new ones"
+    unread = redraw or not checkpoints.has_weights(directory)
     announce_model(directory)
-    model = load_model(directory, random_init=unread, seed=seed, hint=hint)
-    called_with(model, inputs)
+    model = load_model(directory, random_init=unread, seed=seed, hint="--redraw draws new ones")
+    called_with(model, data)
     dtype = checkpoints.stored_type(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
-        surgery.apply(
-            model, wanted, initialize=not keep_weights, redraw=unread, change_function=change_function,
-            seed=seed,
-        )  # fmt: skip
+        surgery.apply(model, wanted, redraw=unread, change_function=change_function, seed=seed)
     record = the_record(model)
-    keep_weights = record.kept
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
     with checkpoints.written_whole(out) as folder:
         surgery.save(model.to(dtype), folder)
@@ -79,8 +67,8 @@ def apply(
         "out": str(out),
         "class_name": type(model).__name__,
         "scheme": record.parametrization.scheme,
-        "weights": "kept" if keep_weights else "drawn",
-        "seed": None if keep_weights else seed,
+        "weights": "kept" if record.kept else "drawn",
+        "seed": None if record.kept else seed,
         "function_changed": record.function_changed,
         "multiplied": spliced,
         "added": record.added,

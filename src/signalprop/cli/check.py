@@ -8,21 +8,19 @@ import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
-from signalprop.errors import InputError
 
 
 def check(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A Hugging Face directory, or a name on the hub.")],
     scheme: Annotated[
         str | None,
-        typer.Option("--scheme", help=f"{opt.WANTED} (default: what the checkpoint carries, as `apply` left it)."),
+        typer.Option(
+            "--scheme",
+            metavar=opt.SCHEME,
+            help=f"{opt.WANTED} (default: what the checkpoint carries, as `apply` left it).",
+        ),
     ] = None,
-    option: opt.SchemeOption = None,
-    random_init: Annotated[
-        bool,
-        typer.Option("--random-init", help="Initialise a fresh model (by transformers) instead of loading weights."),
-    ] = False,
-    inputs: opt.Inputs = None,
+    data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
     """Check that a model's initial weights and multipliers are the ones that a scheme asks for.
@@ -38,15 +36,12 @@ def check(
     from signalprop.cli.loading import announce_model, called_with, load_model
 
     output.check_outputs(json_file)
-    if scheme is None and option:
-        raise InputError("--option is of a scheme; name it with --scheme")
-    wanted = None if scheme is None else sources.scheme_or_table(scheme, option)
+    wanted = None if scheme is None else sources.scheme_or_table(scheme)
     from signalprop.repair.checks import check as checked
 
-    hint = "--random-init checks what the configuration alone gives"
     announce_model(model)
-    live = load_model(model, random_init=random_init, hint=hint)
-    called_with(live, inputs)
+    live = load_model(model)
+    called_with(live, data)
     found = checked(live, wanted)
 
     good, failure = ([found.summary()], None) if found.ok else ([], found.summary())

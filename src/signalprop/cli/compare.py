@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from signalprop.network.parametrization import Parametrization
 
+_SEQUENCES = 2  # per batch
+
 
 @opt.of_a_network(seq_len=opt.SHORTENED)
 def compare(
@@ -26,33 +28,26 @@ def compare(
         str | None,
         typer.Option(
             "--scheme",
+            metavar=opt.SCHEME,
             help="Initialisation (default: as predict); of a directory also as-is (its default).",
         ),
     ] = None,
-    option: opt.SchemeOption = None,
-    text: opt.TextOrSound = None,
+    data: opt.Data = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
     no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
-    batch_size: opt.BatchSize = 2,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
-    inputs: opt.Inputs = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Interactive page (default: comparison-ARCH.html)."),
-    ] = None,
-    no_report: opt.NoReport = False,
 ) -> None:
     """Predict and measure a model's signal, and say how they agree.
 
     The model is built from the architecture and the scheme, with fresh weights for every seed; it reads the
-    embedded text unless --text names a file. A Hugging Face directory is by default measured as it is, and
+    embedded text unless --data names a file. A Hugging Face directory is by default measured as it is, and
     predicted from the statistics of its live weights.
 
     \b
@@ -62,6 +57,7 @@ def compare(
     from signalprop.cli.loading import (
         announce_model,
         architecture_of,
+        arrays_in,
         called_with,
         load_model,
     )
@@ -75,32 +71,32 @@ def compare(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    page = output.report_file(report, no_report, json_file, "comparison", arch)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
-    built: list[tuple[str, Parametrization]] = []  # by its name in the report, where networks are built from it
+    built: list[tuple[str, Parametrization]] = []  # by its name on the page, where networks are built from it
     subject: Parametrization | nn.Module
     arguments: dict[str, Any] | None = None
+    arrays = arrays_in(data)
     if sources.is_model(arch) and scheme in (None, "as-is"):
-        sources.check_as_it_is(changed, option)
+        sources.check_as_it_is(changed)
         place = opt.usable(device)
-        tokens = seeds * batch_size * changed.get("seq_len", LONGEST)
+        tokens = seeds * _SEQUENCES * changed.get("seq_len", LONGEST)
         announce_model(arch, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
         subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
-        arguments = called_with(subject, inputs)
-        a = None if inputs else architecture_of(subject, changed)
-        found = [] if a is None else [model_batch(a, Path(arch), text, batch_size, seed + k) for k in range(seeds)]
+        arguments = called_with(subject, arrays)
+        a = None if arrays else architecture_of(subject, changed)
+        found = [] if a is None else [model_batch(a, Path(arch), data, _SEQUENCES, seed + k) for k in range(seeds)]
     elif scheme == "as-is":
         raise InputError("scheme as-is needs a Hugging Face directory")
     else:
-        sources.check_built(inside=inside, inputs=inputs)
-        subject = sources.parametrization(arch, changed, scheme, option, longest=LONGEST)
+        sources.check_built(inside=inside, data=arrays)
+        subject = sources.parametrization(arch, changed, scheme, longest=LONGEST)
         place = opt.usable(device)
         built.append((subject.scheme, subject))
         costs = expected_cost(subject, default_statistics(subject.architecture), chosen)
-        output.announce([costs, cost_of_runs(subject, batch_size, seeds)], chosen=chosen != "auto")
-        found = [model_batch(subject.architecture, None, text, batch_size, seed)]
+        output.announce([costs, cost_of_runs(subject, _SEQUENCES, seeds)], chosen=chosen != "auto")
+        found = [model_batch(subject.architecture, None, data, _SEQUENCES, seed)]
     with output.progress("measuring") as step:
         result = study(
             subject, batches=[batch for batch, _ in found] or None, inputs=arguments, seeds=seeds, seed=seed,
@@ -111,14 +107,12 @@ def compare(
         table, agreed = partial(tables.comparison_table, result), tables.agreement_table(result)
         output.echo_profile(result.predicted, table, agreed, all_rows=all_rows, judged=result.measured)
         notes = [("note", note) for note in result.measured.notes if note not in result.predicted.notes]
-        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}" if found else str(inputs)))
+        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}" if found else str(data)))
 
     output.deliver(
         json_file,
         result.to_json,
         show,
-        output.picture(plot, result.plot),
-        page=page,
-        items=lambda: [(result.predicted.scheme, result), *built],
+        output.picture(plot, result.plot, lambda: [(result.predicted.scheme, result), *built]),
     )
     output.fail_on(result.findings, fail_on)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,21 +38,16 @@ def diagnose(
         str | None,
         typer.Option(
             "--data",
-            "--text",
             metavar="FILE|DATASET",
-            help="Text, JSON lines or Parquet (also .gz, .xz), or the name of a data "
-            "set (default: 249 State of the Union addresses); of speech models WAV or FLAC.",
+            help="Text, JSON lines or Parquet with a field `text` (also .gz, .xz), or the name of a data set (default: "
+            "249 State of the Union addresses); for speech models WAV or FLAC; .safetensors or .npz with an array for "
+            "each argument of the model.",
         ),
     ] = None,
-    field: Annotated[str, typer.Option("--field", help="Field of a row that holds the text.")] = "text",
     tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, about.")] = 8192,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", min=2, help="Tokens of a sequence (default: 512).")
     ] = None,
-    batch_size: opt.BatchSize = 4,
-    skip_first: Annotated[
-        int, typer.Option("--skip-first", min=0, help="Positions of every sequence that layer statistics leave out.")
-    ] = 4,
     remove: Annotated[bool, typer.Option("--remove", help="The loss without every single layer.")] = False,
     cast: Annotated[
         list[str] | None,
@@ -95,21 +89,11 @@ def diagnose(
         ),
     ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that the checkpoint brings.")
-    ] = False,
-    seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
-    inputs: opt.Inputs = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Interactive page (default: diagnosis-MODEL.html)."),
-    ] = None,
-    no_report: opt.NoReport = False,
     everything: Annotated[bool, typer.Option("--all", help="Print every layer and every number.")] = False,
 ) -> None:
     """Say what a trained model's layers do, and what is wrong.
@@ -134,7 +118,6 @@ def diagnose(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    page = output.report_file(report, no_report, json_file, "diagnosis", model)
     asked = Asked(**{name: context.params[name] for name in Asked._fields})
     more = More(remove=remove, cast=formats_of(cast), loss_scale=loss_scale, task=task)
     check_options(model, asked, more)
@@ -160,9 +143,7 @@ def diagnose(
         json_file,
         lambda: found.to_json() if other is None else _pair(found, other),
         show,
-        output.picture(plot, lambda: figure(results)),
-        page=page,
-        items=lambda: [(item.model, item) for item in results],
+        output.picture(plot, lambda: figure(results), lambda: [(item.model, item) for item in results]),
     )
     output.fail_on(found.findings, fail_on)
 
@@ -188,7 +169,7 @@ def _diagnosed(
     with output.sections() as step:
         found = diagnosed(
             subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
-            skip_first=asked.skip_first, remove=more.remove, cast=more.cast, loss_scale=more.loss_scale,
+            remove=more.remove, cast=more.cast, loss_scale=more.loss_scale,
             accuracy=subject.accuracy, trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})

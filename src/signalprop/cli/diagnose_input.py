@@ -23,18 +23,12 @@ class Asked(NamedTuple):
     """How models are read, and what they read: options of `signalprop diagnose` by their names."""
 
     data: str | None
-    field: str
     tokens: int
     seq_len: int | None
-    batch_size: int
-    seed: int
     dtype: str
-    trust_remote_code: bool
-    skip_first: int
     trials: bool
     device: str
     inside: str | None
-    inputs: Path | None
 
 
 class More(NamedTuple):
@@ -50,6 +44,7 @@ NOTHING_MORE = More()
 # Over all tokens, forwards and backwards, all that is looked at included; measured with 193 million parameters on a
 # shared machine: 140 s at 1,024 tokens, 13 bytes a parameter.
 _PASSES = 4
+_SEQUENCES = 4  # per batch
 
 
 class Subject(NamedTuple):
@@ -75,7 +70,14 @@ def check_options(source: str, asked: Asked, more: More) -> None:
         from signalprop.diagnosis.loss_scale import check_scale
 
         check_scale(more.loss_scale, "--loss-scale")
-    opt.check_alone(asked.inputs, {"--data": asked.data, "--seq-len": asked.seq_len})
+    if asked.seq_len is not None and _arrays(asked) is not None:
+        raise InputError(f"{asked.data} is all that the model reads; leave out --seq-len")
+
+
+def _arrays(asked: Asked) -> Path | None:
+    from signalprop.cli.loading import arrays_in
+
+    return None if asked.data is None else arrays_in(Path(asked.data))
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
@@ -89,10 +91,10 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     from signalprop.diagnosis.run import batch_of, check
 
     announce_model(source, (_PASSES + len(more.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
-    loaded = load(source, dtype=asked.dtype, trust_remote_code=asked.trust_remote_code)  # type: ignore[arg-type]
+    loaded = load(source, dtype=asked.dtype)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
-    called = called_with(loaded.model, asked.inputs)
+    called = called_with(loaded.model, _arrays(asked))
     mapping = mapping_for(loaded.model, None)
     if called is None:
         check_one_input(loaded.model, mapping)
@@ -101,8 +103,7 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     read = asked if sound is None else asked._replace(data=None)
     batches = list(_batches(loaded, mapping, read)) if called is None else [batch_of(mapping, called)]
     if sound is not None:
-        size = asked.batch_size
-        batches = [with_audio(b, mapping.architecture, sound, k * size) for k, b in enumerate(batches)]
+        batches = [with_audio(b, mapping.architecture, sound, k * _SEQUENCES) for k, b in enumerate(batches)]
     check(loaded.model, batches, mapping, more.remove, more.cast)
     return Subject(loaded, mapping, batches, accuracy)
 
@@ -117,11 +118,9 @@ def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
         asked.data,
         loaded.tokenizer,
         asked.seq_len,
-        asked.batch_size,
+        _SEQUENCES,
         max(1, -(-asked.tokens // length)),
         architecture=a,
-        field=asked.field,
-        seed=asked.seed,
         decoder_start=start if isinstance(start, int) else None,
     )
 

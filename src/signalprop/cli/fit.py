@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from signalprop.cli import checkpoints, output
 from signalprop.cli import options as opt
@@ -26,13 +24,7 @@ _FAR = 0.3  # of the largest output: more than rounding makes of a deep model
 def fit(
     directory: Directory,
     out: Out,
-    margin: Annotated[
-        int,
-        typer.Option("--margin", min=0, max=8, help="Powers of two to keep free below the largest number."),
-    ] = 2,
-    text: opt.Text = None,
-    inputs: opt.Inputs = None,
-    seq_len: opt.SHORTENED = None,
+    data: opt.Data = None,
     device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
@@ -49,12 +41,11 @@ def fit(
     from signalprop.errors import require
 
     output.check_outputs(json_file)
-    opt.check_alone(inputs, {"--text": text, "--seq-len": seq_len})
     checkpoints.check_out(out)
     place = opt.usable(device)
     require("transformers", "models")
     from signalprop.attachment.attached import attach
-    from signalprop.cli.loading import announce_model, architecture_of, called_with, load_model
+    from signalprop.cli.loading import announce_model, architecture_of, arrays_in, called_with, load_model
     from signalprop.data.model_batches import model_batch
     from signalprop.diagnosis.loading import quiet
     from signalprop.measurement.measuring import arguments_of
@@ -65,13 +56,12 @@ def fit(
     model = load_model(directory)
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
-    called, read = called_with(model, inputs), str(inputs)
+    called, read = called_with(model, arrays_in(data)), str(data)
     if called is None:
-        changed = {} if seq_len is None else {"seq_len": seq_len}
-        batch, read = model_batch(architecture_of(model, changed), directory, text, 4, 0)
+        batch, read = model_batch(architecture_of(model, {}), directory, data, 4, 0)
     arguments = arguments_of(model, attach(model).mapping, batch if called is None else called)
     before = checkpoints.first_output(model, arguments)
-    found = fitted(model, arguments, margin=margin)
+    found = fitted(model, arguments)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "out": str(out) if found.changed else None,
@@ -91,7 +81,7 @@ def fit(
             again = _exact(load_model(folder)).to(place)
             error = checkpoints.difference(before, checkpoints.first_output(again, arguments))
             result["stored_error"] = checkpoints.refused_beyond(
-                error, stored, "fitted", "try a smaller --margin, or a checkpoint in float32"
+                error, stored, "fitted", "try a smaller margin= of signalprop.fit, or a checkpoint in float32"
             )
             del again
             result["float16_error"] = {
@@ -118,7 +108,7 @@ def _failure(found: Fit, result: dict[str, Any]) -> str | None:
     if result["out"] and after > _FAR:
         return (
             f"every activation fits, but outputs in float16 differ by {after:.1e} of the largest: some module squares "
-            "or sums beyond it; try a larger --margin"
+            "or sums beyond it; try a larger margin= of signalprop.fit"
         )
     return None
 

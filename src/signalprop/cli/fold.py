@@ -9,7 +9,7 @@ from signalprop.cli.apply import Directory, Out
 SCHEMA = "signalprop/fold/1"
 
 
-def fold(directory: Directory, out: Out, inputs: opt.Inputs = None, json_file: opt.Json = None) -> None:
+def fold(directory: Directory, out: Out, data: opt.Arguments = None, json_file: opt.Json = None) -> None:
     """Multiply a saved scheme into the weights: a checkpoint that plain transformers loads.
 
     The directory is one that `signalprop apply`, signalprop.save or save_pretrained of an applied model wrote. The new
@@ -34,7 +34,7 @@ def fold(directory: Directory, out: Out, inputs: opt.Inputs = None, json_file: o
     model = surgery.load(directory)
     dtype = next(model.parameters()).dtype
     model.float()
-    called_with(model, inputs)
+    called_with(model, data)
     record = the_record(model)
     with checkpoints.written_whole(out) as folder:
         error = checkpoints.fold_into(model, dtype, folder)

@@ -34,19 +34,10 @@ def kernel(
     ],
     changed: opt.Changes,
     scheme: opt.SchemeNames = None,
-    option: opt.SchemeOption = None,
-    attention_only: Annotated[
-        bool, typer.Option("--attention-only", help="Leave the feed-forwards out; much faster.")
-    ] = False,
-    text: opt.Text = None,
+    data: opt.Text = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every depth instead of a selection.")] = False,
     json_file: opt.Json = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw heat maps (.png, .svg or .pdf).")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE", help="Write an interactive page (.html).")
-    ] = None,
+    plot: opt.Plot = None,
 ) -> None:
     """Follow token kernels through every layer: how correlated tokens become, and where the rank collapses.
 
@@ -54,10 +45,9 @@ def kernel(
 
     \b
     Example:
-      signalprop kernel gpt2 --scheme xavier,deepscalelm --layers 24 --attention-only --plot kernels.png
+      signalprop kernel gpt2 --scheme xavier,deepscalelm --layers 24 --plot kernels.png
     """
     from signalprop.kernels.memory_limits import check_covered
-    from signalprop.kernels.trace import attention_only as without_feed_forwards
     from signalprop.kernels.trace import trace
     from signalprop.prediction import expected_cost
     from signalprop.report import kernel_tables
@@ -66,21 +56,17 @@ def kernel(
     from signalprop.report.sections import Section
 
     output.check_outputs(json_file, plot=plot)
-    page = output.report_file(report, report is None, json_file)
     if arch == GALLERY:
-        if scheme or option or text:
-            raise InputError("the gallery fixes its schemes and input; leave out --scheme and --text")
+        if scheme or data:
+            raise InputError("the gallery fixes its schemes and input; leave out --scheme and --data")
         networks = _gallery(changed)
     else:
-        tables = [
-            sources.parametrization(arch, changed, name, option, longest=LONGEST)
-            for name in opt.several_schemes(scheme, option)
-        ]
-        networks = {p.scheme: p for p in tables}
-    if attention_only:
-        networks = {name: without_feed_forwards(p) for name, p in networks.items()}
-    keep: Matrices = "both" if report is not None else "none" if plot is None else "forward"
-    inputs = {name: _statistics(p, arch == GALLERY, text) for name, p in networks.items()}
+        tables = {
+            name: sources.parametrization(arch, changed, name, longest=LONGEST) for name in opt.several_schemes(scheme)
+        }
+        networks = {name or p.scheme: p for name, p in tables.items()}
+    keep: Matrices = "none" if plot is None else "both" if output.is_page(plot) else "forward"
+    inputs = {name: _statistics(p, arch == GALLERY, data) for name, p in networks.items()}
     for p in networks.values():
         check_covered(p)
     output.announce([expected_cost(p, inputs[name], "kernel") for name, p in networks.items()])
@@ -101,9 +87,7 @@ def kernel(
         json_file,
         lambda: kernel_tables.to_json(traces, SCHEMA),
         lambda: output.echo("\n".join([kernel_tables.table(traces, rows=rows), "", *kernel_tables.summary(traces)])),
-        output.picture(plot, maps),
-        page=page,
-        items=lambda: list(traces.items()),
+        output.picture(plot, maps, lambda: list(traces.items())),
     )
 
 

@@ -61,8 +61,14 @@ def inside(model: nn.Module, path: str | None) -> nn.Module:
     return model if path is None else find(model, path, "--inside")
 
 
+def arrays_in(data: Path | None) -> Path | None:
+    """The file of --data where it holds arrays, or a pickle, which `called_with` refuses; None for text and sound."""
+    kinds = (".npz", ".npy", ".safetensors", ".pt", ".pth", ".bin", ".pkl")
+    return data if data is not None and data.suffix in kinds else None
+
+
 def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
-    """The arguments in the file of --inputs, by name; the model is known to be called with them from now on.
+    """The arguments in a file of --data, by name; the model is known to be called with them from now on.
 
     Raises:
         InputError: a file of another kind (pickles run code), one that cannot be read, or names that the model's
@@ -88,7 +94,7 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
                 arguments = {name: torch.as_tensor(arrays[name]) for name in arrays.files}
         else:
             raise InputError(
-                f"--inputs {file}: expected a .safetensors or .npz file; a pickle (.pt, .bin) can run code and is not "
+                f"--data {file}: expected a .safetensors or .npz file; a pickle (.pt, .bin) can run code and is not "
                 "read: safetensors.torch.save_file(arguments, FILE) writes one"
             )
     return remember(model, arguments)

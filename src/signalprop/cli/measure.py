@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from signalprop.network.architecture import Architecture
 
+_SEQUENCES = 4  # per batch
+
 
 @opt.of_a_network(seq_len=opt.SHORTENED)
 def measure(
@@ -29,20 +31,17 @@ def measure(
     changed: opt.Changes,
     scheme: Annotated[
         str | None,
-        typer.Option("--scheme", help="Initialisation of an ARCH, see `signalprop schemes` (default: as predict)."),
+        typer.Option("--scheme", metavar=opt.SCHEME, help="Initialisation of an ARCH (default: as predict)."),
     ] = None,
-    option: opt.SchemeOption = None,
     random_init: Annotated[
         bool, typer.Option("--random-init", help="Initialise the directory's model freshly instead of loading weights.")
     ] = False,
-    text: opt.TextOrSound = None,
+    data: opt.Data = None,
     no_gradient: opt.NoGradient = False,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (or batches, of a directory's weights).")] = 1,
-    batch_size: opt.BatchSize = 4,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
-    inputs: opt.Inputs = None,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -55,11 +54,12 @@ def measure(
 
     \b
     Example:
-      signalprop measure ./my-checkpoint --text book.txt --plot signal.png
+      signalprop measure ./my-checkpoint --data book.txt --plot signal.png
     """
     from signalprop.cli.loading import (
         announce_model,
         architecture_of,
+        arrays_in,
         called_with,
         load_model,
     )
@@ -71,17 +71,18 @@ def measure(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
+    arrays = arrays_in(data)
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None:
-        sources.check_as_it_is(changed, scheme, option)
+        sources.check_as_it_is(changed, scheme)
     else:
-        sources.check_built(random_init=random_init, inside=inside, inputs=inputs)
-    p = None if directory else sources.parametrization(model, changed, scheme, option, longest=LONGEST)
+        sources.check_built(random_init=random_init, inside=inside, data=arrays)
+    p = None if directory else sources.parametrization(model, changed, scheme, longest=LONGEST)
     place = opt.usable(device)
     if p is not None:
-        output.announce([cost_of_runs(p, batch_size, seeds)])
+        output.announce([cost_of_runs(p, _SEQUENCES, seeds)])
     else:
-        tokens = seeds * batch_size * changed.get("seq_len", LONGEST)
+        tokens = seeds * _SEQUENCES * changed.get("seq_len", LONGEST)
         announce_model(model, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
     import torch
 
@@ -94,9 +95,9 @@ def measure(
             return build(p, seed=seed + k).to(place), p.architecture, p.scheme, None
         whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).eval()
         live = model_inside(whole, inside)
-        arguments = called_with(live, inputs)
+        arguments = called_with(live, arrays)
         label = "random init" if random_init else "as is"
-        return live, None if inputs else architecture_of(live, changed), label, arguments
+        return live, None if arrays else architecture_of(live, changed), label, arguments
 
     profiles = []
     with output.progress("measuring") as step:
@@ -104,9 +105,9 @@ def measure(
             if k == 0 or p is not None or random_init:  # saved weights are loaded once
                 live, architecture, label, batch = subject(k)
             notes: tuple[str, ...] = ()
-            backward, read = not no_gradient, str(inputs)
+            backward, read = not no_gradient, str(data)
             if architecture is not None:
-                batch, read = model_batch(architecture, directory, text, batch_size, seed + k)
+                batch, read = model_batch(architecture, directory, data, _SEQUENCES, seed + k)
                 backward, notes = with_gradient(architecture, backward)
             torch.manual_seed((seed + k) % 2**63)  # of the dropout masks
             profiles.append(measured(live, batch, backward=backward, scheme=label))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -48,51 +49,53 @@ Set = Annotated[
         help="Any field of the architecture, e.g. activation=silu (repeatable).",
     ),
 ]
+SCHEME = "NAME[:KEY=VALUE]"
 _INITIALISATION = (
-    "Initialisation, see `signalprop schemes` (default: huggingface, what the model's family draws; xavier for what "
-    "has none, as tgs)"
+    "Initialisation, see `signalprop schemes`; with options as deepscalelm:k=2 (default: huggingface, what the model's "
+    "family draws; xavier for architectures without a family, such as tgs)"
 )
 SchemeName = Annotated[
-    str | None, typer.Option("--scheme", autocompletion=schemes_that_begin, help=f"{_INITIALISATION}.")
+    str | None, typer.Option("--scheme", metavar=SCHEME, autocompletion=schemes_that_begin, help=f"{_INITIALISATION}.")
 ]
 SchemeNames = Annotated[
     str | None,
     typer.Option(
         "--scheme",
-        metavar="NAME[,NAME...]",
+        metavar=f"{SCHEME}[,...]",
         autocompletion=schemes_that_begin,
         help=f"{_INITIALISATION}; several give one table.",
     ),
 ]
-WANTED = "Name, see `signalprop schemes`; or a JSON file with a parametrization"
-WantedScheme = Annotated[str, typer.Option("--scheme", help=f"{WANTED}.")]
-SchemeOption = Annotated[
-    list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="Option of the scheme, e.g. k=2 (repeatable).")
-]
+WANTED = "Name, see `signalprop schemes`, with options as deepscalelm:k=2; or a JSON file with a parametrization"
+WantedScheme = Annotated[str, typer.Option("--scheme", metavar=SCHEME, help=f"{WANTED}.")]
 QkScale = Annotated[float, typer.Option("--qk-scale", help="Multiply the standard deviation of query and key weights.")]
-Text = Annotated[
-    Path | None, typer.Option("--text", "--data", metavar="FILE", help="UTF-8 text to read instead of the default.")
-]
-TextOrSound = Annotated[
+Text = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="UTF-8 text to read instead of the default.")]
+_ARRAYS = ".safetensors or .npz with an array for each argument of a directory's model"
+Data = Annotated[
     Path | None,
     typer.Option(
-        "--text",
         "--data",
         metavar="FILE",
-        help="UTF-8 text to read instead of the default; for speech models a WAV or FLAC file instead of synthetic "
-        "frames.",
+        help=f"What the model reads instead of the default: UTF-8 text; for speech models WAV or FLAC; {_ARRAYS}.",
     ),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per batch.")]
+Arguments = Annotated[
+    Path | None, typer.Option("--data", metavar="FILE", help=f"What the model is called with: {_ARRAYS}.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
 ]
 FailOn = Annotated[
     str | None,
-    typer.Option("--fail-on", metavar="SEVERITY", help="Exit status 3 on findings as severe: fault, warning or note."),
+    typer.Option(
+        "--fail-on", metavar="SEVERITY", help="Exit with status 3 if a finding is this severe: fault, warning or note."
+    ),
 ]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the result (.png, .svg or .pdf).")]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw the result: .png, .svg, .pdf, or an interactive page (.html)."),
+]
 Device = Annotated[
     str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
 ]
@@ -104,17 +107,8 @@ Inside = Annotated[
         help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
     ),
 ]
-Inputs = Annotated[
-    Path | None,
-    typer.Option(
-        "--inputs",
-        metavar="FILE",
-        help="What a directory's model is called with: .safetensors or .npz, an array for each argument.",
-    ),
-]
 All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 Changes = dict[str, Any]  # fields of an architecture, by name
 SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]
@@ -180,16 +174,10 @@ def with_overwrite(command: Command) -> Command:
 # Groups of options in --help; those of a command's own stand in front.
 PANELS = {
     "Network": (*_NETWORK, "assignments"),
-    "Initialisation": ("scheme", "option", "qk_scale", "random_init"),
-    "Input": ("text", "data", "batch_size", "seed", "seeds", "skip_first", "tokens"),
-    "Output": ("all_rows", "fail_on", "json_file", "plot", "report", "no_report", "out", "overwrite"),
+    "Initialisation": ("scheme", "qk_scale", "random_init"),
+    "Input": ("data", "seed", "seeds", "tokens"),
+    "Output": ("all_rows", "everything", "fail_on", "json_file", "plot", "out", "overwrite"),
 }
-
-
-def check_alone(inputs: Path | None, others: dict[str, Any]) -> None:
-    """Raise InputError where --inputs is given with one of the options that also say what the model reads."""
-    if inputs is not None and any(value is not None for value in others.values()):
-        raise InputError(f"--inputs is all that the model reads; leave out {' and '.join(others)}")
 
 
 def usable(device: str) -> str:
@@ -247,7 +235,7 @@ def several(text: str | None, option: str) -> list[str] | None:
     """The members of an option that takes several, with commas between; None where it is not given."""
     if text is None:
         return None
-    members = [member.strip() for member in text.split(",")]
+    members = [member.strip() for member in re.split(r",(?![^\[]*\])", text)]  # a value may be a list
     if "" in members:
         raise InputError(f"{option} {text!r:.80} has an empty member; expected names or numbers with commas between")
     for member in members:
@@ -256,12 +244,15 @@ def several(text: str | None, option: str) -> list[str] | None:
     return members
 
 
-def several_schemes(text: str | None, option: list[str] | None = None) -> Sequence[str | None]:
-    """The names in --scheme, [None] where it is not given; with --option it may be one."""
-    names: Sequence[str | None] = several(text, "--scheme") or [None]
-    if len(names) > 1 and option:
-        raise InputError(f"--option is for one scheme; leave it out, or give one of {', '.join(map(str, names))}")
-    return names
+def several_schemes(text: str | None) -> Sequence[str | None]:
+    """The members of --scheme, [None] where it is not given."""
+    return several(text, "--scheme") or [None]
+
+
+def name_and_options(scheme: str | None) -> tuple[str | None, dict[str, Any]]:
+    """The two parts of --scheme NAME:KEY=VALUE:KEY=VALUE."""
+    name, *options = (scheme or "").split(":")
+    return name or None, pairs(options, "--scheme")
 
 
 FORMATS = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp8-e5m2": "float8_e5m2"}

@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from signalprop.results.profile import Profile
 
 
-class ReportFile(NamedTuple):
-    """Where a command writes its report, and whether it was asked to."""
-
-    path: Path
-    asked: bool
-
-
 def echo(text: str = "", *, nl: bool = True, style: str = "") -> None:
     """Print on standard output; a terminal gets sentences folded, and no name from a file can steer it."""
     text, columns = printable(text), room()
@@ -57,7 +50,9 @@ OVERWRITE: ContextVar[bool] = ContextVar("overwrite", default=False)
 
 def check_outputs(*names: str | Path | None, plot: Path | None = None) -> None:
     """Refuse, before the long work starts, files that could not be written or that are there without --overwrite."""
-    if plot is not None:
+    if plot is not None and is_page(plot):
+        require("plotly", "report")
+    elif plot is not None:
         from signalprop.report.plots import check_format
 
         check_format(plot)
@@ -90,15 +85,24 @@ class File(NamedTuple):
     write: Callable[[Path], object]
 
 
-def picture(path: Path | None, draw: Callable[[], Any], label: str = "plot") -> File:
-    """The picture of --plot; `draw` makes a matplotlib Figure."""
+def is_page(plot: Path) -> bool:
+    """Whether --plot names an interactive page, not a picture."""
+    return plot.suffix.lower() in (".html", ".htm")
+
+
+def picture(path: Path | None, draw: Callable[[], Any], items: Callable[[], Sequence[tuple[str, Item]]]) -> File:
+    """What --plot writes: a page of the items, or the matplotlib figure that `draw` makes."""
 
     def save(path: Path) -> None:
+        from signalprop.report.html import write_report
         from signalprop.report.plots import save_figure
 
-        save_figure(path, draw)
+        if is_page(path):
+            write_report(path, items())
+        else:
+            save_figure(path, draw)
 
-    return File(label, path, save)
+    return File("plot", path, save)
 
 
 class _Delivery:
@@ -147,7 +151,7 @@ def deliver(
     value: Callable[[], Any],
     show: Callable[[], object],
     *files: File,
-    page: ReportFile | None = None,
+    page: Path | None = None,
     items: Callable[[], Sequence[tuple[str, Item]]] = tuple,
     failure: str | None = None,
 ) -> None:
@@ -224,18 +228,16 @@ def facts(*lines: tuple[str, object]) -> None:
         echo(f"{name:<20}{text}")
 
 
-def _write_report(file: ReportFile, items: Sequence[tuple[str, Item]]) -> None:
-    """Write the report and say so on stderr; one that nobody asked for and that cannot be written costs a line only."""
+def _write_report(path: Path, items: Sequence[tuple[str, Item]]) -> None:
+    """Write the page of a run or a sweep and say so on stderr; one that cannot be written costs a line only."""
     from signalprop.report.html import write_report
 
     try:
-        write_report(file.path, items)
+        write_report(path, items)
     except (InputError, MissingExtra) as error:
-        if file.asked:
-            raise
         print(f"no report: {error}", file=sys.stderr)
     else:
-        print(f"report: {file.path}", file=sys.stderr)
+        print(f"report: {path}", file=sys.stderr)
 
 
 FOUND = 3  # exit status of a command that found what --fail-on names
@@ -293,7 +295,7 @@ def deliver_profile(profile: Profile, json_file: str | None, plot: Path | None, 
 
     table = partial(profile_table, profile)
     show = partial(echo_profile, profile, table, all_rows=all_rows)
-    deliver(json_file, profile.to_json, show, picture(plot, profile.plot))
+    deliver(json_file, profile.to_json, show, picture(plot, profile.plot, lambda: [(profile.scheme, profile)]))
 
 
 def _fitting(table: Callable[..., str], all_rows: bool) -> str:
@@ -319,25 +321,6 @@ def page_of(kind: str, subject: str) -> Path:
     """The name of a page that nobody named, in the current directory: comparison-gpt2.html; a free one."""
     name = Path(subject).stem if Path(subject).is_file() else Path(subject).name or Path(subject).resolve().name
     return free(Path(f"{kind}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:60]}.html"))
-
-
-def report_file(
-    report: Path | None, no_report: bool, json_file: str | None, kind: str = "", subject: str = ""
-) -> ReportFile | None:
-    """Where the report goes; None for no report, which is the default where JSON on standard output is for a program.
-
-    Args:
-        kind, subject: of the name where none is given.
-    """
-    if report is None:
-        return None if no_report or json_file == "-" else ReportFile(page_of(kind, subject), asked=False)
-    if no_report:
-        raise InputError("--report and --no-report exclude each other; leave one out")
-    if str(report) == "-":
-        raise InputError("--report needs the name of a file; standard output is for the result")
-    check_outputs(report)
-    require("plotly", "report")
-    return ReportFile(report, asked=True)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
     from signalprop.results.profile import Profile
 
+_SEQUENCES = 4  # of a text, and of a step whose cost is counted
 _NETWORKS = 8  # that fidelity simulate averages; `measure` takes others
 
 
@@ -31,11 +32,9 @@ def predict(
         str | None, typer.Option("--layers", metavar="N[,N...]", help="Number of layers; several give one table.")
     ] = None,
     scheme: opt.SchemeNames = None,
-    option: opt.SchemeOption = None,
     qk_scale: opt.QkScale = 1.0,
-    text: opt.Text = None,
+    data: opt.Text = None,
     fidelity: Annotated[str, typer.Option("--fidelity", help="auto, moments, kernel or simulate.")] = "auto",
-    batch_size: opt.BatchSize = 4,
     cost: Annotated[bool, typer.Option("--cost", help="Count parameters and a step's FLOPs instead.")] = False,
     all_rows: opt.All = False,
     fail_on: opt.FailOn = None,
@@ -44,7 +43,7 @@ def predict(
 ) -> None:
     """Predict every layer's signal, without PyTorch.
 
-    Token statistics follow Zipf's law unless --text names a file, whose exact statistics are then used. Several schemes
+    Token statistics follow Zipf's law unless --data names a file, whose exact statistics are then used. Several schemes
     and depths, with commas between, give one table with a row for each pair, and one picture.
 
     \b
@@ -60,13 +59,13 @@ def predict(
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
     chosen = check_fidelity(fidelity)
-    schemes = opt.several_schemes(scheme, option)
+    schemes = opt.several_schemes(scheme)
     depths: Sequence[int | None] = opt.several_numbers(
         layers, "--layers", "a number of layers", "12, or 12,48,192"
     ) or [None]
     if cost:
         a = sources.read_architecture(arch, changed | opt.changes(None, layers=depths[0]))
-        found = step_cost(a, batch_size)
+        found = step_cost(a, _SEQUENCES)
         output.deliver(json_file, lambda: found, lambda: output.echo(cost_table(found)))
         return
     many = len(schemes) * len(depths) > 1
@@ -76,22 +75,21 @@ def predict(
         output.refuse_hours(
             [least_cost(sources.read_architecture(arch, changed | opt.changes(None, layers=n))) for n in depths]
         )
+    pairs = [(name, n) for name in schemes for n in depths]
     tables = [  # all of them first: what is refused is refused before the long work
-        sources.parametrization(arch, changed | opt.changes(None, layers=n), name, option, qk_scale)
-        for name in schemes
-        for n in depths
+        sources.parametrization(arch, changed | opt.changes(None, layers=n), name, qk_scale) for name, n in pairs
     ]
 
     def read_by(a: Architecture) -> InputStatistics:
-        if text is None:
+        if data is None:
             return default_statistics(a)
-        return default_batch(a, text=text, batch_size=batch_size).statistics(a)
+        return default_batch(a, text=data, batch_size=_SEQUENCES).statistics(a)
 
     if chosen == "simulate":
         require("torch", "models")
     costs = [expected_cost(p, read_by(p.architecture), chosen) for p in tables]
     if chosen == "simulate":
-        costs = [cost_of_runs(p, batch_size, _NETWORKS) for p in tables]
+        costs = [cost_of_runs(p, _SEQUENCES, _NETWORKS) for p in tables]
     output.announce(costs, chosen=chosen != "auto")
 
     def one(p: Parametrization) -> Profile:
@@ -100,7 +98,7 @@ def predict(
             from signalprop.measurement.simulation import simulate
 
             with output.progress("simulating") as step:
-                profile = simulate(p, inputs, n_seeds=_NETWORKS, batch_size=batch_size, progress=step)
+                profile = simulate(p, inputs, n_seeds=_NETWORKS, batch_size=_SEQUENCES, progress=step)
             return replace(profile, reads=inputs.source)
         return predicted(p, inputs, fidelity=chosen, progress=told)
 
@@ -113,8 +111,8 @@ def predict(
         return
     profiles = []
     with nullcontext() if chosen == "simulate" else output.progress("predicting") as step:  # simulations show their own
-        for p in tables:
-            profiles.append(one(p))
+        for (name, _), p in zip(pairs, tables, strict=True):
+            profiles.append(replace(one(p), scheme=name or p.scheme))  # the name with its options
             if step is not None:
                 step(len(profiles), len(tables))
     _deliver_several(profiles, json_file, plot)
@@ -132,5 +130,9 @@ def _deliver_several(profiles: Sequence[Profile], json_file: str | None, plot: P
         json_file,
         lambda: {"schema": SEVERAL, "profiles": [p.to_json() for p in profiles]},
         lambda: output.echo("\n".join([*findings.headline(*profiles), "", findings.overview(profiles), "", key])),
-        output.picture(plot, lambda: figure(profiles)),
+        output.picture(
+            plot,
+            lambda: figure(profiles),
+            lambda: [(f"{p.scheme}, {p.architecture.n_layers} layers", p) for p in profiles],
+        ),
     )

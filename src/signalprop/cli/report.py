@@ -21,7 +21,7 @@ def report(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="JSON of predict, measure, compare, diagnose, kernel, reproduce or schemes NAME --architecture; the "
+            help="JSON of predict, measure, compare, diagnose, kernel, reproduce or schemes NAME --for; the "
             ".jsonl of a SignalMonitor; directories of training runs and of sweeps.",
         ),
     ],

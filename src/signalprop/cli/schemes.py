@@ -31,12 +31,12 @@ _KEY = (
 @opt.of_a_network("layers")
 def schemes(
     changed: opt.Changes,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Describe this scheme.")] = None,
-    architecture: Annotated[
-        str | None, typer.Option("--for", "--architecture", metavar="ARCH", help="Say what comes out for this network.")
+    name: Annotated[
+        str | None, typer.Argument(metavar=opt.SCHEME, help="Describe this scheme; with --for it may have options.")
     ] = None,
-    option: opt.SchemeOption = None,
-    fail_on: opt.FailOn = None,
+    architecture: Annotated[
+        str | None, typer.Option("--for", metavar="ARCH", help="Say what comes out for this network.")
+    ] = None,
     json_file: opt.Json = None,
 ) -> None:
     """List the initialisation schemes, or describe one.
@@ -54,14 +54,9 @@ def schemes(
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
-    output.check_severity(fail_on)
-    if fail_on is not None and (name is None or architecture is None):
-        raise InputError("--fail-on needs the NAME of a scheme and --for")
-    if architecture is None and (changed or option):
-        raise InputError("--layers, --set and --option need --for")
+    if architecture is None and changed:
+        raise InputError("--layers and --set need --for")
     if name is None:
-        if option:
-            raise InputError("--option needs the NAME of a scheme")
         everything = {key: _describe(cls) for key, cls in sorted(SCHEMES.items())}
         if architecture is not None:
             everything = _predict_all(everything, sources.read_architecture(architecture, changed))
@@ -70,15 +65,14 @@ def schemes(
             json_file, lambda: {"schema": SCHEMA, "schemes": everything}, lambda: output.echo(listed(everything))
         )
         return
-    cls = type(scheme(name))
     if architecture is not None:  # its table (as JSON a parametrization), and under the text what theory predicts
-        table = sources.parametrization(architecture, changed, name, option)
+        table = sources.parametrization(architecture, changed, name)
         output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
         profile = predict(table)
         output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: str(table)))
-        output.fail_on(profile.findings, fail_on)
         return
-    item = _describe(cls)
+    name, options = opt.name_and_options(name)
+    item = _describe(type(scheme(str(name), **options)))
     text = f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}"
     output.deliver(json_file, lambda: {"schema": SCHEMA, "schemes": {name: item}}, lambda: output.echo(text))
 

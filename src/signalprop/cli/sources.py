@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from signalprop.checkpoint_start import carried_by
-from signalprop.cli.options import pairs
+from signalprop.cli.options import name_and_options
 from signalprop.data.batches import shortened
 from signalprop.errors import InputError, first_line
 from signalprop.files.storage import read_json
@@ -16,14 +16,12 @@ from signalprop.schemes import Scheme, scheme
 from signalprop.schemes.base import parametrized
 
 
-def scheme_or_table(name: str, option: list[str] | None) -> Scheme | Parametrization:
-    """What --scheme and --option of a command name: a scheme, or the parametrization in a JSON file."""
-    options = pairs(option, "--option")
-    if not name.endswith(".json"):
-        return scheme(_one(name), **options)
-    if options:
-        raise InputError(f"{name} is a finished parametrization; it takes no --option")
-    return Parametrization.load(name)
+def scheme_or_table(given: str) -> Scheme | Parametrization:
+    """What --scheme names: a scheme with its options, or the parametrization in a JSON file."""
+    if given.endswith(".json"):
+        return Parametrization.load(given)
+    name, options = name_and_options(given)
+    return scheme(_one(name or given), **options)
 
 
 def is_directory(source: str) -> bool:
@@ -42,9 +40,9 @@ def is_model(source: str) -> bool:
     return is_directory(source) or is_gguf(source)
 
 
-def check_as_it_is(changed: dict[str, Any], *others: Any) -> None:
-    """Raise InputError where options change a directory's model: fields of its architecture, or a scheme's options."""
-    if changed.keys() - {"seq_len"} or any(others):
+def check_as_it_is(changed: dict[str, Any], scheme: str | None = None) -> None:
+    """Raise InputError where options change a directory's model: fields of its architecture, or its scheme."""
+    if changed.keys() - {"seq_len"} or scheme:
         raise InputError("a directory's model is taken as it is; of the architecture only --seq-len can change")
 
 
@@ -59,8 +57,7 @@ def check_built(**given: Any) -> None:
 def parametrization(
     source: str,
     changed: dict[str, Any],
-    scheme_name: str | None,
-    scheme_options: list[str] | None,
+    scheme: str | None,
     qk_scale: float = 1.0,
     longest: int | None = None,
 ) -> Parametrization:
@@ -71,20 +68,20 @@ def parametrization(
 
     Without a scheme, a checkpoint that `signalprop.save` wrote has the one that it carries.
     """
-    options = pairs(scheme_options, "--option")
+    name, options = name_and_options(scheme)
     data = _file(source)
-    finished = _finished(source, data, changed or scheme_name or options)
+    finished = _finished(source, data, changed or scheme)
     if finished is not None:
         return _scaled(finished, qk_scale)
-    carried = None if scheme_name or options else carried_by(Path(source))
+    carried = None if scheme else carried_by(Path(source))
     if carried is not None and not changed and longest is None:
         return _scaled(carried, qk_scale)
     if carried is not None:
-        scheme_name, options = carried.scheme, dict(carried.options)
+        name, options = carried.scheme, dict(carried.options)
     architecture = _architecture(source, data, changed)
     if longest is not None:
         architecture = shortened(architecture, longest).replace(**lengths(changed))
-    return _scaled(parametrized(architecture, _one(scheme_name) if scheme_name else None, **options), qk_scale)
+    return _scaled(parametrized(architecture, _one(name) if name else None, **options), qk_scale)
 
 
 def _one(name: str) -> str:

@@ -43,7 +43,7 @@ def _text_batch(
     a = architecture
     if a.input == "patches":
         if text is not None:
-            raise InputError("this architecture reads patches; leave --text out")
+            raise InputError("this architecture reads patches; leave --data out")
         return image_batch(a, batch_size, seed), "patches of scikit-learn's digits"
     source = str(text) if text else "sotu"
     file = None if directory is None else (directory if directory.is_dir() else directory.parent) / _TOKENIZER

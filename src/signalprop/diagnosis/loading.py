@@ -46,14 +46,13 @@ class Loaded:
 
 
 @typed
-def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code: bool = False) -> Loaded:
+def load(source: str | Path, *, dtype: Precision = "float32") -> Loaded:
     """A trained model and its tokenizer.
 
     Args:
         source: a Hugging Face directory (also one that `signalprop apply` wrote), a .gguf file, or the name of a model
             on the hub; without a connection a name works only where the model is in transformers' cache.
         dtype: of the weights in memory; `auto` takes them as they are kept. GGUF files are de-quantized.
-        trust_remote_code: run the code that the checkpoint brings.
 
     Raises:
         InputError: nothing there, weights that are pickled or damaged, a class that transformers does not have, code
@@ -66,11 +65,11 @@ def load(source: str | Path, *, dtype: Precision = "float32", trust_remote_code:
     if path.suffix.lower() == ".gguf":
         model = _gguf(path, dtype)
     else:
-        model = read_model(source, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = read_model(source, dtype=dtype)
         wanted = (_class_names(getattr(model, "config", None)) or [type(model).__name__])[0]
         if type(model).__name__ != wanted and not hasattr(model, "signalprop_record"):
             notes = (f"the checkpoint has no weights for the head of a {wanted}; without it there is no loss",)
-    tokenizer = read_tokenizer(source, trust_remote_code=trust_remote_code)
+    tokenizer = read_tokenizer(source)
     if tokenizer is None:
         notes += ("no tokenizer: words are numbered by their frequency, so a loss on text says nothing of training",)
     return Loaded(model.eval(), tokenizer, path.resolve().name, notes)
@@ -82,7 +81,6 @@ def read_model(
     dtype: Precision = "float32",
     random_init: bool = False,
     seed: int = 0,
-    trust_remote_code: bool = False,
     hint: str = "",
 ) -> nn.Module:
     """The model of a directory or name, with its saved weights or freshly initialised.
@@ -92,7 +90,7 @@ def read_model(
     (sentence encoders often), the model comes without a head: one of random weights would say nothing.
 
     Args:
-        source: a directory, a file in it, or a name on the hub. dtype, trust_remote_code: as in `load`.
+        source: a directory, a file in it, or a name on the hub. dtype: as in `load`.
         seed: of a fresh initialisation. hint: what to do instead, where there are no weights that could be read.
     """
     transformers = _transformers()
@@ -101,7 +99,6 @@ def read_model(
     place = _place(source)
     if isinstance(place, str):
         place = _copy_with_record(place) or place
-    trust = {"trust_remote_code": trust_remote_code}
     if isinstance(place, Path):
         check_folder(place)
     if isinstance(place, Path) and (place / "signalprop.json").is_file():
@@ -118,19 +115,19 @@ def read_model(
             initialize(applied, seed=seed)
         return applied
     with _told(f"cannot read a configuration from {place}", place):
-        config = checkpoint_loading.configuration(place, **trust)
-    cls = _class_of(config, place, trust_remote_code)
+        config = checkpoint_loading.configuration(place)
+    cls = _class_of(config, place)
     if not random_init and isinstance(place, Path):
         _refuse_pickles(place, hint)
     with _told(f"cannot load the model in {place}", place, "" if random_init else hint):
         if random_init:
             torch.manual_seed(seed % 2**63)
-            fresh: nn.Module = checkpoint_loading.fresh(cls, config, **trust)
+            fresh: nn.Module = checkpoint_loading.fresh(cls, config)
             return fresh if dtype == "auto" else fresh.to(getattr(torch, dtype))
         options: dict[str, Any] = {"output_loading_info": True, "dtype": dtype}
         loaded: nn.Module
         for tried in (cls, transformers.AutoModel):
-            loaded, found = checkpoint_loading.pretrained(tried, place, config, **trust, **options)
+            loaded, found = checkpoint_loading.pretrained(tried, place, config, **options)
             missing = sorted(name for name in found["missing_keys"] if "pooler" not in name.split("."))
             if not missing or not _only_head(loaded, missing):
                 break
@@ -151,7 +148,7 @@ def read_structure(source: str | Path) -> nn.Module:
     place = _place(source)
     with _told(f"cannot read a configuration from {place}", place):
         config = checkpoint_loading.configuration(place)
-        model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place, False), config)
+        model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place), config)
     return model.eval()
 
 
@@ -172,7 +169,7 @@ def parameters_of(source: str | Path) -> int:
     return 0
 
 
-def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> Any | None:
+def read_tokenizer(source: str | Path) -> Any | None:
     """The tokenizer that stands beside a model, or in its GGUF file; None where there is none."""
     _transformers()
     path = Path(source)
@@ -182,7 +179,7 @@ def read_tokenizer(source: str | Path, *, trust_remote_code: bool = False) -> An
             return checkpoint_loading.gguf_tokenizer(path)
         if isinstance(place, Path) and not has_tokenizer(place):
             return None
-        return checkpoint_loading.tokenizer(place, trust_remote_code=trust_remote_code)
+        return checkpoint_loading.tokenizer(place)
     except InputError:
         raise
     except Exception as error:
@@ -265,16 +262,10 @@ def _copy_with_record(name: str) -> Path | None:
     return None
 
 
-def _class_of(config: Any, place: str | Path, trust_remote_code: bool) -> Any:
-    """The class that a configuration names: of transformers, or of the checkpoint's own code where it is trusted."""
-    transformers = require("transformers", "models")
-
+def _class_of(config: Any, place: str | Path) -> Any:
+    """The class of transformers that a configuration names."""
     names = _class_names(config)
-    if trust_remote_code and (own := getattr(config, "auto_map", None)):
-        for name in ("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModel"):
-            if name in own:
-                return getattr(transformers, name)
-    return checkpoint_loading.model_class(names[0], place) if names else transformers.AutoModel
+    return checkpoint_loading.model_class(names[0], place) if names else require("transformers", "models").AutoModel
 
 
 def _class_names(config: Any) -> list[str]:
@@ -314,11 +305,6 @@ def _told(what: str, place: str | Path, hint: str = "") -> Iterator[None]:
 def _why(what: str, place: str | Path, error: Exception) -> str:
     """One line for an error of transformers."""
     text = first_line(error)
-    if "trust_remote_code" in str(error):
-        return (
-            f"{what}: it brings code, which is not run unless you trust it (--trust-remote-code of "
-            "signalprop diagnose, trust_remote_code=True in Python)"
-        )
     if isinstance(place, str):
         return (
             f"{what}: {text.rstrip('.')}; expected a directory, a .gguf file, or the name of a model on the hub "

@@ -1,8 +1,8 @@
 """The only place where transformers and datasets load anything: nothing that a checkpoint brings is run.
 
-Of a checkpoint come a configuration that is built anew (`signalprop.files.configuration`), safetensors or GGUF and a
-tokenizer, each handed to transformers in a directory of its own, offline and under a guard. What the user trusts with
-`trust_remote_code` is loaded as transformers loads it. A test reads the source tree and finds any other such call.
+A checkpoint gives a configuration that is built anew (`signalprop.files.configuration`), safetensors or GGUF and a
+tokenizer, each handed to transformers in a separate directory, offline and under a guard. A test reads the source tree
+and finds any other such call.
 """
 
 from __future__ import annotations
@@ -27,15 +27,12 @@ from signalprop.files.storage import read_json, write_json
 _OTHER_MODELS = frozenset(["GPT2DoubleHeadsModel"])  # in none of transformers' tables
 
 
-def configuration(place: str | Path, *, trust_remote_code: bool = False, **changes: Any) -> Any:
+def configuration(place: str | Path, **changes: Any) -> Any:
     """The configuration of a directory or of a name on the hub, built anew from what is taken of its config.json.
 
     Args:
         changes: entries of config.json that the user gives.
     """
-    transformers = require("transformers", "models")
-    if trust_remote_code:
-        return transformers.AutoConfig.from_pretrained(place, trust_remote_code=True, **changes)
     folder = _folder(place)
     file = folder / "config.json"
     if not file.is_file():
@@ -87,9 +84,7 @@ def model_class(name: str, where: str | Path) -> Any:
     return found
 
 
-def pretrained(
-    cls: Any, place: str | Path, config: Any = None, *, trust_remote_code: bool = False, **options: Any
-) -> Any:
+def pretrained(cls: Any, place: str | Path, config: Any = None, **options: Any) -> Any:
     """What `from_pretrained` of a class of transformers returns; weights are read from safetensors only.
 
     Args:
@@ -97,8 +92,6 @@ def pretrained(
         config: from `configuration`; None: that of the place.
         options: of `from_pretrained`.
     """
-    if trust_remote_code:
-        return _matching(cls, place, place, use_safetensors=True, trust_remote_code=True, **options)
     folder = _folder(place, with_weights=True)
     config = copy.deepcopy(configuration(place) if config is None else config)
     check_model(lambda: _made(cls, config), place, _itemsize(config, options))
@@ -115,10 +108,8 @@ def pretrained(
     return found
 
 
-def fresh(cls: Any, config: Any, *, trust_remote_code: bool = False) -> Any:
+def fresh(cls: Any, config: Any) -> Any:
     """A model of a class with fresh weights, as its configuration says."""
-    if trust_remote_code:
-        return _made(cls, config, True)
     check_model(lambda: _made(cls, config), "this configuration", _itemsize(config, {}))
     with guarded("this configuration"), budget(memory_free() or 1 << 40, "this configuration"):
         return _made(cls, config)
@@ -130,10 +121,8 @@ def without_numbers(cls: Any, config: Any) -> Any:
         return _made(cls, config)
 
 
-def tokenizer(place: str | Path, *, trust_remote_code: bool = False) -> Any:
+def tokenizer(place: str | Path) -> Any:
     """The tokenizer of a directory or of a name on the hub."""
-    if trust_remote_code:
-        return require("transformers", "models").AutoTokenizer.from_pretrained(place, trust_remote_code=True)
     folder = Path(place) if Path(place).is_dir() else fetched(str(place), ["*.json", *FILES], without=["*/*"])
     check_folder(folder)
     return tokenizer_of(folder)
@@ -200,11 +189,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def _made(cls: Any, config: Any, trust_remote_code: bool = False) -> Any:
+def _made(cls: Any, config: Any) -> Any:
     config = copy.deepcopy(config)  # some classes write into it
     if hasattr(cls, "_from_config"):
         return cls._from_config(config)
-    return cls.from_config(config, trust_remote_code=trust_remote_code)
+    return cls.from_config(config, trust_remote_code=False)
 
 
 def _itemsize(config: Any, options: dict[str, Any]) -> float:

@@ -61,8 +61,8 @@ def fresh_configuration(data: Mapping[str, Any], where: str | Path) -> Any:
     if cls is None:
         if data.get("auto_map"):
             raise InputError(
-                f"{where}: it brings code, which is not run unless you trust it (--trust-remote-code of "
-                "signalprop diagnose, trust_remote_code=True in Python)"
+                f"{where}: the model comes with its own code, which signalprop does not run; if you trust it, load the "
+                "model with transformers (trust_remote_code=True) and give it to the Python function"
             )
         version = require("transformers", "models").__version__
         raise InputError(f"{where}: model_type is {name!r:.80}, which transformers {version} does not have")

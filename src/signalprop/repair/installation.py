@@ -103,7 +103,7 @@ def apply(
             "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
         )
     if redraw and not initialize:
-        raise InputError("redraw draws new weights and initialize=False (--keep-weights) keeps those there are; choose")
+        raise InputError("redraw draws new weights and initialize=False keeps those there are; choose")
     called = remember(model, inputs if inputs is not None else data)
     arguments = called if called is not None else data if isinstance(data, dict) else None
     data = called if data is None else data

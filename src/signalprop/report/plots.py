@@ -32,7 +32,9 @@ def check_format(path: str | Path) -> str:
     """The picture format that a file name asks for."""
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        raise InputError(f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf")
+        raise InputError(
+            f"cannot draw {path}: expected a name that ends in .png, .svg or .pdf; commands also write .html"
+        )
     return suffix
 
 

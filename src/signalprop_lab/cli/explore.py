@@ -9,16 +9,15 @@ import typer
 
 def explore(
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0 takes a free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
 ) -> None:
-    """Open a page whose controls redraw the predicted signal at every change.
+    """Serve a page whose controls redraw the predicted signal at every change.
 
     Depth, width, heads, norms, scheme and its options, dropout, activation, length, Q/K scale. The page is served on
-    127.0.0.1, to this machine only, until Ctrl-C.
+    127.0.0.1, to this machine only, until Ctrl-C; the command prints its address.
 
     \b
     Example:
-      signalprop explore --port 8000 --no-browser
+      signalprop explore --port 8000
     """
     from signalprop.errors import require
 
@@ -26,5 +25,5 @@ def explore(
         require(module, "explore")
     from signalprop_lab.explorer.app import serve
 
-    serve(port, browser=not no_browser, say=lambda address: typer.echo(f"{'explorer':<20}{address} (Ctrl-C ends it)"))
+    serve(port, say=lambda address: typer.echo(f"{'explorer':<20}{address} (Ctrl-C ends it)"))
     typer.echo(f"{'explorer':<20}ended")

@@ -25,10 +25,12 @@ def sweep(
             "--from", metavar="FILE", help="A results.json of this sweep; its finished runs are not run again."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Processes; each takes one run at a time.")] = 1,
-    table_only: Annotated[
-        bool, typer.Option("--table-only", help="Run nothing: write and print the results that are there.")
-    ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            "--jobs", min=0, max=1024, help="Processes, a run at a time each; 0: run nothing, write what is there."
+        ),
+    ] = 1,
     plan: Annotated[
         bool, typer.Option("--plan", help="Run nothing: print the runs, and which of the paper's effects they can see.")
     ] = False,
@@ -71,13 +73,13 @@ def sweep(
         output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
         return
     folder = out or Path("sweeps") / grid.sweep.name
-    if table_only and stored is None and not (folder / SWEEP).is_file():
-        raise InputError(f"there are no runs in {folder}; start them without --table-only, or name --out")
+    if not jobs and stored is None and not (folder / SWEEP).is_file():
+        raise InputError(f"there are no runs in {folder}; start them without --jobs 0, or name --out")
     runs = prepare(grid, folder)
     if stored is not None:
         to_stderr(f"{restore(runs, stored)} finished runs taken from {stored}")
     try:
-        if not table_only:
+        if jobs:
             for line in told:
                 to_stderr(line)
             run(grid, folder, jobs=jobs)
@@ -93,7 +95,7 @@ def sweep(
         lambda: store,
         lambda: output.echo("\n".join([results_table(store), *verdict_lines(verdicts(store))])),
         *(output.File(path.suffix[1:], path, write) for path, write in writers(store, folder).items()),
-        page=output.ReportFile(folder / "report.html", asked=False),
+        page=folder / "report.html",
         items=lambda: [(grid.sweep.name, of_results(store, folder))],
         failure=f"{len(failed)} run{'s' * (len(failed) > 1)} failed; {failed[0]['cell']}: {failed[0]['error']}"
         if failed

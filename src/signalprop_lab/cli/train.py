@@ -86,7 +86,7 @@ def train(
         json_file,
         result.to_json,
         lambda: _print(result, folder),
-        page=output.ReportFile(folder / "report.html", asked=False),
+        page=folder / "report.html",
         items=lambda: [(chosen.name, read_run(folder))],
     )
     if result.status != "finished":

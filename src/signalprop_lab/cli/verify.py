@@ -13,7 +13,7 @@ from signalprop.cli import output
 
 def verify(
     component: Annotated[
-        list[str] | None, typer.Option("--component", help="Only this component (repeatable); default: all.")
+        list[str] | None, typer.Argument(metavar="COMPONENT", help="Only these, e.g. attention; none: all.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Some four minutes on two cores.")] = False,
     json_file: opt.Json = None,
@@ -26,7 +26,7 @@ def verify(
 
     \b
     Example:
-      signalprop verify --quick --component attention
+      signalprop verify attention --quick
     """
     from signalprop.errors import require
     from signalprop.results.text import text_table

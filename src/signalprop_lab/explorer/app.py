@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import webbrowser
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -105,7 +104,8 @@ class Settings(Value):
             self.preset,
             *(f"--set={name}={x}" for name, x in self.given(*_NETWORK).items()),
         ]
-        words += [f"--scheme={self.scheme}", *(f"--option={name}={x!r}" for name, x in self.given(*_OPTIONS).items())]
+        options = "".join(f":{name}={x!r}" for name, x in self.given(*_OPTIONS).items())
+        words.append(f"--scheme={self.scheme}{options}")
         words += [] if self.qk_scale == 1 else [f"--qk-scale={self.qk_scale!r}"]
         return shlex.join([*words, f"--fidelity={self.fidelity}"])
 
@@ -234,7 +234,7 @@ def _layout() -> html.Div:
     ])  # fmt: skip
 
 
-def serve(port: int, *, browser: bool, say: Callable[[str], object]) -> None:
+def serve(port: int, *, say: Callable[[str], object]) -> None:
     """Serve the page to this machine until Ctrl-C, at a port (0: a free one). InputError: it is taken."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     try:
@@ -243,8 +243,6 @@ def serve(port: int, *, browser: bool, say: Callable[[str], object]) -> None:
         raise InputError(f"port {port} is taken; give another one, or 0 for a free one") from None
     where = f"http://127.0.0.1:{server.server_port}/"
     say(where)
-    if browser:
-        webbrowser.open(where)
     with suppress(KeyboardInterrupt):
         server.serve_forever()
     server.server_close()

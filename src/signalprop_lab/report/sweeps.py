@@ -64,7 +64,7 @@ def is_sweep(path: Path) -> bool:
 def results_of(root: Path) -> Path:
     """The stored results in a sweep's directory."""
     if not (root / RESULTS).is_file():
-        raise InputError(f"{root} has no {RESULTS} yet; write it: signalprop sweep SWEEP --out {root} --table-only")
+        raise InputError(f"{root} has no {RESULTS} yet; write it: signalprop sweep SWEEP --out {root} --jobs 0")
     return root / RESULTS
 
 
@@ -90,18 +90,18 @@ def _checked(data: Any) -> dict[str, Any]:
     sweep = Sweep(**data["sweep"])
     rows, failed = data.get("rows"), data.get("failed", [])
     if not isinstance(rows, list) or not isinstance(failed, list):
-        raise InputError("the results of a sweep have no list of rows; write them again with sweep --table-only")
+        raise InputError("the results of a sweep have no list of rows; write them again with sweep --jobs 0")
     names, column = set(sweep.names()), sweep.tune.column if sweep.tune else None
     for k, row in enumerate(rows):
         if not isinstance(row, dict) or not isinstance(row.get("cell"), str) or row["cell"] not in names:
-            raise InputError(f"row {k} is of no cell of the sweep; write the results again with sweep --table-only")
+            raise InputError(f"row {k} is of no cell of the sweep; write the results again with sweep --jobs 0")
         known = isinstance(row.get("seed"), int) and isinstance(row.get("status"), str) and "score" in row
         known = known and (column is None or (as_double(row.get(column)) or 0.0) > 0)
         known = known and isinstance(row.get("scores") or {}, dict)
         if not known or not all(map(_can_be_averaged, (row.get(name) for name in _NUMBERS))):
             raise InputError(
                 f"row {k} lacks its seed, status{f' or {column}' if column else ''}, or one of its numbers is not "
-                "a number; write the results again with sweep --table-only"
+                "a number; write the results again with sweep --jobs 0"
             )
     return {"environments": [], **data, "failed": failed}
 

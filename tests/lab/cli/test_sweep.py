@@ -57,7 +57,7 @@ def test_a_sweep_of_real_runs(tmp_path: Path, command: Command, monkeypatch: pyt
 
     changed = {file: file.stat().st_mtime_ns for file in folder.glob("runs/**/*")}
     assert "2 runs" in (folder / "report.html").read_text()
-    again = command("sweep", path, "--table-only")
+    again = command("sweep", path, "--jobs", "0")
     assert (again.status, again.out, again.err) == (0, out, "report: sweeps/tiny/report.html\n")
     again = command("sweep", path, "--out", folder)
     assert (again.status, again.out.splitlines()[:4]) == (0, out.splitlines()[:4])
@@ -82,7 +82,7 @@ def test_what_it_can_see_is_said_before_anything_runs(tmp_path: Path, command: C
 def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     path = written(tmp_path, TINY)
     assert "unknown sweep 'nothing-like-this'" in refused("sweep", "nothing-like-this")
-    assert "there are no runs" in refused("sweep", path, "--table-only", "--out", tmp_path / "empty")
+    assert "there are no runs" in refused("sweep", path, "--jobs", "0", "--out", tmp_path / "empty")
     assert "another directory" in refused("sweep", path, "--out", path)
     wrong = written(tmp_path, TINY | {"axes": {"norm": {"pre": {"model.norm": "pre"}}}})
     assert "cell pre" in refused("sweep", wrong, "--out", tmp_path / "out")
