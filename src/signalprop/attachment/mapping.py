@@ -18,8 +18,8 @@ from signalprop.errors import InputError
 from signalprop.hooks import Site, whole
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
-from signalprop.network.layout import layout
-from signalprop.network.parametrization import Layout, Shaping
+from signalprop.network.layout import Layout, layout
+from signalprop.network.parametrization import Shaping
 from signalprop.streams.parts import Seen
 
 Module = str | nn.Module

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from signalprop.network.consistency import is_one_layer
-
-if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+from signalprop.network.architecture_fields import ArchitectureFields, is_one_layer
 
 _FOLLOWS = (  # (field, what is equal to it by default)
     ("dropout", "attention_dropout"),
@@ -23,7 +20,7 @@ _FOLLOWS = (  # (field, what is equal to it by default)
 )
 
 
-def changed_fields(a: Architecture, changes: dict[str, Any]) -> dict[str, Any]:
+def changed_fields(a: ArchitectureFields, changes: dict[str, Any]) -> dict[str, Any]:
     """All fields of `a` after `changes`, with what follows from these (`Architecture.replace`); not validated."""
     fields = a.model_dump()
     for source, follower in _FOLLOWS:
@@ -48,7 +45,7 @@ def changed_fields(a: Architecture, changes: dict[str, Any]) -> dict[str, Any]:
     return {**fields, **changes}
 
 
-def _branches_at(a: Architecture, n_layers: Any) -> dict[str, Any]:
+def _branches_at(a: ArchitectureFields, n_layers: Any) -> dict[str, Any]:
     """Branches that are named layer by layer, for so many layers; nothing where they are not."""
     alike = a.branches is None or is_one_layer(a.branches) or a.kind == "encoder-decoder"
     if alike or not is_width(n_layers):
@@ -56,7 +53,7 @@ def _branches_at(a: Architecture, n_layers: Any) -> dict[str, Any]:
     return {"branches": tuple(islice(cycle(a.layer_branches), int(n_layers)))}
 
 
-def _settings_after(a: Architecture, changes: dict[str, Any]) -> Any:
+def _settings_after(a: ArchitectureFields, changes: dict[str, Any]) -> Any:
     """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
     kept: dict[str, Any] = dict(a.settings)
     if "branches" in changes or changes.get("kind", a.kind) != a.kind:
@@ -71,7 +68,7 @@ def _settings_after(a: Architecture, changes: dict[str, Any]) -> Any:
     return kept
 
 
-def _heads_at(a: Architecture, d_model: int) -> dict[str, int | None]:
+def _heads_at(a: ArchitectureFields, d_model: int) -> dict[str, int | None]:
     """Heads of the same width at another d_model, in groups of the same size where that goes."""
     n_heads, remainder = divmod(a.n_heads * d_model, a.d_model)
     if remainder or n_heads == 0:

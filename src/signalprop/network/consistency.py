@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
+from signalprop.network.architecture_fields import ArchitectureFields, is_one_layer
 from signalprop.network.kinds import KINDS, ROLES, kind_named, kinds_where
 from signalprop.network.layer_inputs import check
 from signalprop.network.residual_streams import Streams
 
-if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
 
-
-def check_consistent(a: Architecture) -> None:
+def check_consistent(a: ArchitectureFields) -> None:
     """That the fields of an architecture fit each other."""
     if a.n_heads % a.n_kv_heads:
         raise ValueError(f"n_heads {a.n_heads} is not a multiple of n_kv_heads {a.n_kv_heads}; choose a divisor")
@@ -67,11 +65,11 @@ def check_consistent(a: Architecture) -> None:
     activation(a.activation)  # raises with the list of names
 
 
-def _missing(names: Iterable[str], a: Architecture) -> list[str]:
+def _missing(names: Iterable[str], a: ArchitectureFields) -> list[str]:
     return sorted(set(names) - {name for layer in a.layer_branches for name in layer})
 
 
-def _check_branches(a: Architecture) -> None:
+def _check_branches(a: ArchitectureFields) -> None:
     if a.branches is None:
         return
     if a.kind == "encoder-decoder" and is_one_layer(a.branches):
@@ -91,7 +89,7 @@ def _check_branches(a: Architecture) -> None:
             raise ValueError(f"{across[0]} needs the decoder of kind 'encoder-decoder': it reads an encoder")
 
 
-def _check_streams(a: Architecture) -> None:
+def _check_streams(a: ArchitectureFields) -> None:
     s = a.streams
     if a.layer_inputs is not None:
         check(a.layer_inputs, a.n_layers)
@@ -109,7 +107,7 @@ def _check_streams(a: Architecture) -> None:
         )
 
 
-def _check_convolutions(a: Architecture) -> None:
+def _check_convolutions(a: ArchitectureFields) -> None:
     if a.kind == "decoder":
         raise ValueError("input 'frames' needs kind 'encoder' or 'encoder-decoder'")
     kernels, strides = a.conv_kernels, a.conv_strides
@@ -119,10 +117,6 @@ def _check_convolutions(a: Architecture) -> None:
         )
     if a.conv_activation != "glu":
         activation(a.conv_activation)
-
-
-def is_one_layer(branches: tuple[str, ...] | tuple[tuple[str, ...], ...]) -> TypeGuard[tuple[str, ...]]:
-    return all(isinstance(name, str) for name in branches)
 
 
 def settings_of(name: Any, given: Any) -> Any:

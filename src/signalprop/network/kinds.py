@@ -14,17 +14,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
-
-if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
-    from signalprop.network.parametrization import Parametrization
+from signalprop.network.architecture_fields import ArchitectureFields
 
 KindColumn = NDArray[np.int8]
 
@@ -43,22 +40,22 @@ class KindSettings(Value):
     kind: ClassVar[str]
 
     @classmethod
-    def of(cls, a: Architecture) -> Self:
+    def of(cls, a: ArchitectureFields) -> Self:
         """Of an architecture; the defaults where it has no such sublayers."""
         return cast(Self, a.settings.get(cls.kind) or cls.model_validate({}))
 
 
-def always(_: Architecture) -> bool:
+def always(_: ArchitectureFields) -> bool:
     """Of a role that every network with its kind has."""
     return True
 
 
-def never(_: Architecture) -> bool:
+def never(_: ArchitectureFields) -> bool:
     """Of a role whose map has no bias in any network."""
     return False
 
 
-def with_biases(a: Architecture) -> bool:
+def with_biases(a: ArchitectureFields) -> bool:
     """Of a role whose map has a bias where the architecture's maps have."""
     return a.bias
 
@@ -78,19 +75,19 @@ class Role:
     """
 
     name: str
-    fan: Callable[[Architecture], tuple[int, int]]
-    exists: Callable[[Architecture], bool] = always
-    biased: Callable[[Architecture], bool] = with_biases
-    copies: Callable[[Architecture], tuple[int, int]] | None = None
+    fan: Callable[[ArchitectureFields], tuple[int, int]]
+    exists: Callable[[ArchitectureFields], bool] = always
+    biased: Callable[[ArchitectureFields], bool] = with_biases
+    copies: Callable[[ArchitectureFields], tuple[int, int]] | None = None
     reads: bool = False
     writes: bool = False
 
-    def entries(self, a: Architecture) -> int:
+    def entries(self, a: ArchitectureFields) -> int:
         """Numbers of the weight, all copies together."""
         inputs, outputs = self.fan(a)
         return inputs * outputs * self.held(a)[0]
 
-    def held(self, a: Architecture) -> tuple[int, int]:
+    def held(self, a: ArchitectureFields) -> tuple[int, int]:
         """How many maps it is, and how many of them a token meets."""
         return (1, 1) if self.copies is None else self.copies(a)
 
@@ -109,8 +106,9 @@ class Kind:
         activates: the architecture's activation is in it.
         settings: what an architecture says of its sublayers of this kind beyond its own fields; in
             `Architecture.settings` under the kind's name.
-        hard: in which sublayers of a table the closed form does not hold, so that these are drawn, (sublayers,).
-        narrower: an architecture whose sublayers of this kind have fewer heads and what a head has, for draws.
+        hard: in which sublayers of a Parametrization the closed form does not hold, so that these are drawn,
+            (sublayers,).
+        narrower: fields with which its sublayers have fewer heads and what a head has, for draws.
     """
 
     name: str
@@ -122,8 +120,8 @@ class Kind:
     reads_memory: bool = False
     activates: bool = False
     settings: type[KindSettings] | None = None
-    hard: Callable[[Parametrization], NDArray[np.bool_]] | None = None
-    narrower: Callable[[Architecture], Architecture] | None = None
+    hard: Callable[[Any], NDArray[np.bool_]] | None = None
+    narrower: Callable[[ArchitectureFields], dict[str, Any]] | None = None
     folder: str = ""
 
     @property
@@ -140,11 +138,11 @@ class Kind:
         """Which of the rows of a table are of this kind, (sublayers,)."""
         return np.asarray(rows.kind == self.code)
 
-    def role_names(self, architecture: Architecture) -> tuple[str, ...]:
+    def role_names(self, architecture: ArchitectureFields) -> tuple[str, ...]:
         """Its weights in an architecture."""
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
-    def numbers(self, a: Architecture, *, met: bool = False) -> int:
+    def numbers(self, a: ArchitectureFields, *, met: bool = False) -> int:
         """Weights and biases of its maps in one sublayer; `met`: of the maps that one token meets."""
         count = 0
         for role in self.roles:
@@ -163,7 +161,7 @@ class Kind:
         """Whether what it does to a signal is known in closed form, not only by draws."""
         return bool(self.roles) and _has_signal(self.folder or self.name)
 
-    def drawn(self, p: Parametrization) -> NDArray[np.bool_]:
+    def drawn(self, p: HasKinds) -> NDArray[np.bool_]:
         """Which sublayers of a table are of this kind and drawn on token kernels, (sublayers,)."""
         own = self.of(p)
         if self.closed:
@@ -248,7 +246,7 @@ def kinds_where(test: Callable[[Kind], bool]) -> list[Kind]:
     return [kind for kind in _BY_NAME.values() if test(kind)]
 
 
-def drawn_rows(p: Parametrization) -> NDArray[np.bool_]:
+def drawn_rows(p: HasKinds) -> NDArray[np.bool_]:
     """Which sublayers of a table are drawn on token kernels, (sublayers,)."""
     return np.asarray(np.any([kind.drawn(p) for kind in kinds_in(p)], 0))
 

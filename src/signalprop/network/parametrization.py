@@ -27,7 +27,6 @@ from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
 from signalprop.network.layout import STACKS as STACKS
 from signalprop.network.layout import IntColumn, roles_of
-from signalprop.network.layout import Layout as Layout
 from signalprop.network.layout import fan as fan
 from signalprop.network.layout import layout as layout
 from signalprop.network.layout import role_mask as role_mask
@@ -37,7 +36,7 @@ from signalprop.network.parametrization_document import SCHEMA as SCHEMA
 from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_norm_biases, check_rows
 from signalprop.network.parametrization_document import Shaping as Shaping
 from signalprop.network.parametrization_document import Trainable as Trainable
-from signalprop.network.parametrization_text import RARE, parametrization_text, records
+from signalprop.network.parametrization_text import RARE, records, table_text
 from signalprop.network.shown import Shown
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
@@ -356,12 +355,13 @@ class Parametrization(Document, Shown):
 
     def _rows(self) -> list[dict[str, Any]]:
         self._refuse_sweep("a data frame")
-        return records(self)
+        return records({x: getattr(self, x) for x in ("stack", "kind", "placement", "layer")} | self.columns())
 
     def table(self) -> str:
         """The table as text: consecutive layers with equal numbers share a line."""
         self._refuse_sweep("table")
-        return parametrization_text(self)
+        given = self.embedding, self.head, self.shaping, self.distribution
+        return table_text(self.scheme, self.architecture, self.rows(), *given)
 
     def __repr__(self) -> str:
         return f"<Parametrization: {self.scheme}; {self.skip.shape[-1]} sublayers, d_model {self.architecture.d_model}>"

@@ -1,15 +1,16 @@
-"""A Parametrization as text and as records."""
+"""A Parametrization's rows as text and as records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
+from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import Embedding, Head
 from signalprop.network.kinds import KINDS
 from signalprop.network.layout import PLACEMENTS, STACKS
-
-if TYPE_CHECKING:
-    from signalprop.network.parametrization import Parametrization
+from signalprop.network.parametrization_document import Shaping
 
 # Columns that a row shows only where they do something.
 RARE = (
@@ -17,34 +18,27 @@ RARE = (
 )  # fmt: skip
 
 
-def parametrization_text(p: Parametrization) -> str:
-    """One line per sublayer; consecutive layers with equal numbers share it. Not for sweeps."""
-    e, h = p.embedding, p.head
+def table_text(
+    scheme: str, a: Architecture, rows: Sequence[Mapping[str, Any]],
+    e: Embedding, h: Head, shaping: Shaping, drawn: Mapping[str, str],
+) -> str:  # fmt: skip
+    """One line per sublayer; consecutive layers with equal numbers share it. `drawn`: distributions by role."""
     lines = [
-        f"{p.scheme}: {p.architecture.n_layers_total} layers, {p.n_sublayers} sublayers, "
-        f"d_model {p.architecture.d_model}",
+        f"{scheme}: {a.n_layers_total} layers, {len(rows)} sublayers, d_model {a.d_model}",
         f"  embedding  token {e.token:.4g}  position {e.position:.4g}  segment {e.segment:.4g}  scale {e.scale:.4g}",
     ]
-    layers: list[tuple[int, list[str]]] = []  # number within its stack, one line per sublayer
-    for i, row in enumerate(p.rows()):
-        if i == 0 or (p.layer[i], p.stack[i]) != (p.layer[i - 1], p.stack[i - 1]):
-            layers.append((row["layer"], []))
-        layers[-1][1].append(_line(row))
-    start = 0
-    for i in range(1, len(layers) + 1):
-        if i < len(layers) and layers[i][1] == layers[start][1]:
-            continue
-        first, last = layers[start][0], layers[i - 1][0]
-        name = f"{first}" if first == last else f"{first}-{last}"
-        lines += [line.format(name) for line in layers[start][1]]
-        start = i
+    by_layer = groupby(rows, lambda row: (row["stack"], row["layer"]))
+    layers = [(layer, [_line(row) for row in of_layer]) for (_, layer), of_layer in by_layer]
+    for texts, equal in groupby(layers, lambda layer: layer[1]):
+        numbers = [number for number, _ in equal]
+        name = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+        lines += [line.format(name) for line in texts]
     lines.append(f"  head       weight {h.weight:.4g}  scale {h.scale:.4g}")
-    if p.shaping.kind != "none":
-        s = p.shaping
-        said = [s.kind, *(f"repeats {s.repeats:.4g}" for _ in range(s.repeats > 0))]
-        what = "rho" if s.kind == "u-spa" else "e^-gamma"
+    if shaping.kind != "none":
+        said = [shaping.kind, *(f"repeats {shaping.repeats:.4g}" for _ in range(shaping.repeats > 0))]
+        what = "rho" if shaping.kind == "u-spa" else "e^-gamma"
         lines.append(f"  shaping    {'  '.join(said)}  (shape_in, shape_out: {what} before and after)")
-    lines.append("weights are standard deviations; " + ", ".join(sorted(set(p.distribution.values()))))
+    lines.append("weights are standard deviations; " + ", ".join(sorted(set(drawn.values()))))
     return "\n".join(lines)
 
 
@@ -63,9 +57,8 @@ def _line(row: Mapping[str, Any]) -> str:
     )
 
 
-def records(p: Parametrization) -> list[dict[str, Any]]:
-    """One flat record per sublayer: its place and every numeric column. Not for sweeps."""
+def records(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One flat record per sublayer, of columns by name; stacks, kinds and placements by their names."""
     names = {"stack": STACKS, "kind": KINDS, "placement": PLACEMENTS}
-    columns: dict[str, Any] = {name: [names[name][k] for k in getattr(p, name)] for name in names}
-    columns |= {"layer": p.layer, **p.columns()}
-    return [{name: column[i] for name, column in columns.items()} for i in range(p.n_sublayers)]
+    named = {name: [names[name][k] for k in x] if name in names else x for name, x in columns.items()}
+    return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]

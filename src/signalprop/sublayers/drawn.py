@@ -96,7 +96,7 @@ class DrawnSublayers(BranchKernel):
         roles = [role for role in kind.roles if role.exists(a)]
         writers = [role for role in roles if role.writes]
         whole = len(writers) > 1 or kind.has_copies  # maps that are not called one by one: the stream itself is drawn
-        few = a if whole or kind.narrower is None else kind.narrower(a)
+        few = a if whole or kind.narrower is None else a.replace(**kind.narrower(a))
         variance = {role.name: float(p.weights[role.name][i]) ** 2 for role in roles}
         biased = {role.name: bool(role.biased(a) or p.biases[role.name][i] > 0) for role in roles}
         module: nn.Module = kind.part("module").make(replace(p, architecture=few), i, biased, torch.float32, None)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from signalprop.network.kinds import KindSettings, Role, never
 
 if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
 
 
 _HEADS, _FEATURES = 16, 1024  # that a draw has at least, where there are so many
@@ -55,15 +55,15 @@ class Recurrent(KindSettings):
         return self.inner + 2 * self.shared
 
     @classmethod
-    def narrower(cls, a: Architecture) -> Architecture:
-        """An architecture with some of the heads, in as many of the groups as there can be, for a draw."""
+    def narrower(cls, a: ArchitectureFields) -> dict[str, Any]:
+        """Fields for some of the heads, in as many of the groups as there can be, for a draw."""
         s = cls.of(a)
         heads = max(_HEADS, _FEATURES // s.sizes[0])
         if s.n_heads <= heads:
-            return a
+            return {}
         groups = max(1, s.n_groups * heads // s.n_heads)
         few = s.model_copy(update={"n_heads": max(1, heads // groups) * groups, "n_groups": groups})
-        return a.replace(settings={**a.settings, cls.kind: few})
+        return {"settings": {**a.settings, cls.kind: few}}
 
     @classmethod
     def roles(cls, *per_head: str, biased: Any = never, filter_biased: Any = never) -> tuple[Role, ...]:

@@ -20,7 +20,8 @@ from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.files.validation import Value
 from signalprop.network.activations import ACTIVATIONS
-from signalprop.network.architecture import Architecture, Kind, Placement
+from signalprop.network.architecture import Architecture, Placement
+from signalprop.network.architecture_fields import Kind
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import predict

@@ -13,7 +13,7 @@ from signalprop.errors import InputError
 from signalprop.network.kinds import Kind, KindSettings, Role
 
 if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
     from signalprop.network.parametrization import Parametrization
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Sights(NamedTuple):
         return self.run[int(self.layer[i]) % len(self.run)]
 
 
-def sights(a: Architecture, layer: NDArray[np.int32], length: float = math.inf) -> Sights:
+def sights(a: ArchitectureFields, layer: NDArray[np.int32], length: float = math.inf) -> Sights:
     """Of a stack that reads so many tokens; layer: of its sublayers."""
     s = Settings.of(a)
     given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
@@ -90,7 +90,7 @@ class FirstValues(NamedTuple):
     first: NDArray[np.float64]
 
 
-def adds_first_values(a: Architecture) -> bool:
+def adds_first_values(a: ArchitectureFields) -> bool:
     """Whether some attention averages values of the first one, or its own times a factor."""
     s = Settings.of(a)
     return any(x != usual for given, usual in ((s.own_value, 1.0), (s.first_value, 0.0)) for x in np.atleast_1d(given))
@@ -116,12 +116,12 @@ def first_values(p: Parametrization) -> FirstValues | None:
     return FirstValues(row, factors, first)
 
 
-def has_window(a: Architecture) -> bool:
+def has_window(a: ArchitectureFields) -> bool:
     """Whether some layer sees less than all tokens (than what came before)."""
     return any(sight.window for sight in sights(a, np.zeros(0, np.int32), a.seq_len).run)
 
 
-def _sight(a: Architecture, s: Settings, layer: int, length: float) -> Sight:
+def _sight(a: ArchitectureFields, s: Settings, layer: int, length: float) -> Sight:
     window = _of_layer(s.window, layer)
     reach = window if a.causal else window // 2 + 1
     turns = a.positions == "rotary" and _of_layer(s.rotates, layer)
@@ -133,23 +133,23 @@ def _of_layer(value: T | tuple[T, ...], layer: int) -> T:
     return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
-def _heads(a: Architecture) -> tuple[int, int]:
+def _heads(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, a.n_heads * a.d_head
 
 
-def _shared_heads(a: Architecture) -> tuple[int, int]:
+def _shared_heads(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, a.n_kv_heads * a.d_head
 
 
-def _biased(a: Architecture) -> bool:
+def _biased(a: ArchitectureFields) -> bool:
     return bool(a.qkv_bias)
 
 
-def _gates(a: Architecture) -> tuple[int, int]:
+def _gates(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, a.n_heads * (a.d_head if Settings.of(a).gate == "features" else 1)
 
 
-def has_gate(a: Architecture) -> bool:
+def has_gate(a: ArchitectureFields) -> bool:
     """Whether what the heads give is gated."""
     return Settings.of(a).gate != "none"
 

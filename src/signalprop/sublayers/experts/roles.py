@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
 
 
 class Settings(KindSettings):
@@ -68,25 +68,25 @@ class Settings(KindSettings):
         return self
 
 
-def width(a: Architecture) -> int:
+def width(a: ArchitectureFields) -> int:
     """Hidden features of one expert."""
     return Settings.of(a).width or a.d_ff
 
 
-def _shared(a: Architecture) -> bool:
+def _shared(a: ArchitectureFields) -> bool:
     return Settings.of(a).shared_width > 0
 
 
-def _copies(a: Architecture) -> tuple[int, int]:
+def _copies(a: ArchitectureFields) -> tuple[int, int]:
     s = Settings.of(a)
     return s.n_experts, s.top_k
 
 
-def _inner(a: Architecture) -> tuple[int, int]:
+def _inner(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, width(a)
 
 
-def _shared_inner(a: Architecture) -> tuple[int, int]:
+def _shared_inner(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, max(1, Settings.of(a).shared_width)
 
 

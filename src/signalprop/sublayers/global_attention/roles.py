@@ -14,6 +14,7 @@ from signalprop.sublayers.attention.roles import Settings as Usual
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
     from signalprop.network.parametrization import Parametrization
 
 PREFIX = "global_"
@@ -69,16 +70,16 @@ def as_usual(p: Parametrization) -> Parametrization:
     return dataclasses.replace(p, architecture=alone(a), weights=weights, biases=biases)
 
 
-def _heads(a: Architecture) -> tuple[int, int]:
+def _heads(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, a.n_heads * (Settings.of(a).d_head or a.d_head)
 
 
-def _shared_heads(a: Architecture) -> tuple[int, int]:
+def _shared_heads(a: ArchitectureFields) -> tuple[int, int]:
     s = Settings.of(a)
     return a.d_model, (s.n_kv_heads or a.n_kv_heads) * (s.d_head or a.d_head)
 
 
-def _biased(a: Architecture) -> bool:
+def _biased(a: ArchitectureFields) -> bool:
     return bool(a.qkv_bias)
 
 

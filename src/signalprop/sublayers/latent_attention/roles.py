@@ -10,7 +10,7 @@ from signalprop.errors import InputError
 from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
 
 
 class Settings(KindSettings):
@@ -34,7 +34,7 @@ class Settings(KindSettings):
     eps: float | None = Field(None, ge=0, le=1)
 
     @classmethod
-    def of(cls, a: Architecture) -> Self:
+    def of(cls, a: ArchitectureFields) -> Self:
         """Of an architecture; the defaults where it has no such sublayers."""
         found = super().of(a)
         if found.d_rotary >= a.d_head and cls.kind in a.settings:
@@ -46,25 +46,25 @@ class Settings(KindSettings):
             )
         return found
 
-    def eps_in(self, a: Architecture) -> float:
+    def eps_in(self, a: ArchitectureFields) -> float:
         """The epsilon of norms on latents in an architecture."""
         return a.norm_eps if self.eps is None else self.eps
 
 
-def _query_down(a: Architecture) -> tuple[int, int]:
+def _query_down(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, max(1, Settings.of(a).query_rank)
 
 
-def _query(a: Architecture) -> tuple[int, int]:
+def _query(a: ArchitectureFields) -> tuple[int, int]:
     return Settings.of(a).query_rank or a.d_model, a.n_heads * a.d_head
 
 
-def _down(a: Architecture) -> tuple[int, int]:
+def _down(a: ArchitectureFields) -> tuple[int, int]:
     s = Settings.of(a)
     return a.d_model, s.rank + s.d_rotary
 
 
-def _up(a: Architecture) -> tuple[int, int]:
+def _up(a: ArchitectureFields) -> tuple[int, int]:
     s = Settings.of(a)
     return s.rank, a.n_heads * (a.d_head - s.d_rotary + s.d_value)
 

@@ -6,7 +6,7 @@ DeepSeek-V4 (section 2.3). Three kinds share the weights here: this one, `heavil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from signalprop.errors import InputError
 from signalprop.network.kinds import Kind, KindSettings, Role, never
 
 if TYPE_CHECKING:
-    from signalprop.network.architecture import Architecture
+    from signalprop.network.architecture_fields import ArchitectureFields
 
 NAME = "shared_kv_attention"
 HEAVY, SPARSE = "heavily_compressed_attention", "compressed_sparse_attention"
@@ -66,7 +66,7 @@ class Sparse(Compressed):
 _DEFAULTS: dict[str, type[Settings]] = {NAME: Settings, HEAVY: Compressed, SPARSE: Sparse}
 
 
-def settings_of(a: Architecture, name: str = "") -> Settings:
+def settings_of(a: ArchitectureFields, name: str = "") -> Settings:
     """Of the kind of that name in an architecture, or of whichever it has: they share their widths."""
     names = [name] if name else [one for one in _DEFAULTS if one in a.settings] or [NAME]
     several = [_DEFAULTS[one].of(a) for one in names]
@@ -83,7 +83,7 @@ def settings_of(a: Architecture, name: str = "") -> Settings:
     return found
 
 
-def compressed(a: Architecture, name: str) -> Compressed | None:
+def compressed(a: ArchitectureFields, name: str) -> Compressed | None:
     """What a kind says of its averages; None of one that has none."""
     found = settings_of(a, name)
     if not isinstance(found, Compressed):
@@ -96,19 +96,19 @@ def compressed(a: Architecture, name: str) -> Compressed | None:
     return found
 
 
-def _query_down(a: Architecture) -> tuple[int, int]:
+def _query_down(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, settings_of(a).query_rank
 
 
-def _query(a: Architecture) -> tuple[int, int]:
+def _query(a: ArchitectureFields) -> tuple[int, int]:
     return settings_of(a).query_rank, a.n_heads * a.d_head
 
 
-def _head(a: Architecture) -> tuple[int, int]:
+def _head(a: ArchitectureFields) -> tuple[int, int]:
     return a.d_model, a.d_head
 
 
-def _grouped(a: Architecture) -> tuple[int, int]:
+def _grouped(a: ArchitectureFields) -> tuple[int, int]:
     s = settings_of(a)
     return a.n_heads * a.d_head // s.groups, s.groups * s.group_rank
 
@@ -133,13 +133,13 @@ BEFORE = (
 _FEATURES = 2048  # of all heads, about, that are drawn
 
 
-def _narrower(a: Architecture) -> Architecture:
-    """With fewer groups of as many heads."""
+def _narrower(a: ArchitectureFields) -> dict[str, Any]:
+    """For fewer groups of as many heads."""
     fewer, groups = {}, settings_of(a).groups
     few = max(1, min(groups, round(groups * _FEATURES / (a.n_heads * a.d_head))))
     for name, of_kind in a.settings.items():
         fewer[name] = of_kind.model_copy(update={"groups": few}) if isinstance(of_kind, Settings) else of_kind
-    return a.replace(n_heads=a.n_heads // groups * few, n_kv_heads=1, settings=fewer) if few < groups else a
+    return {"n_heads": a.n_heads // groups * few, "n_kv_heads": 1, "settings": fewer} if few < groups else {}
 
 
 def _kind(name: str, roles: tuple[Role, ...], words: str, short: str, settings: type[Settings]) -> Kind:
