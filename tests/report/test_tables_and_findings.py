@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike
 
+from signalprop.diagnosis.verdict import RULES as TRAINED
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
@@ -114,6 +115,16 @@ def test_warnings(made: Profile, says: str) -> None:
     page, _, anchor = text.splitlines()[-1].partition("#")
     headings = re.findall(r"^#+ (.*)$", (Path(__file__).parents[2] / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert anchor in [heading.lower().replace(" ", "-").rstrip("?") for heading in headings]
+
+
+def test_warnings_of_trained_models_are_explained() -> None:
+    for rule in TRAINED:
+        text = explained(rule.name, TRAINED)
+        assert rule.name in text and max(map(len, text.splitlines())) <= 80
+        assert " ".join(rule.meaning.split()) in " ".join(text.split()) and rule.meaning.endswith(".")
+    both = explained("rank collapse", TRAINED)
+    assert "rank collapse, at the start" in both and "rank collapse, of a trained model" in both
+    assert "Cause: attention averages faster" in both
 
 
 def test_an_unknown_warning_names_the_known_ones() -> None:

@@ -10,8 +10,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -33,6 +34,9 @@ from signalprop.cli.report import report
 from signalprop.cli.schemes import schemes
 from signalprop.errors import InputError, MissingExtra
 
+if TYPE_CHECKING:
+    from signalprop.results.verdicts import Rule
+
 INTERRUPTED, TERMINATED = 130, 143
 COMMANDS = (
     predict, measure, compare, advise, anatomy, apply, check, fold, fit, kernel, diagnose, report, schemes,
@@ -49,7 +53,10 @@ def _root(
     if explain is not None:
         from signalprop.results.verdicts import explained
 
-        typer.echo(explained(explain))
+        trained: Sequence[Rule] = ()
+        with suppress(ImportError):  # a diagnosis needs PyTorch
+            from signalprop.diagnosis.verdict import RULES as trained
+        typer.echo(explained(explain, trained))
         raise typer.Exit
     if version:
         from signalprop import __version__

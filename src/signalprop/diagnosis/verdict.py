@@ -7,9 +7,8 @@ fault reach (records/diagnoses.md). Faults that have to be found are planted in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -68,8 +67,8 @@ def _one_hot(d: Diagnosis) -> Iterator[Passed]:
         yield Passed(least, ONE_HOT, text=f"{text}scores with standard deviations up to {most:.3g})", layers=sharp)
 
 
-# Token correlation and effective rank at which tokens have grown alike; and entries over the root mean square, with the
-# rank, at which a few features are what they share, which norms' gains undo.
+# Token correlation and effective rank at which tokens are nearly the same vector; and entries over the root mean
+# square, with the rank, at which tokens share a few large features only, which the gains of norms undo.
 ALIKE, ONE_DIRECTION = 0.98, 1.1
 FEW_FEATURES, FEW_DIRECTIONS = 20.0, 1.5
 
@@ -88,7 +87,7 @@ def _outliers(d: Diagnosis) -> Iterator[Passed]:
     if few := _few_features(d):
         largest = max(s.outlier or 0.0 for s in d.of_layers(few))
         text = f"{named(few)}: a few features carry most of the stream (largest entry {largest:.3g} times its root "
-        text += "mean square), which makes tokens look alike there: cosines and ranks speak of those features"
+        text += "mean square), so tokens look the same there: cosines and ranks describe those features"
         yield Passed(largest, FEW_FEATURES, text=text, layers=few)
 
 
@@ -97,7 +96,7 @@ def _collapse(d: Diagnosis) -> Iterator[Passed]:
     if alike := tuple(s.layer for s in d.signal if s.layer not in few and _below(s, ONE_DIRECTION)):
         worst = max(d.of_layers(alike), key=lambda s: s.token_correlation or 0.0)
         most = worst.token_correlation or 0.0
-        text = f"{named(alike)}: tokens have grown alike (correlation {most:.3f}, effective rank "
+        text = f"{named(alike)}: tokens have become nearly the same vector (correlation {most:.3f}, effective rank "
         yield Passed(most, ALIKE, text=f"{text}{worst.effective_rank or 0:.3g} at layer {worst.layer})", layers=alike)
 
 
@@ -150,7 +149,7 @@ def _few_tokens(d: Diagnosis) -> Iterator[Passed]:
     if unsure := _unsure(d):
         most, layers = max(unsure.values()), tuple(unsure)
         text = f"{named(layers)}: whether the loss rises by less than {IDLE_LOSS:g} nats per token without one of them "
-        yield Passed(most, IDLE_LOSS, text=f"{text}cannot be seen (errors up to {most:.3g})", layers=layers)
+        yield Passed(most, IDLE_LOSS, text=f"{text}cannot be told (errors up to {most:.3g})", layers=layers)
 
 
 def _none_counts(d: Diagnosis) -> bool:
@@ -162,7 +161,7 @@ def _no_layer(d: Diagnosis) -> Iterator[Passed]:
     if _none_counts(d) and not _unsure(d):
         costs = _removals(d)
         most = max(cost for cost, _ in costs.values())
-        text = f"whichever layer is removed, the loss rises by at most {most:.3g} nats per token (of {_loss(d):.3g})"
+        text = f"without any one layer the loss rises by at most {most:.3g} nats per token (of {_loss(d):.3g})"
         yield Passed(most, COUNTING_LOSS, text=text, layers=tuple(costs))
 
 
@@ -324,59 +323,76 @@ _EACH_LAYER = "each layer multiplies the gradient on its way down"
 _CONSERVE = _at_the_start("an initialisation that conserves it: deepscalelm; signalprop predict shows which")
 
 
-def _rule(
-    name: str,
-    quantity: str,
-    evidence: str,
-    passed: Callable[[Diagnosis], Iterator[Passed]],
-    remedies: tuple[Remedy, ...],
-    **more: Any,
-) -> Rule:
-    """A row; what it means, its sentence says."""
-    return Rule(name, quantity, "", evidence, passed, remedies, **more)
-
-
 RULES: tuple[Rule, ...] = (
-    _rule("one-hot attention", "entropy of attention over that of equal weights, mean over heads", "SmolLM2 0.23",
+    Rule("one-hot attention", "entropy of attention over that of equal weights, mean over heads",
+          "Every token attends to one other token: the softmax passes almost no gradient to queries and keys.",
+          "SmolLM2 0.23",
           _one_hot, _do("QK-norm, or a smaller learning rate for queries and keys"),
           cause="queries and keys grew without bound, which stops their gradients"),
-    _rule("outlier features", "largest entry over root mean square, where the effective rank is below 1.5",
+    Rule("outlier features", "largest entry over root mean square, where the effective rank is below 1.5",
+          "A few features hold most of the stream: cosines and ranks describe them; casts to few bits lose the others.",
           "Gemma 3 26 to 131, of rank 1.19 to 5.6; SmolLM2 has entries of 193 whose tokens stay apart", _outliers,
           _do("keep those features in high precision when quantising"), severity="note",
           cause="trained models keep constants in single features; the gains of their norms make up for it"),
-    _rule("rank collapse", "token correlation (or effective rank, below 1.1)", "Gemma 3 0.964 and 1.19, Whisper 0.79 "
+    Rule("rank collapse", "token correlation (or effective rank, below 1.1)",
+          "All tokens are nearly the same vector in these layers, so attention and the head cannot distinguish them.",
+          "Gemma 3 0.964 and 1.19, Whisper 0.79 "
           "and 2.8; a small model that has learnt how frequent tokens are and little else 1.24", _collapse,
           _at_the_start("larger skips or smaller attention branches (deepscalelm, noci), or shaped attention (e-spa)"),
           cause="attention averages faster than the skips and feed-forwards keep tokens apart"),
-    _rule("exploding gradients", "gradient variance, largest layer over smallest", "Gemma 3 6,000, Whisper 423",
+    Rule("exploding gradients", "gradient variance, largest layer over smallest",
+          "The lower layers get a far larger gradient than the upper ones, so no learning rate suits all layers.",
+          "Gemma 3 6,000, Whisper 423",
           partial(_gradients, grows=True), _CONSERVE, cause=_EACH_LAYER),
-    _rule("vanishing gradients", "gradient variance, largest layer over smallest", "Gemma 3 6,000, Whisper 423",
+    Rule("vanishing gradients", "gradient variance, largest layer over smallest",
+          "The lower layers get almost no gradient, so they learn almost nothing from the loss.",
+          "Gemma 3 6,000, Whisper 423",
           partial(_gradients, grows=False), _CONSERVE, cause=_EACH_LAYER),
-    _rule("near-identity layers", "|J - I|, root mean square", "Whisper 0.37", _near_identity,
-          _do("diagnose --remove measures what they are worth"), severity="note"),
-    _rule("few tokens", "standard error of the loss without a layer, nats per token", "", _few_tokens,
-          _do("more --tokens"), severity="note"),
-    _rule("no layer counts", "increase of the loss without the dearest layer, nats per token", "trained 1.7 to 12; "
+    Rule("near-identity layers", "|J - I|, root mean square",
+          "These layers pass a change of their input on nearly unchanged: they transform it little.",
+          "Whisper 0.37", _near_identity,
+          _do("measure how much the loss needs them: diagnose --remove"), severity="note"),
+    Rule("few tokens", "standard error of the loss without a layer, nats per token",
+          "The text is too short to tell whether these layers change the loss: its error hides the difference.",
+          "", _few_tokens,
+          _do("more tokens (--tokens)"), severity="note"),
+    Rule("no layer counts", "increase of the loss without the most useful layer, nats per token",
+          "The model predicts as well without any one of its layers, so its layers have learnt little of this text.",
+          "trained 1.7 to 12; "
           "before training, and soon after, up to 0.07", _no_layer,
-          _do("train on, or give --data that the model was made for"), severity="note",
-          cause="a model at the start of its training, or a text that it can say little of"),
-    _rule("idle layers", "increase of the loss without a layer, nats per token", "cheapest layers: SmolLM2 0.065, "
+          _do("train longer, or give --data of the kind that the model was trained on"), severity="note",
+          cause="the model is at the start of its training, or cannot predict this text"),
+    Rule("idle layers", "increase of the loss without a layer, nats per token",
+          "The loss hardly changes without any one of these layers: parameters and time that buy little on this text.",
+          "cheapest layers: SmolLM2 0.065, "
           "Gemma 3 0.30, Whisper 1.1, and Qwen2.5 -0.08, whose layer 8 is idle there", _idle,
-          _do("remove them, where the score of a task bears it: diagnose --remove --task"),
-          cause="what is added is small against the stream, or along it"),
-    _rule("variance growth", "variance after the last layer over that after the first", "not a fault at any size",
+          _do("remove them if the score of a task stays: diagnose --remove --task"),
+          cause="what these layers add is small beside the stream, or parallel to it"),
+    Rule("variance growth", "variance after the last layer over that after the first",
+          "The variance of the stream grows over the layers, so that late branches are small beside it.",
+          "not a fault at any size",
           _growth, (), severity="note"),
-    _rule("massive activations", "variance of the first positions over that of the others", "common in trained models",
+    Rule("massive activations", "variance of the first positions over that of the others",
+          "The first positions are far larger than all others, and decide the range that a cast of activations needs.",
+          "common in trained models",
           _massive, _do("keep the first token in high precision when quantising activations"), severity="note",
-          cause="attention parks weight on the first token; common in trained decoders"),
-    _rule("beyond float16", "largest activation", "the largest number of the format", _beyond_float16,
-          _do("run in bfloat16, or signalprop fit makes the same model with smaller activations"), severity="note",
-          cause="tested: the largest numbers of the text were read"),
-    _rule("no scale", "increase of the loss, nats per token", "", _no_scale,
-          _do("a scale per tensor at the least; never cast to int8 without"), severity="note",
-          cause="it holds whole numbers alone, so that weights below one half become 0"),
-    _rule("low precision", "increase of the loss, nats per token", "SmolLM2 in bfloat16 0.000", _casts, (),
+          cause="attention puts unused weight on the first token; common in trained decoders"),
+    Rule("beyond float16", "largest activation",
+          "Activations exceed the largest number of float16, so the model gives infinities in it.",
+          "the largest number of the format", _beyond_float16,
+          _do("run in bfloat16, or rescale the model with signalprop fit, which keeps its function"), severity="note",
+          cause="tested: the largest activation on the text was read"),
+    Rule("no scale", "increase of the loss, nats per token",
+          "A cast without a scale rounds most weights to 0, so its loss says nothing of the format.",
+          "", _no_scale,
+          _do("at least one scale per tensor; never cast to int8 without a scale"), severity="note",
+          cause="the format holds whole numbers only, so weights below one half become 0"),
+    Rule("low precision", "increase of the loss, nats per token",
+          "The model loses accuracy in this format.",
+          "SmolLM2 in bfloat16 0.000", _casts, (),
           cause="numbers below or above the format's range, or too few digits for outliers"),
-    _rule("loss scale", "share of a gradient's entries in float16", "small models at 65,536: below 1e-4", _loss_scale,
-          (), cause="tested: the gradients of the text were counted"),
+    Rule("loss scale", "share of a gradient's entries in float16",
+          "At this loss scale float16 loses part of the gradient: entries become 0, or infinite.",
+          "small models at 65,536: below 1e-4", _loss_scale, (),
+          cause="tested: the gradients of the text were counted"),
 )  # fmt: skip

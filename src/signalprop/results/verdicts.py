@@ -8,7 +8,7 @@ models. Bounds are held against networks that are known to train, and starts tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from textwrap import fill
 from typing import Any, NamedTuple, Protocol
 
@@ -329,22 +329,36 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def explained(name: str) -> str:
-    """The rule of a warning, in words.
+def explained(name: str, trained: Sequence[Rule] = ()) -> str:
+    """The rules of a warning, in words: what it means, what was compared with which bound, causes and remedies.
+
+    Args:
+        trained: the rows for trained models, beside those for a start.
 
     Raises:
         InputError: there is no warning of this name.
     """
     words = name.lower().replace("-", " ").split()
-    rule = next((rule for rule in RULES if rule.name.replace("-", " ").split() == words), None)
-    if rule is None:
-        raise InputError(f"there is no warning {name!r:.80}; expected one of: {', '.join(rule.name for rule in RULES)}")
-    parts = (rule.meaning, f"Compared: {rule.quantity}. The bound rests on: {rule.evidence}.")
-    remedies = "\n".join(f"  - {remedy.text}" for remedy in rule.remedies)
-    text = "\n\n".join(
-        [rule.name, *(fill(part, COLUMNS) for part in parts), f"Remedies, the first one to try first:\n{remedies}"]
-    )
-    return f"{text}\n\nsignalprop advise predicts them for your network. In the repository:\n{PAGE}{rule.page}"
+    start = "signalprop advise predicts them for your network. In the repository:\n" + PAGE
+    rows = [(rule, "at the start", start + rule.page) for rule in RULES]
+    rows += [(rule, "of a trained model", "In the repository:\ndocs/diagnosing.md#verdicts") for rule in trained]
+    found = [row for row in rows if row[0].name.replace("-", " ").split() == words]
+    if not found:
+        known = ", ".join(dict.fromkeys(rule.name for rule, *_ in rows))
+        raise InputError(
+            f"there is no warning {name!r:.80}; expected one of: {known}; other findings explain themselves"
+        )
+    several = len(found) > 1
+    return "\n\n".join(_in_words(rule, f", {which}" if several else "", end) for rule, which, end in found)
+
+
+def _in_words(rule: Rule, which: str, end: str) -> str:
+    compared = f"Compared: {rule.quantity}." + (f" The bound rests on: {rule.evidence}." if rule.evidence else "")
+    cause = f"Cause: {rule.cause.removeprefix('tested: ')}." if rule.cause else ""
+    remedies = "\n".join(fill(f"  - {remedy.text}", COLUMNS, subsequent_indent="    ") for remedy in rule.remedies)
+    tried = f"Remedies, the first one to try first:\n{remedies}" if remedies else "The warning itself names the remedy."
+    parts = [fill(part, COLUMNS) for part in (rule.meaning, compared, cause) if part]
+    return "\n\n".join([f"{rule.name}{which}", *parts, tried, end])
 
 
 def cures(findings: Findings) -> frozenset[str]:
