@@ -1,7 +1,7 @@
 """The two errors a user can meet: bad input (exit status 2) and a missing optional dependency; and how both are shown.
 
 What a message repeats may come from a file: it can hold line ends, megabytes, or the control characters by which a
-terminal is told to hide text.
+terminal can be made to hide text.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class Hooks:
 class GradientHooks:
     """Hooks on the gradients of tensors of one pass, by a number, each tensor's once.
 
-    Under gradient checkpointing a tensor is made twice, and the one that has a gradient comes second where the
+    Under gradient checkpointing a tensor is computed twice, and the one that has a gradient comes second where the
     checkpoint is reentrant: the first that has one is hooked, which is the caller's to ask. An addition hands one and
     the same gradient to both of its terms: what was made of it is taken again, not made anew.
 

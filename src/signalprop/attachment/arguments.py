@@ -113,7 +113,7 @@ def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "i
 
 
 def statistics_in(mapping: Mapping, inputs: Any, arguments: Dictionary[str, Any] | None) -> InputStatistics | None:
-    """Statistics of what a model is given, as far as they are known: of inputs= and the arguments made of them."""
+    """Statistics of what a model is given, as far as they are known: of inputs= and arguments computed from them."""
     if isinstance(inputs, InputStatistics):
         return inputs
     batch = inputs if isinstance(inputs, Batch) else None if arguments is None else batch_in(mapping, arguments)

@@ -1,4 +1,4 @@
-"""The Mapping of a Hugging Face model, made from its family's file in `signalprop.families`."""
+"""The Mapping of a Hugging Face model, from its family's file in `signalprop.families`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def base_of(model: nn.Module) -> nn.Module:
 def mapping_at(
     model: nn.Module, family: Family, architecture: Architecture, base: nn.Module, paths: ModelPaths, head: str = HEAD
 ) -> Mapping:
-    """The mapping of a model whose modules are at these paths in `base`; `head`: of one that does not tell its own."""
+    """The mapping of a model whose modules are at these paths in `base`; `head`: of one that does not name it."""
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     token = _get(base, paths.token)
     ending = _head(model, family, paths, architecture, head)
@@ -243,7 +243,7 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, 
 
 
 def missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
-    """The first path that the model does not have; '' where it has all. One layer is looked at of those alike."""
+    """The first path that the model does not have; '' where it has all. Of equal layers one is looked at."""
     for stack, branches in _stacks(paths, a):
         layers = _get(base, stack.layers)
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:

@@ -130,7 +130,7 @@ def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerM
 
 
 def changed_between(stacks: list[Stack]) -> str:
-    """The first place where the stream that enters a layer is no multiple of the one that left the last; or ''.
+    """The first place where the stream that enters a layer is not a multiple of the one that left the last; or ''.
 
     Before all a final norm that reads more than what left the last layer.
 
@@ -216,7 +216,7 @@ def _number(model: nn.Module, factor: Any) -> Number:
 
 
 def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Architecture:
-    """What the stream tells of the architecture; the rest from the configuration, or usual values."""
+    """The architecture as the stream shows it; the rest from the configuration, or usual values."""
     config, text = getattr(model, "config", None), text_config(model)
 
     def known(names: tuple[str, ...]) -> int | None:

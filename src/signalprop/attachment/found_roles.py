@@ -60,7 +60,7 @@ def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) ->
 
     Args:
         model: in single precision (replays in half precision would prove anything).
-        arguments: of its forward; default: made up.
+        arguments: of its forward; default: random ones.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     found = anatomy_of(model, given)
@@ -143,7 +143,7 @@ def _layer_inputs(model: nn.Module, stacks: list[Stack], factor: float) -> dict[
 
 
 def _one_sequence(rows: Tensor) -> Tensor:
-    """One sequence of ids (tokens, batch): the first, or what was made up as (1, tokens)."""
+    """One sequence of ids (tokens, batch): the first, or a random one as (1, tokens)."""
     return (rows.transpose(0, 1) if len(rows) == 1 else rows[:, :1]).contiguous()
 
 

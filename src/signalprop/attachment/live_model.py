@@ -1,4 +1,4 @@
-"""A live PyTorch model: what adapters make of its weights, its device, its mode (what wraps it: `streams.wrappers`).
+"""A live PyTorch model: its weights with adapters, its device, its mode (what wraps it: `streams.wrappers`).
 
 Libraries that may not be installed are looked up among the imported modules.
 """

@@ -65,7 +65,7 @@ class SublayerMap:
         value_skip, attention_gain: the heads output value_skip * V + attention_gain * A V; a trainable one as the
             parameter itself.
         shape: the columns shape_in, shape_out and shape_gain of an attention that `Mapping.shaping` shapes.
-        stream_out: a module whose output is the stream after the sublayer, where none of the above tells (a norm that
+        stream_out: a module whose output is the stream after the sublayer, where nothing above shows it (a norm that
             was moved after the addition).
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
             Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
@@ -158,7 +158,7 @@ class Mapping:
         padding, decoder_padding: names of the forward arguments that hold 1 or True at real tokens, shape
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
-            Of a layer that is not a module of its own: its modules, in the order in which they run. Empty: not known.
+            Of a layer that is not one module: its modules, in the order in which they run. Empty: not known.
         notes: what readers of a result should know of the mapping. found: it was found in the model's numbers.
         tokens_first: the stream is (tokens, batch, features); reads_tokens_first: so are the ids that the model is
             called with. stream_only: it knows the stream and the branches, not what their weights are. rewired: the

@@ -136,7 +136,7 @@ def _multipliers(row: AttachedRow, place: str, a: Architecture, offset: float) -
 
 
 def not_alike(attached: Attached) -> str:
-    """Notes on what a prediction takes as alike, or as drawn apart, and is not."""
+    """Notes on what a prediction takes as equal, or as drawn independently, and is not."""
     return "; ".join(filter(None, (equal_layers(attached), small_class_token(attached))))
 
 
@@ -206,7 +206,7 @@ def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
 def numbers_of(owner: Any) -> Tensor | None:
     """A parameter, or the weight of a module, as plain numbers; None where there is none.
 
-    Modules that PyTorch has quantised hold theirs packed, behind a function. PEFT's adapters are merged into it.
+    Modules that PyTorch has quantised hold theirs packed; a function unpacks them. PEFT's adapters are merged in.
     One that is sharded (FSDP2) is gathered: every process has to ask.
     """
     owner = with_adapters_merged(owner)

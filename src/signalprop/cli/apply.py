@@ -33,8 +33,8 @@ def apply(
 ) -> None:
     """Write a checkpoint of a Hugging Face model that carries a scheme.
 
-    The directory needs no more than a config.json. Weights in which something has been learnt are kept, and a scheme
-    that would change what they compute is refused, unless --redraw or --change-function says otherwise. Python's
+    The directory needs no more than a config.json. Trained weights are kept, and a scheme
+    that would change what they compute is refused without --redraw or --change-function. Python's
     signalprop.load(DIR) reads the result; for plain transformers, write it with `signalprop fold`.
 
     \b

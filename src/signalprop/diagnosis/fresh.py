@@ -1,4 +1,4 @@
-"""A model whose weights are fresh: held against its own initialiser, and which sublayers a gradient reaches."""
+"""A model with fresh weights: compared with its initialiser, and which sublayers a gradient reaches."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Attention functions run between their query map and their output map. There the scores are seen on their way into
 `scaled_dot_product_attention` or `softmax`, whichever the model computes with; what the heads output is what the
-output map reads. Models with a kernel of their own (flash attention) show the latter alone.
+output map reads. Models with a fused kernel (flash attention) show only the latter.
 """
 
 from __future__ import annotations

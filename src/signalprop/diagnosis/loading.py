@@ -1,4 +1,4 @@
-"""Models from where they are kept: Hugging Face directories, GGUF files, names on the hub.
+"""Models from Hugging Face directories, GGUF files and names on the hub.
 
 Weights are read from safetensors and GGUF, which hold numbers only; pickled ones, which can run any code as they load,
 are refused. Code that a checkpoint brings is run where that is asked for and nowhere else.
@@ -52,7 +52,7 @@ def load(source: str | Path, *, dtype: Precision = "float32") -> Loaded:
     Args:
         source: a Hugging Face directory (also one that `signalprop apply` wrote), a .gguf file, or the name of a model
             on the hub; without a connection a name works only where the model is in transformers' cache.
-        dtype: of the weights in memory; `auto` takes them as they are kept. GGUF files are de-quantized.
+        dtype: of the weights in memory; `auto` takes them as they are stored. GGUF files are de-quantized.
 
     Raises:
         InputError: nothing there, weights that are pickled or damaged, a class that transformers does not have, code
@@ -196,7 +196,7 @@ def read_tokenizer(source: str | Path) -> Any | None:
 
 
 def quiet() -> None:
-    """No progress bars and no reports of transformers, which are for its own users."""
+    """Without progress bars and reports of transformers."""
     import transformers
 
     logging: Any = transformers.logging

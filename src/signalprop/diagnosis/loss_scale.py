@@ -2,7 +2,7 @@
 
 Source: Micikevicius et al. 2018 (Mixed precision training), section 3.2.
 
-They are computed in the model's precision and counted by their exponents, so that one backward pass tells of any scale:
+They are computed in the model's precision and counted by their exponents, so one backward pass serves any scale:
 those of the stream after every layer and of matrices. Gains and biases are left out: the gradient of a key's bias is
 rounding noise. A backward pass in float16 rounds in between as well: what it loses on the way is not counted.
 """

@@ -76,8 +76,8 @@ class LayerSignal(Value):
             largest_score: the largest of them, per head. entropy: of attention weights over that of equal weights, per
             head (1: equal). head_share: what each head adds, squared, over the sum of that over heads. Self-attention
             only.
-        norm_factor: what the attention and the feed-forward read, over what the norms before them make of the stream by
-            their own weights: the fixed factor that the norm carries (1 in an ordinary model).
+        norm_factor: what the attention and the feed-forward read, over the outputs of the norms before them with
+            their weights: the fixed factor that the norm carries (1 in an ordinary model).
     """
 
     layer: int

@@ -1,7 +1,7 @@
 """The signal of every layer of a trained model, streamed over real data: forward, backward, and inside attention.
 
 One pass without gradients over all batches, reduced as it goes; one with gradients over the first few sequences, one at
-a time. Nothing of the size (tokens x features) is kept beyond the layer that is running.
+a time. Nothing of the size (tokens x features) is stored beyond the layer that is running.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Observer(Streams):
         self.hooks.reads(reader, read)
 
     def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """What a norm of the architecture's kind makes of a tensor by the weights of the module."""
+        """The output of a norm of the architecture's kind with the weights of the module."""
         a = self.mapping.architecture
         wide, n = x.float(), x.shape[-1]
         weight, bias = gain_and_bias(norm)
@@ -283,7 +283,7 @@ def _share(seen: _Observer, rows: Sequence[int]) -> Number:
 
 
 def effective_rank(x: Tensor) -> float:
-    """exp of the entropy of the eigenvalues of the normalised kernel of tokens (n, features); 1: all are alike."""
+    """exp of the entropy of the eigenvalues of the normalised kernel of tokens (n, features); 1: all are equal."""
     unit = F.normalize(x.double(), dim=-1)
     values = torch.linalg.svdvals(unit) ** 2
     share = values / values.sum()

@@ -92,7 +92,7 @@ def read_weights(
 
 
 def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
-    """Bytes to whole megabytes, of which each is told once."""
+    """Bytes to whole megabytes, each reported once."""
     done = 0
 
     def seen(more: int) -> None:

@@ -84,7 +84,7 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
     """A function of a causal model: its mean accuracy over tasks of lm-evaluation-harness (package `lm_eval`).
 
     Args:
-        tasks: names, or the YAML files of tasks of one's own.
+        tasks: names, or YAML files of your tasks.
     """
     lm_eval = require("lm_eval", "tasks")
     from lm_eval.models.huggingface import HFLM

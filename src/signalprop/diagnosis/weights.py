@@ -1,4 +1,4 @@
-"""The weights of every layer, and what theory makes of their sizes alone, beside what is measured."""
+"""The weights of every layer, and what theory predicts from their sizes alone, beside what is measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How a fresh model is wired, by what its passes show: scores, attention weights, skips, who sees whom.
 
 Nothing is assumed of the code: matrix products and softmaxes are watched as PyTorch runs them, blocks are the modules
-of the longest list, and what depends on what is told by changing it.
+of the longest list, and what depends on what is found by changing it.
 """
 
 from __future__ import annotations

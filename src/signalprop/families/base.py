@@ -146,7 +146,7 @@ def normal(std: float = 0.02, **changes: Any) -> Initialisation:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of models in transformers. An incomplete one raises an InputError when it is made.
+    """A family of models in transformers. An incomplete one raises an InputError when it is created.
 
     Attributes:
         model_type: its name in config.json; the file is named so too, with _ for -.

@@ -1,6 +1,6 @@
 """Gemma 3's language model: sandwich norms, norms on queries and keys.
 
-Its layers alternate between a sliding window and all tokens, each kind with a rotary base of its own.
+Its layers alternate between a sliding window and all tokens, each kind with a different rotary base.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """Gemma 4's language model, dense: Gemma 3 with norms on values and scores that are not scaled.
 
-Layers that see all tokens have heads of a width of their own, and may use their keys as values. The final cap on the
+Layers that see all tokens have heads of another width, and may use their keys as values. The final cap on the
 logits (30 in released models) is read as none, as Gemma 2's. A layer's scalar, 1 at first, multiplies skip and branch
 of its last sublayer where a live model is mapped. Per-layer inputs, keys and values of earlier layers, and experts
 beside the feed-forward are refused; transformers' configuration class has the first by default.

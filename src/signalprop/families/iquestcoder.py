@@ -1,4 +1,4 @@
-"""IQuest-Coder: Llama, class and all, with a configuration of its own."""
+"""IQuest-Coder: Llama, class and all, with another configuration."""
 
 from signalprop.families import llama
 

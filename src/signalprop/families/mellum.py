@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen3-MoE, with windows in some layers, each kind of which has a rotary base of its own."""
+"""Mellum 2: Qwen3-MoE, with windows in some layers; layers with and without have different rotary bases."""
 
 from signalprop.families import _experts, llama, qwen2_moe, qwen3_moe
 from signalprop.families.base import Config, Fields, rotary_base_of, seeing

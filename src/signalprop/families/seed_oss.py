@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama; queries, keys and values have biases, the attention's output has a switch of its own.
+"""Seed-OSS: Llama; queries, keys and values have biases, the attention's output has a separate switch.
 
 Dropout is a function call in both branches, which no hook sees: in training mode branches are seen after it.
 """

@@ -89,7 +89,7 @@ def made(cls: Any, values: Mapping[str, Any], where: str | Path) -> Any:
 
 
 def _culprit(make: Callable[..., Any], values: Mapping[str, Any]) -> str:
-    """The entry without which a configuration can be made, in dots where it is within another one; '' for none."""
+    """The entry without which a configuration can be built, in dots where it is within another one; '' for none."""
     for key, value in values.items():
         with suppress(Exception):
             make(**{name: item for name, item in values.items() if name != key})

@@ -1,6 +1,6 @@
 """Whether the model that a checkpoint's configuration describes fits into memory, before transformers makes any of it.
 
-A configuration of a few hundred bytes can ask for any number of layers. The model is made on the meta device, where
+A configuration of a few hundred bytes can ask for any number of layers. The model is built on the meta device, where
 tensors have sizes and no numbers, within a budget for all else that it makes.
 """
 
@@ -76,7 +76,7 @@ def check_model(make: Callable[[], nn.Module], where: str | Path, itemsize: floa
 
 @contextmanager
 def sizes_alone() -> Iterator[None]:
-    """Models of transformers are made on the meta device, and nothing is drawn for them."""
+    """Models of transformers are built on the meta device, and nothing is drawn for them."""
     import torch
 
     initialization: Any = require("transformers.initialization", "models")

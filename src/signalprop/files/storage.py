@@ -304,7 +304,7 @@ def finite(value: Any) -> Any:
 
 
 def _shown(path: str | Path) -> str:
-    """A path on one line, whatever its name is made of."""
+    """A path on one line, whatever characters its name has."""
     text = str(path)
     return text if text.isprintable() else repr(text)
 

@@ -135,7 +135,7 @@ def _in_words(annotation: str) -> str:
 
 
 def _is_a(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as that can be told at once; NumPy scalars count as Python's."""
+    """Whether a value is of an annotated type, as far as one look shows; NumPy scalars count as Python's."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
         members, numbers = set(get_args(hint)), set(get_args(ArrayLike))

@@ -107,7 +107,7 @@ class UnmaskedAttention(TokenAttention):
         return out, np.diagonal(out).copy()
 
     def _to_keys(self, gradient: FloatArray, per_token: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
-        """Gradient kernel at what keys and values are made of; arguments as of `_sent_back`."""
+        """Gradient kernel at the input of keys and values; arguments as of `_sent_back`."""
         n, dropped = len(self.kernel), 1 / (1 - self.dropout) - 1
         if self.qk == 0:
             shared = np.full((n, n), gradient.sum() / n**2)
@@ -136,7 +136,7 @@ class UnmaskedAttention(TokenAttention):
         return out
 
     def _to_queries(self, gradient: FloatArray, per_token: FloatArray) -> FloatArray:
-        """Gradient kernel at what queries are made of."""
+        """Gradient kernel at the input of queries."""
         if self.qk == 0:
             return np.zeros_like(gradient)
         w, slope, dropped = self._weights, self._slope, 1 / (1 - self.dropout) - 1

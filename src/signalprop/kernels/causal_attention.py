@@ -37,7 +37,7 @@ class TokenAttention(Sums):
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
-        values: kernel of what the values are made of, where it is not `kernel`; results are in its units then.
+        values: kernel of the input of values, where it is not `kernel`; results are in its units then.
         one_length, norms: as of `theory.attention.Sizes`.
     """
 
@@ -68,7 +68,7 @@ class TokenAttention(Sums):
         return self._past(gradient, self.gain**2 * held(self._averages_back(gradient)))
 
     def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """`backward` through the values, which does not ask what they are made of, and through queries and keys."""
+        """`backward` through the values, whatever their input, and through queries and keys."""
         value = self._past(gradient, self.gain**2 * held(self._averages_back(gradient, scores=0)))
         return value, self.gain**2 * self._averages_back(gradient, value=0)
 
@@ -321,7 +321,7 @@ class TokenAttention(Sums):
 
     @cached_property
     def _turned(self) -> FloatArray:
-        """How alike one query scores two keys: S, with rotary positions less the farther they stand apart."""
+        """The correlation of one query's scores of two keys: S; with rotary positions it falls with their distance."""
         return self.kernel if self._turn is None else self.kernel * self._turn
 
     @cached_property
@@ -350,7 +350,7 @@ class TokenAttention(Sums):
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
-        """The same from keys that are alike on purpose (equal tokens, one segment): mean product of the centred kernels
+        """As above, from keys that are similar on purpose (equal tokens, one segment): mean product of centred kernels
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values

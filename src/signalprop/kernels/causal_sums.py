@@ -23,7 +23,7 @@ class Sums:
 
     @property
     def _asks(self) -> FloatArray:
-        """Kernel of what queries are made of."""
+        """Kernel of the input of queries."""
         return self.kernel
 
     @property

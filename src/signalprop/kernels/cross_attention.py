@@ -45,7 +45,7 @@ class TokenCrossAttention(UnmaskedAttention):
 
 @dataclass(frozen=True)
 class GridCrossAttention(AlikeAttention):
-    """`TokenCrossAttention` of a decoder on a grid to tokens that are alike; `kernel`, `per_token` are those of
+    """`TokenCrossAttention` of a decoder on a grid to equivalent tokens; `kernel`, `per_token` are those of
     `EqualTokens`.
 
     Attributes:

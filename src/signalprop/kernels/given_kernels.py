@@ -20,7 +20,7 @@ _ROUNDING = 1e-5
 
 
 def checked_kernel(matrix: ArrayLike, what: str = "the kernel") -> FloatArray:
-    """A matrix as a token kernel in float64, made exactly symmetric.
+    """A matrix as a token kernel in float64, exactly symmetric.
 
     Raises:
         InputError: not a square matrix of finite numbers, not symmetric, or not positive semi-definite, all up to the

@@ -59,7 +59,7 @@ class KernelSeries:
 
 
 def effective_rank(kernel: FloatArray) -> float:
-    """e to the entropy of the eigenvalues of the normalised kernel over T: 1 (all alike) to T (all orthogonal).
+    """e to the entropy of the eigenvalues of the normalised kernel over T: 1 (all equal) to T (all orthogonal).
 
     NaN for a kernel that left the range of a double.
     """
@@ -74,7 +74,7 @@ def effective_rank(kernel: FloatArray) -> float:
 def distances(kernel: FloatArray) -> tuple[float, float]:
     """(mean, largest) of 1 - cosine over pairs of different positions; NaN where there is no pair.
 
-    From (K_ii - K_ij) + (K_jj - K_ij) - (sqrt K_ii - sqrt K_jj)^2, small numbers where all tokens are alike, so that
+    From (K_ii - K_ij) + (K_jj - K_ij) - (sqrt K_ii - sqrt K_jj)^2, small for nearly equal tokens, so that
     nothing is lost beyond the rounding of K itself.
     """
     own, t = np.diagonal(kernel), len(kernel)

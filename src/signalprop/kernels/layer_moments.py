@@ -23,7 +23,7 @@ class Columns:
         overlap: as of `scatter.Overlaps`, (sublayers, 2).
         between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
         keep: which positions count, None: all; or the grid that kernels stand on.
-        bands: whether overlaps are wanted, which bands are made of.
+        bands: whether overlaps are wanted, from which bands are computed.
     """
 
     log_variance: dict[str, FloatArray]
@@ -66,7 +66,7 @@ class Columns:
         return Columns(log_variance, correlation, overlap, between)
 
     def add_overlap(self, i: int, skipped: State, added: State) -> None:
-        """Keep how alike two addends of a sum are; not of several streams, whose bands are not derived."""
+        """Store the similarity of two addends of a sum; not of several streams, whose bands are not derived."""
         if self.bands and isinstance(skipped, State):
             self.overlap[i] = skipped.overlap(added, self.keep), added.overlap(added, self.keep)
 

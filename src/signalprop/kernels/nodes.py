@@ -20,7 +20,7 @@ class Nodes:
 
     Attributes:
         shapes: what the attention of every sublayer is shaped to. grid: None: all positions are followed.
-        memory: the grid of an encoder's output that is read. caches: whether attentions are kept for the way back.
+        memory: the grid of an encoder's output that is read. caches: whether attentions are stored for the way back.
     """
 
     shapes: Sequence[Shapes]

@@ -1,6 +1,6 @@
 """Token kernels on a grid of positions: for causal stacks whose positions differ by where they stand alone.
 
-Without real ids a kernel is smooth in the positions, with kinks and a step where both are equal. So it is kept at a few
+Without real ids a kernel is smooth in the positions, with kinks and a step where both are equal. It is stored at a few
 positions, the first ones all and later ones by ever larger steps, as linear in ln n in between; sums over keys and
 queries become exact integrals of that. Derivation and measured errors: `docs/theory/kernels.md`.
 

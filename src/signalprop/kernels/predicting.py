@@ -116,7 +116,7 @@ def predict_token_kernels(
 def _counting(
     progress: Callable[[int, int], None] | None, n: int, done: int, parts: int, backward: bool
 ) -> tuple[Record, Record]:
-    """What tells of progress on the way forward and on the way back, of which either is `n` sublayers."""
+    """Progress on the way forward and on the way back, each `n` sublayers."""
     if progress is None:
         return _unseen, _unseen
     ways = 1 + backward
@@ -235,7 +235,7 @@ def passes(
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
         record, see_back: called with every stream, and with every gradient (on its way back).
-        inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are kept.
+        inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are stored.
     """
     columns, log_norm = Columns.empty(stack.n, keep, bands), np.zeros(stack.n)
     entering = stack.enter(start)
@@ -263,7 +263,7 @@ class _Ahead:
     Attributes:
         columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
         all_count: as `_all_count`. along: of the gradient on its way back, where a tied head favours tokens.
-        checkpoints: some of the streams; reads: all of them, where they are kept.
+        checkpoints: some of the streams; reads: all of them, where they are stored.
     """
 
     stack: Stack

@@ -21,7 +21,7 @@ class ShapedAttention:
     or key matrix of zeros); scores of other weights are left out.
 
     Attributes:
-        kernel: of what the values are made of, (T, T). shapes: the matrices, one per kind of head.
+        kernel: of the input of values, (T, T). shapes: the matrices, one per kind of head.
         dropout: on attention weights. value_skip, gain: the heads output value_skip V + gain A V.
     """
 

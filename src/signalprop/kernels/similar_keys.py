@@ -1,4 +1,4 @@
-"""How alike the keys of a row are: equal tokens, common segments, positions. `docs/theory/kernels.md`, "Equal keys"."""
+"""Similar keys of a row: equal tokens, common segments, positions. `docs/theory/kernels.md`, "Equal keys"."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FAINT = 1e-9  # distance of a key from the others below which nothing is like i
 
 
 class SimilarKeys(NamedTuple):
-    """How alike the scores of two keys are, (n, n), and how many keys are like each, (n,).
+    """The correlation of the scores of two keys, (n, n), and how many keys are like each, (n,).
 
     Attributes:
         rho: correlation beyond what all keys share, at least 0. shared: e^(s rho - s), what is left of e^s between two.
         log_same: ln of (e^(s rho) - 1) / (e^s - 1), how far two keys count as one in a long row with itself.
-        size: keys that are like one, itself included. degree: how alike those are, rho of groups; 1 where none is.
+        size: keys that are like one, itself included. degree: their correlation, rho of groups; 1 where there are none.
         log_degree: `log_same` there.
     """
 
@@ -67,7 +67,7 @@ def centred(kernel: FloatArray) -> FloatArray:
 
 
 def correlation(kernel: FloatArray) -> FloatArray:
-    """How alike two keys are, of what they have; a key that has nothing is like itself alone."""
+    """The correlation of two keys in what they share; a key that shares nothing is like itself only."""
     per_token = np.diagonal(kernel)
     root = np.where(per_token > _FAINT, 1 / np.sqrt(np.maximum(per_token, _FAINT)), 0.0)
     rho = np.clip(kernel * np.outer(root, root), -1.0, 1.0)

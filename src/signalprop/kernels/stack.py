@@ -113,7 +113,7 @@ class Stack:
         shapes: how each sublayer's attention is shaped. branches: of every sublayer; different: each once. silent:
             sublayers that give nothing. across: those that read the encoder's output, `memory`, which whoever runs a
             decoder sets before.
-        sum_divisors: per-token variance that post-norms met on the way forward; whoever needs it takes it out.
+        sum_divisors: per-token variance before post-norms on the way forward; whoever needs it takes it out.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Stack:
         return stream.times(float(self.p.skip[i]) ** 2)
 
     def plus(self, i: int, skipped: State, output: State) -> State:
-        """What was kept plus the branch, which is independent of it."""
+        """The skip plus the branch, which is independent of it."""
         if self.silent[i]:
             return skipped
         added = output.times(float(self.p.branch[i]) ** 2)

@@ -1,7 +1,7 @@
-"""The trace of a token kernel: what every layer makes of it, matrices and all, and of the gradient on its way back.
+"""The trace of a token kernel: its matrices after every layer, and those of the gradient on its way back.
 
 The `kernel` fidelity of `predict` says how variance and mean correlation move; the trace shows the T x T kernels that
-these are averages of: which tokens become alike, how far apart, and from which layer on all of them are one.
+these are averages of: which tokens become equal, at which distances, and from which layer on all of them are one.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def trace(
 
     Exact for infinite width where scores are zero or attention is shaped (He et al. 2023 (SPA), appendix H.3); with
     random scores as good as the `kernel` fidelity (docs/theory/kernels.md). O(T^2) work per sublayer; memory for the
-    kernels that are kept and O(sqrt(layers)) more, whatever the depth.
+    kernels that are stored and O(sqrt(layers)) more, whatever the depth.
 
     Args:
         parametrization: of an encoder or a decoder; not a sweep. backward: the gradient's kernels too.
@@ -241,7 +241,7 @@ class _Reader:
     """Collects numbers and matrices of one direction of one sequence, depth by depth.
 
     Attributes:
-        keep: positions that count, None: all. kept_depths: where matrices are kept. relative: numbers are relative to
+        keep: positions that count, None: all. kept_depths: where matrices are stored. relative: numbers are relative to
             the mean diagonal of the first kernel.
     """
 

@@ -169,7 +169,7 @@ def dropped(recorder: Pass, table: Table, point: str, row: int, *, gradient: boo
 
 
 def powers(factors: FloatArray) -> FloatArray:
-    """(n, 3): what factors on tensors make of their means, variances and token correlations."""
+    """(n, 3): means, variances and token correlations of tensors after factors on them."""
     return np.stack([factors, factors * factors, np.ones_like(factors)], axis=1)
 
 

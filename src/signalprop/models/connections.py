@@ -126,7 +126,7 @@ def _roots(streams: Tensor, epsilon: float) -> Tensor:
 
 
 class Norms(nn.Module):
-    """Connections of `siamese`: both streams are read after norms, and the first is kept after its own.
+    """Connections of `siamese`: both streams are read after norms, and the first continues after its norm.
 
     Attributes:
         write: (2,), fixed.
@@ -216,7 +216,7 @@ class Connected:
         return (each if self.mix_by is None else self.mix_by @ each).flatten(-2)
 
     def plus(self, around: Surroundings, kept: Tensor, output: Tensor) -> Tensor:
-        """What was kept plus the branch times its multiplier and each stream's weight."""
+        """The skip plus the branch times its multiplier and each stream's weight."""
         each = times(self.sublayer.multiplier, output).unsqueeze(-2) * self.write_by.unsqueeze(-1)
         return kept + each.flatten(-2)
 

@@ -1,6 +1,6 @@
 """A network one sublayer at a time: drawn when the signal reaches it, forgotten, drawn again for the gradient.
 
-Nothing but the stream is kept between sublayers. Results equal those of `build` with the same seed,
+Only the stream is stored between sublayers. Results equal those of `build` with the same seed,
 given the same dropout masks.
 """
 

@@ -123,7 +123,7 @@ class Sublayer(nn.Module):
         return times(self.skip, stream)
 
     def plus(self, around: Surroundings, kept: Tensor, output: Tensor) -> Tensor:
-        """What was kept plus the branch times its multiplier."""
+        """The skip plus the branch times its multiplier."""
         return kept + times(self.multiplier, output)
 
     def norm_sum(self, around: Surroundings, total: Tensor) -> Tensor:

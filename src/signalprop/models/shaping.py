@@ -1,7 +1,7 @@
 """Shaped attention in PyTorch: D softmax(scores + B) V around one `scaled_dot_product_attention`.
 
-B = log A and D = A 1 are tables of `signalprop.kernels.causal_shaping`, made in float64 and kept in every type and on
-every device that asks for them. They are no buffers: nothing enters a state dict, nothing is lost on the meta device.
+B = log A and D = A 1 are tables of `signalprop.kernels.causal_shaping`, computed in float64 stored in every type and
+every device that asks for them. They are not buffers: nothing enters a state dict, nothing is lost on the meta device.
 B has the type of the scores, D at least float32: an error of D repeats in every layer. He et al. 2023 (SPA), section 3;
 numerics: `docs/papers/without-shortcuts.md`.
 """
@@ -53,7 +53,7 @@ class TorchShape:
 
     Args:
         shapes: one for all heads, or one per head.
-        length: tokens that tables are made for now; longer sequences make longer ones when they come.
+        length: tokens of the tables so far; longer sequences extend them when they come.
     """
 
     def __init__(self, shapes: Sequence[AttentionShape], length: int) -> None:

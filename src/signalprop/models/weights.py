@@ -1,4 +1,4 @@
-"""Random weights: every tensor has a seed of its own, so one layer can be drawn without the layers before it."""
+"""Random weights: every tensor has a separate seed, so one layer can be drawn without the layers before it."""
 
 from __future__ import annotations
 

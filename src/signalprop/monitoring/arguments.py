@@ -21,11 +21,11 @@ from signalprop.watching.recording import Recorder
 class Arguments:
     """Sees a training step's arguments: leaves first positions out of the record, and keeps the first few sequences.
 
-    Sequences are kept of models that read one sequence of tokens. First positions are left out of decoders alone: those
+    Sequences of models that read one token sequence are stored. First positions are left out of decoders alone: those
     of an encoder can carry the whole gradient (class tokens).
 
     Args:
-        skip_first: positions that statistics leave out. kept: how many sequences are kept, from the first step seen.
+        skip_first: positions that statistics leave out. kept: how many sequences are stored, from the first step seen.
 
     Attributes:
         reads_tokens: whether the model reads one sequence of tokens.
@@ -81,7 +81,7 @@ class Arguments:
         return "input_ids" if "input_ids" in names else next(iter(names))  # the first, in a model of one's own
 
     def batch(self) -> Batch:
-        """The kept sequences as a Batch."""
+        """The stored sequences as a Batch."""
         a = self._mapping.architecture
         if self._ids is None:
             raise InputError("the step's arguments hold no token ids; give batch=, a signalprop.data.Batch")

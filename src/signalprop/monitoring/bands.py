@@ -1,6 +1,6 @@
 """The band that the theory predicts for the signal of every layer, and layers that have left it.
 
-See `docs/monitoring.md` for what the bands are made of, and `docs/papers/curse-of-depth.md` for the growth laws.
+See `docs/monitoring.md` for the parts of the bands, and `docs/papers/curse-of-depth.md` for the growth laws.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _predicted(p: Parametrization, inputs: InputStatistics | None) -> Profile:
 
 
 class Watch:
-    """Holds what is measured against the band of earlier weights and against that of today's; tells each place once.
+    """Compares what is measured with the band of earlier weights and with that of today's; reports each place once.
 
     The variance may go where the weights of every sample so far that was inside would let it: healthy weights grow a
     hundredfold under Muon. A jump between two samples, and branches that all point one way, leave the bands still.

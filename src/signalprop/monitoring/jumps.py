@@ -30,8 +30,8 @@ class Jump:
         what: `loss` or `gradient_norm`. step, value: of the jump. usual: the median before it. place: that moved
             first, None where none did; at: the step; quantity: what moved, gradient or update; factor: over its median
             before.
-        steps: that were kept; losses (steps,), gradients and updates (steps, places): norms of the gradients, and of
-            the update that made the weights of the step, over that of the weights. places: of these.
+        steps: that were stored; losses (steps,), gradients and updates (steps, places): norms of the gradients, and of
+            the update that gave the weights of the step, over that of the weights. places: of these.
     """
 
     what: str

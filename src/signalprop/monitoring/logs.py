@@ -30,7 +30,7 @@ class Logs:
         writer, log: as of `SignalMonitor`. path: its `jsonl`.
 
     Attributes:
-        warnings: every Departure that was told. found: what the rules say of the last signal.
+        warnings: every Departure that was reported. found: what the rules say of the last signal.
     """
 
     def __init__(self, writer: Any, path: str | Path | None, log: Log | None) -> None:

@@ -73,7 +73,7 @@ class SignalMonitor:
     of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. Every
     process of the run makes the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
-    Of every step the loss and each sublayer's gradient and update are kept for a while. When the loss jumps, or the
+    The loss and each sublayer's gradient and update of every step are stored for a while. When the loss jumps, or the
     norm of the gradients, a warning names the sublayer that moved first, and `jsonl` gets those steps.
 
     Args:

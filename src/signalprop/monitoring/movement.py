@@ -1,4 +1,4 @@
-"""How far every sublayer moves, at every step: the last steps are kept, and looked through when the loss jumps.
+"""How far every sublayer moves, at every step: the last steps are stored, and searched when the loss jumps.
 
 A sampled step comes too late to say which sublayer went first. This costs a norm of the gradients per step, and a
 difference of some thousand weights per parameter; nothing is read back on an accelerator but every few steps. Where
@@ -87,7 +87,7 @@ class Movement:
         return jumps
 
     def update(self) -> tuple[list[float | None], list[float | None]]:
-        """Relative updates that made today's weights, (of every layer, of every place); empty before the second step.
+        """Relative updates that gave today's weights, (of every layer, of every place); empty before the second step.
 
         Of a place that was frozen when the training began, in a layer that was not, None: adapters may be elsewhere.
         So it is of a place that got no gradient in the step before and did in another of the last: it was skipped.

@@ -20,7 +20,7 @@ _number = count()
 
 
 class EveryRank:
-    """A monitor that every process of the run has made, in the same order where there are several.
+    """A monitor that every process of the run has created, in the same order where there are several.
 
     A collective that some processes never reach would hold up the others for good.
 
@@ -45,7 +45,7 @@ class EveryRank:
         """Wait for the monitors of all processes, once.
 
         Raises:
-            InputError: some process has made none within `patience` (default: 20 seconds).
+            InputError: some process has created none within `patience` (default: 20 seconds).
         """
         store, self._store = self._store, None
         if store is None:

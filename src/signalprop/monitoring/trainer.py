@@ -78,7 +78,7 @@ class SignalCallback(TrainerCallback):
         self.monitor.close()
 
     def _see_next(self, step: int) -> None:
-        """The Trainer tells callbacks nothing of an error in a step, so the hooks live inside the step itself.
+        """The Trainer does not call callbacks after an error in a step, so the hooks live inside the step itself.
 
         Gradients are looked at after the step's last pass, before the Trainer clips them.
         """
@@ -104,7 +104,7 @@ class SignalCallback(TrainerCallback):
         held["training_step"] = seen
 
     def _report(self, numbers: dict[str, float]) -> None:
-        """Through `Trainer.log`, with the callbacks that print left out and the loss's own turn to be logged kept."""
+        """Through `Trainer.log`, without the callbacks that print; the next log of the loss is not moved."""
         trainer = self._trainer
         handler, due = trainer.callback_handler, trainer.control.should_log
         before = handler.callbacks

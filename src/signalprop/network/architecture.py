@@ -43,7 +43,7 @@ class Architecture(ArchitectureFields):
             `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
         settings: what some kinds of sublayers need beyond these fields, by the kind's name: a mapping, or the value
             that it makes. Kinds that are there and are not named get their defaults.
-            `dyt` and `derf` are no norms but stand where norms do (before branches, and before the head): tanh and erf
+            `dyt` and `derf` are not norms but stand where norms do (before branches, and before the head): tanh and erf
             of the stream times `norm_slope` of the table, times a gain.
         streams: several residual streams (hyper-connections, skips from the input): a `Streams`, a mapping of its
             fields, or how many. Default: one.

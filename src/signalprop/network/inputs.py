@@ -1,4 +1,4 @@
-"""Input statistics: how alike two tokens of the data are, before any weight is met.
+"""Input statistics: the similarity of two tokens of the data, before any weight.
 
 Formulas: TGS v1 section B.1 with its corrected finite-length form, derived in `docs/theory/components.md`.
 """

@@ -143,7 +143,7 @@ class Kind:
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
     def numbers(self, a: ArchitectureFields, *, met: bool = False) -> int:
-        """Weights and biases of its maps in one sublayer; `met`: of the maps that one token meets."""
+        """Weights and biases of its maps in one sublayer; `met`: of the maps that one token passes."""
         count = 0
         for role in self.roles:
             if role.exists(a):

@@ -38,7 +38,7 @@ class Forward(Protocol[Stream, Output]):
         """The stream on the skip path."""
 
     def plus(self, row: Any, kept: Stream, output: Output) -> Stream:
-        """What was kept, plus the multiplier times the branch's output."""
+        """The skip, plus the multiplier times the branch's output."""
 
     def norm_sum(self, row: Any, total: Stream) -> Stream:
         """The sum after the norm after it."""

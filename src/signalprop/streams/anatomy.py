@@ -1,4 +1,4 @@
-"""What a model is made of, as far as one small forward pass tells: stacks, layers, branches, norms, multipliers."""
+"""The parts of a model that one small forward pass shows: stacks, layers, branches, norms, multipliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny input for a model: what it was called with last, or something made up."""
+"""A tiny input for a model: what it was called with last, or a random one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     """Arguments of a model's forward: what it was called with last, else a few random tokens, an image or frames.
 
     Raises:
-        UnknownCall: nobody said, and nothing could be made up.
+        UnknownCall: the arguments are unknown, and random ones do not fit.
     """
     if (said := remembered(model)) is not None:
         return {k: v.to(device_of(model)) if isinstance(v, Tensor) else v for k, v in said.items()}

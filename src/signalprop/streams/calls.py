@@ -26,7 +26,7 @@ _known: WeakKeyDictionary[nn.Module, dict[str, Any]] = WeakKeyDictionary()
 
 
 class UnknownCall(InputError):
-    """Nobody said what a model is called with, and what could be made up does not fit."""
+    """The arguments of the model are unknown, and random ones do not fit."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{_REMEDY}: {why}")

@@ -41,7 +41,7 @@ def experts(
     limit: float,
     like: Replayed | None = None,
 ) -> Replayed | float:
-    """The roles of a branch's tensors, where it outputs weighted sums of what experts make of each token.
+    """The roles of a branch's tensors, where it outputs weighted sums of the experts' outputs for each token.
 
     Args:
         x, target: what enters the branch and what leaves it, (tokens, features), float64.

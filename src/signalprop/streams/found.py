@@ -1,4 +1,4 @@
-"""`anatomy`: what a model is made of, found in one small forward pass and proved in a second."""
+"""`anatomy`: the parts of a model, found in one small forward pass and proved in a second."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ _ROLES = ("query", "key", "value")
 def multi_head_attention(
     home: str, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor, limit: float
 ) -> Replayed | None:
-    """The roles of its parameters, where the attention made of them outputs what the module did; else nothing.
+    """The roles of its parameters, where attention with them gives the module's output; else nothing.
 
     Of one with keys of another width, or with keys that no token has, nothing either.
 
     Args:
-        entry: what queries are made of, (tokens, features), float64. memory: what keys and values are made of; default:
+        entry: the input of queries, (tokens, features), float64. memory: the input of keys and values; default:
             the same. given: what it output.
     """
     packed, bias, d = whole(module.in_proj_weight), whole(module.in_proj_bias), module.embed_dim

@@ -1,4 +1,4 @@
-"""What a model is made of: stacks, layers, branches, norms, multipliers."""
+"""The parts of a model: stacks, layers, branches, norms, multipliers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An anatomy as a picture in text: one drawing for all layers that are alike."""
+"""An anatomy as a picture in text: one drawing for all equal layers."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def named_so(path: str, role: str) -> bool:
 def attention(
     maps: Sequence[Map], memory: Sequence[Map], last: Map, hints: Hints, limit: float, like: Replayed | None = None
 ) -> Replayed | float:
-    """The roles of maps, where `last` reads what an attention makes of them.
+    """The roles of maps, where `last` reads the output of an attention with them.
 
     Args:
         maps: that read what enters the branch. memory: those that read another stack's stream, which then make the keys

@@ -166,7 +166,7 @@ def _collect(step: Step) -> None:
 
 
 def read_as(node: Node) -> list[Node]:
-    """What is made of a tensor, through views and copies of it."""
+    """The tensors that follow from one, through views and copies of it."""
     found: list[Node] = []
     for reader in node.readers:
         found += read_as(reader) if reader.operation == "same" else [reader]

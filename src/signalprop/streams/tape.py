@@ -241,7 +241,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _fused(
         self, base: Tensor, terms: tuple[Any, ...], how: Operation, alpha: float, beta: float = 1.0
     ) -> tuple[Operation, tuple[Node, ...], tuple[float | Tensor, ...]] | None:
-        """A sum of a tensor with what the same call makes of two others."""
+        """A sum of a tensor with the output of the same call on two others."""
         start = self.node(base)
         inner = [node for t in terms if isinstance(t, Tensor) and (node := self.node(t)) is not None]
         if start is None or not inner:

@@ -1,4 +1,4 @@
-"""Token kernels through sublayers without a closed form: what their own PyTorch module makes of a draw.
+"""Token kernels through sublayers without a closed form: their PyTorch module is run on a draw.
 
 Given the kernel K of what a sublayer reads, a random map of it gives Gaussian numbers of kernel fan_in sigma^2 K over
 tokens, exactly, at any width. So what the maps that read the stream give is drawn in their place, with that kernel over
@@ -50,7 +50,7 @@ class Draw(NamedTuple):
 
     Attributes:
         given: what stands for the stream, (1, tokens, features) each, and the variance on which a gradient there comes
-            back to the stream. inner: what the module makes of it, (1, tokens, features).
+            back to the stream. inner: the module's output, (1, tokens, features).
         out, bias, back: from inner to the branch: variance of a map over all that it reads, and of its bias; and over
             all that it gives, on which a gradient comes back.
     """

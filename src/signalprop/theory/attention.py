@@ -238,7 +238,7 @@ def _harmonic_squares(n: Array) -> Array:
 
 
 def forward(x: Attention) -> Pair:
-    """The heads' output, of mean 0: in units of d σ_v² times the second moment of what the values are made of."""
+    """The heads' output, of mean 0: in units of d σ_v² times the second moment of the input of values."""
     xp, sizes, scores = x.xp, x.sizes, _scores(x)
     rescaling = 1.0 / (1.0 - sizes.p)
     per_token = rescaling * scores.second

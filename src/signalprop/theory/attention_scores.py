@@ -15,7 +15,7 @@ def rotary_coherence(
 
     Args:
         length: tokens L.
-        causal: average over rows of length 1 to L: "pairs" weighs all rows alike (for `omega`), "rows" weighs a row of
+        causal: average over rows of length 1 to L: "pairs" weighs rows equally (for `omega`), "rows" weighs a row of
             length i by (1 - 1/i)/i, the squared softmax Jacobian of uniform weights (for `omega_rows`).
     """
     rotated = 2 * round(fraction * d_head / 2)

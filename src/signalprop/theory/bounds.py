@@ -47,7 +47,7 @@ class Nearness:
         log_gain: ln of the gain from a stack's last stream back to the layer's input; the first layer's is the end-to-
             end gain |dy/dx|_F / sqrt(n). A norm after the stack is not in it.
         log_plain_gain: the same by the plain product of what each sublayer does to white gradients, as if those stayed
-            white. Attention makes them alike, and then sums them up: this one is too low.
+            white. Attention correlates them, and then sums them up: this one is too low.
     """
 
     identity_distance: FloatArray
@@ -56,10 +56,10 @@ class Nearness:
 
 
 def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
-    """Nearness of a network's layers to the identity, at the forward signal that a profile tells of.
+    """Nearness of a network's layers to the identity, at the forward signal of a profile.
 
     A branch is random and of mean 0 at initialisation, so with the factors a of the skip path and b_v of what the
-    branch makes of a white gradient, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
+    branch turns a white gradient into, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
     layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's own
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
     the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
@@ -123,7 +123,7 @@ def _places(p: Parametrization) -> list[tuple[Rowset, Rowset]]:
 def _layers(
     p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, Rowset]]
 ) -> tuple[FloatArray, FloatArray]:
-    """What whole layers make of a gradient's (variance, token covariance): skip^2 times it, plus a 2 x 2 matrix.
+    """The map of whole layers on a gradient's (variance, token covariance): skip^2 times it, plus a 2 x 2 matrix.
 
     The two stay apart, since what branches send back can be small beside 1.
     """

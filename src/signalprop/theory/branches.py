@@ -1,4 +1,4 @@
-"""The branches of a table, all at once: what they make of what they read, and how gradients come back through them."""
+"""The branches of a table, all at once: their outputs, and how gradients come back through them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def branches_of(p: Parametrization) -> list[OneNode]:
 
 @dataclass(frozen=True)
 class ForwardState:
-    """What branches and norms met on the way forward, as their backward maps need it; arrays (..., sublayers).
+    """The forward values at branches and norms that their backward maps need; arrays (..., sublayers).
 
     Attributes: as of `Ahead`.
     """
@@ -162,7 +162,7 @@ class Returned(NamedTuple):
 
 
 def returned(parametrization: Parametrization, profile: Profile) -> Returned:
-    """The backward pass of every sublayer at the forward signal that a profile tells of, predicted or measured."""
+    """The backward pass of every sublayer at the forward signal of a profile, predicted or measured."""
     p = parametrization
     branches = branches_of(p)
     f = forward_state_of(p, branches, profile)[0]
@@ -183,7 +183,7 @@ def returned(parametrization: Parametrization, profile: Profile) -> Returned:
 def forward_state_of(
     p: Parametrization, branches: list[OneNode], profile: Profile
 ) -> tuple[ForwardState, tuple[FloatArray, FloatArray]]:
-    """What branches and norms met in the forward pass of a profile, norms after the sum apart; and what branches gave.
+    """The forward values of a profile at branches and norms (norms after the sum apart), and the branches' outputs.
 
     That is the log variance before a norm on it, and the token correlation.
     """

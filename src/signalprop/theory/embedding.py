@@ -106,7 +106,7 @@ def activated(name: str, variance: float, correlation: float) -> tuple[float, fl
 def sinusoidal_moments(length: int, d_model: int) -> tuple[float, float]:
     """(mean, E x_i x_j over pairs of positions i != j) of Vaswani et al.'s sines and cosines, scaled to mean square 1.
 
-    The table is not random: slow features are alike at all positions, 0.42 at 512 positions and d_model 256. With
+    The table is not random: slow features are almost equal everywhere, 0.42 at 512 positions and d_model 256. With
     D(t) = (1/L) sum_k e^(ikt) and the frequencies t_f: mean = sqrt(2)/d sum_f (Re D + Im D), and the pairs give
     (L w - 1)/(L - 1) with w = 2/d sum_f |D|^2. Exact for even d_model.
     """

@@ -1,4 +1,4 @@
-"""What it makes of attention that its tokens have one length, as norms leave them: terms of order 1/d.
+"""What changes in attention because its tokens have one length, as norms leave them: terms of order 1/d.
 
 Tokens of Gaussian features differ in length, by 2/d of their mean square. On a sphere, of d features and token
 correlation r, the angle θ to what all tokens share varies in turn, and no score is far from the others. QK-norm does

@@ -1,4 +1,4 @@
-"""Arithmetic on variances and their logarithms, for plain floats (fast) and arrays (sweeps) alike."""
+"""Arithmetic on variances and their logarithms, for plain floats (fast) and for arrays (sweeps)."""
 
 from __future__ import annotations
 

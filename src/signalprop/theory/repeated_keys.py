@@ -1,4 +1,4 @@
-"""A softmax over keys some of which are alike: groups, of any sizes, whose logits have a part in common.
+"""A softmax over keys in groups of similar ones, of any sizes, whose logits have a part in common.
 
 The logits of a group of g keys are √(s ρ) y + √(s (1 - ρ)) z_k, so with φ, ψ of `signalprop.theory.softmax` at
 variance s (1 - ρ) and means over y, at u + √(s ρ) y

@@ -40,7 +40,7 @@ Read = tuple[Array, Array, Array]  # second moment, its correlation, log of what
 
 
 class Ahead:
-    """The way forward: the algebra of scalars, and what it met. Columns are (sublayers, ...) while it runs.
+    """The way forward: the algebra of scalars, and the values on it. Columns are (sublayers, ...) while it runs.
 
     Attributes:
         second, r_read: second moment of what each branch reads, and its token correlation.

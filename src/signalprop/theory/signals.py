@@ -1,4 +1,4 @@
-"""The small formulas that kinds of sublayers are made of, and the values that they take and return.
+"""The small formulas of which kinds of sublayers consist, and the values that they take and return.
 
 Derivations: `docs/theory/components.md`.
 """
@@ -23,7 +23,7 @@ Pair = tuple[Array, Array]
 class Signal(NamedTuple):
     """What the features of tokens have in common: of a stream's entries, or a gradient's.
 
-    Of one node, tokens that are all alike, two floats, or arrays over a sweep, or over sublayers; of n nodes, positions
+    Of one node, for equivalent tokens, two floats, or arrays over a sweep, or over sublayers; of n nodes, positions
     of a sequence, (n,) and (n, n), whose diagonal is of two tokens at one place.
 
     Attributes:
@@ -106,7 +106,7 @@ class Sublayers(Protocol):
         return False
 
     def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
-        """What sublayers i make of what they read, and of the encoder's output."""
+        """The outputs of sublayers i for what they read, and for the encoder's output."""
 
     def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
         """The gradient at what they read, from the one at what they give; linear in it."""

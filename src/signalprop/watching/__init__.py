@@ -1,1 +1,1 @@
-"""Hooks on a live model, and what they make of the tensors that pass."""
+"""Hooks on a live model, and the statistics that they take of its tensors."""

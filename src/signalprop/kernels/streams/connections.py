@@ -37,7 +37,7 @@ def _apply(weights: FloatArray, parts: FloatArray) -> FloatArray:
 class Connections:
     """How the sublayers of a table read, write and mix streams, by given numbers: parts (K, ...) are of n x n pairs.
 
-    `rho`, (T, T), is how alike the streams of two tokens are.
+    `rho`, (T, T), is the correlation of the streams of two tokens.
 
     Attributes:
         before: what is done to the streams that enter a sublayer, where that is more than nothing.

@@ -1,4 +1,4 @@
-"""What gates between streams do on average: functions of how alike two tokens are, by Gaussian sampling.
+"""What gates between streams do on average: functions of the correlation of two tokens, by Gaussian sampling.
 
 A gate gives z = s g, g standard normal over networks and tokens; two tokens whose normed streams have correlation rho
 have gates of that correlation. Streams that start alike, with gates whose biases are alike, stay alike in law, so that

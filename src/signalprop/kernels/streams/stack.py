@@ -62,7 +62,7 @@ class Kernels:
         return over_their_mean(self.connections.between(np.array([State(part).trace(keep) for part in self.parts])))
 
     def rho(self) -> FloatArray:
-        """How alike the streams of two tokens are, all together, (T, T)."""
+        """The correlation of the streams of two tokens, all together, (T, T)."""
         return np.clip(normalised(self.kernel), -1.0, 1.0)
 
 

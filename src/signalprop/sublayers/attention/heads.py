@@ -1,4 +1,4 @@
-"""What the heads of an attention are made of: products of widths and weight variances, score variances, sizes."""
+"""The numbers of attention heads: products of widths and weight variances, score variances, sizes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def placed(nodes: Nodes, kernel: FloatArray, turned: Turned, fields: dict[str, A
 
 
 class Normed(NamedTuple):
-    """What scores are made of where QK-norm divides each token's kernel.
+    """The input of scores where QK-norm divides each token's kernel.
 
     Attributes:
         size: mean divisor. kernel: divided token by token. values: divided by `size` alone. norms: divisors; None where

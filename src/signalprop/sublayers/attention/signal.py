@@ -34,7 +34,7 @@ class GateRow(NamedTuple):
 
 
 class Averages(Protocol):
-    """What the heads of one sublayer make of what they read, and send back."""
+    """The outputs of the heads of one sublayer, and what they send back."""
 
     def forward(self, gain: Array, bias: Array) -> Signal:
         """What the heads give; gain: d_model sigma_v^2, bias: variance of a value's bias."""
@@ -47,7 +47,7 @@ class Averages(Protocol):
 
 
 class OneNode(NamedTuple):
-    """`Averages` of tokens that are all alike.
+    """`Averages` of equivalent tokens.
 
     Attributes:
         read: of second moment 1. second: what it is. mixed: value_skip and attention_gain; None: heads only average.
@@ -137,7 +137,7 @@ class SelfAttention(Heads):
         return Sent(linear(through, back).plus(linear(slope, self._gate(i).back)))
 
     def averages(self, i: Rows, x: Signal) -> Averages:
-        """What heads do; of n nodes kept for the way back, where that is asked for."""
+        """What heads do; for n nodes stored for the way back, where that is asked for."""
         if self.nodes is None:
             return self._on_one_node(i, self.at(i), x)
         assert isinstance(i, int)

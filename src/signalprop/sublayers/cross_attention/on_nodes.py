@@ -10,7 +10,7 @@ from signalprop.theory.signals import Signal, linear
 
 
 class Scaled(NamedTuple):
-    """Heads, and the sizes by which QK-norm divided what their queries and keys are made of."""
+    """Heads, and the sizes by which QK-norm divided the input of their queries and keys."""
 
     attention: TokenCrossAttention | GridCrossAttention
     nodes: Nodes

@@ -18,10 +18,10 @@ from signalprop.theory.signals import Rows, Sent, Signal, linear
 
 
 class OneNode(NamedTuple):
-    """Heads between tokens that are all alike.
+    """Heads between equivalent tokens.
 
     Attributes:
-        read: what queries and keys are made of, of second moment 1. ratio: second moment of the latter over the former.
+        read: the input of queries and keys, of second moment 1. ratio: second moment of the latter over the former.
     """
 
     read: attention.Attention

@@ -65,7 +65,7 @@ class Experts(Sublayers):
         return tuple(_by_table(one, self.p.layer[i] < self.hashed, self.router) for one in found)  # type: ignore
 
     def load_variation(self, i: Rows, x: Signal) -> Array:
-        """Of the loads of experts over their mean, in one sequence of tokens that are alike."""
+        """Of the loads of experts over their mean, in one sequence of equivalent tokens."""
         return load_variation(self.router, self.routed(i, x)[1].shared, self.p.architecture.seq_len)
 
     def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
@@ -105,7 +105,7 @@ def _by_table(found: Weights, chosen: Any, router: Router) -> Weights:
 
 
 def of(p: Parametrization, stack: int, nodes: Any = None) -> Experts:
-    """The experts of a table; those of all stacks are alike."""
+    """The experts of a table; they are equal in all stacks."""
     a, s = p.architecture, Settings.of(p.architecture)
     roles = ("shared_gate", "shared_up", "shared_down")
     expert = of_roles(p, ("expert_gate", "expert_up", "expert_down"), width(a))

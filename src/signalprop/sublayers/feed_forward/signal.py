@@ -91,7 +91,7 @@ class FeedForward(Sublayers):
 
 
 def of(p: Parametrization, stack: int, nodes: Any = None) -> FeedForward:
-    """The feed-forward sublayers of a table; those of all stacks are alike."""
+    """The feed-forward sublayers of a table; they are equal in all stacks."""
     return of_roles(p, ("gate", "up", "down"), p.architecture.d_ff)
 
 

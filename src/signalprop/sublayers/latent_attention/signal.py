@@ -24,7 +24,7 @@ from signalprop.theory.signals import Rows, Sent, Signal, inner_correlation, lin
 
 
 class Scores(NamedTuple):
-    """What scores are made of, of an input of second moment 1."""
+    """The input of scores, for an input of second moment 1."""
 
     query: Array  # of a query's entry, before what a norm leaves of it
     query_latent: Array  # before its norm; 0 without one

@@ -42,7 +42,7 @@ _UP = slice(None, None, -1)  # sublayers from the last to the first
 
 
 class Overlaps(NamedTuple):
-    """How alike token kernels are, sum_ij A_ij B_ij / (tr A tr B): of skip and branch, of a branch with itself.
+    """The similarity of token kernels, sum_ij A_ij B_ij / (tr A tr B): of skip and branch, of a branch with itself.
 
     Arrays (sublayers, 2). Position averages (v, c) over T tokens give (v v' + (T - 1) c c') / (T v v').
     """

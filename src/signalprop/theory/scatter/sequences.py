@@ -1,4 +1,4 @@
-"""How alike tokens of different sequences are, forward and back: what several sequences of one network share.
+"""The similarity of tokens of different sequences, forward and back: what several sequences of one network share.
 
 Sequences draw their tokens from one distribution, so that two tokens of different sequences enter as alike as two of
 one. Attention then makes tokens of one sequence alike and leaves those of different ones as they are: the means that

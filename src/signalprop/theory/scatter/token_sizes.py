@@ -1,4 +1,4 @@
-"""What every token's own size makes of gradients: norms before branches divide by it. `docs/theory/network.md`."""
+"""The effect of every token's size on gradients: norms before branches divide by it. `docs/theory/network.md`."""
 
 from __future__ import annotations
 
