@@ -151,6 +151,7 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
     batch = None if arguments is None else batch_in(attached.mapping, arguments)
     if batch is not None and batch.tokens is not None:
         a = shortened(a, batch.tokens.shape[1])
+        a = a if batch.decoder_tokens is None else a.replace(target_len=batch.decoder_tokens.shape[1])
     table = parametrization_of(attached, a)
     said = (not_alike(attached), _TRAINED * has_trained_norms(model))
     notes = "; ".join(filter(None, said))

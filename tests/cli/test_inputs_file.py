@@ -1,4 +1,4 @@
-"""`--data FILE.npz` of diagnose, fold and fit: the file's sequences are what the model reads."""
+"""`--data FILE.npz`: the file's sequences are what the model reads."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def test_diagnose(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
         logits = model(torch.as_tensor(IDS)).logits
     wanted = loss(logits[:, :-1].flatten(0, 1), torch.as_tensor(IDS[:, 1:]).flatten())
     assert json.loads(out.read_text())["loss"]["value"] == pytest.approx(float(wanted), rel=1e-5)
-    assert run(["diagnose", *model_and_inputs, "--seq-len", "8"]) == 2
-    assert "leave out --seq-len" in capsys.readouterr().err
+    for command in ("diagnose", "measure", "compare"):
+        assert run([command, *model_and_inputs, "--seq-len", "8"]) == 2
+        assert "leave out --seq-len" in capsys.readouterr().err
 
 
 def test_fold_and_fit(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

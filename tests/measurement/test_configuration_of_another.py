@@ -56,8 +56,9 @@ SERIES = 3 * torch.randn(2, 4 * PATCH, generator=torch.Generator().manual_seed(0
 )
 def test_it_is_not_taken_for_a_model_of_tokens(model: nn.Module, verb: Callable[[nn.Module], object]) -> None:
     before = {name: p.clone() for name, p in model.named_parameters()}
-    with pytest.raises(sp.InputError, match="give a mapping"):
+    with pytest.raises(sp.InputError, match="one token attends to itself, so that any"):
         verb(model)
+    assert not any(stack.tokens_first for stack in sp.anatomy(model, SERIES).stacks)  # of its decoder's one token
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 

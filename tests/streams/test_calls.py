@@ -164,7 +164,7 @@ def test_probe_that_saw_no_call_says_so() -> None:
 
 def test_monitor_looks_at_the_first_call() -> None:
     model = Conditioned()
-    with sp.SignalMonitor(model, every=2) as monitor:
+    with sp.SignalMonitor(model, every=2, skip_first=0) as monitor:
         numbers = []
         for _ in range(2):
             loss = model(IDS, NUMBERS).logsumexp(-1).mean()

@@ -87,29 +87,33 @@ def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "i
     """The sequences of tokens that a model is called with, as a Batch; None where it reads something else.
 
     Targets are the labels among the arguments, else the tokens: of a causal model the next ones. Labels stand at their
-    own token, so a causal model's are moved to the one before it, as transformers' losses do.
+    own token, so a causal model's are moved to the one before it, as transformers' losses do; those of an
+    encoder-decoder stand where its decoder predicts them.
     """
     a, made = mapping.architecture, mapping.arguments
     inputs = made.inputs if isinstance(made, BatchArguments) else {"tokens": "input_ids"}
-    ids = arguments.get(inputs.get("tokens", ""))
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or a.kind == "encoder-decoder":
+    stacks = ("tokens", "decoder_tokens") if a.kind == "encoder-decoder" else ("tokens",)
+    read: list[Any] = [arguments.get(inputs.get(name, "")) for name in stacks]
+    if not all(isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point() for one in read):
         return None
-    mask, labels = arguments.get(mapping.padding), arguments.get("labels")
+    given: list[Any] = [*read, arguments.get(mapping.padding), arguments.get("labels")]
     if mapping.reads_tokens_first:
-        ids = ids.T
-        mask, labels = (x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in (mask, labels))
-    fits = isinstance(mask, Tensor) and mask.shape == ids.shape
+        given = [x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in given]
+    *ids, mask, labels = given
+    fits = isinstance(mask, Tensor) and mask.shape == ids[0].shape
     keep = (mask != 0).cpu().numpy() if isinstance(mask, Tensor) and fits else None
-    words = ids.cpu().numpy().astype(np.int64)
+    words = [one.cpu().numpy().astype(np.int64) for one in ids]
+    held: dict[str, Any] = {**dict(zip(stacks, words, strict=True)), "keep": keep, "source": source}
     if a.head == "classes":
         has_classes = isinstance(labels, Tensor) and labels.ndim == 1
-        targets = labels.cpu().numpy() if isinstance(labels, Tensor) and has_classes else np.zeros(len(words), np.int64)
-        return Batch(tokens=words, targets=targets, keep=keep, source=source)
-    given = labels.cpu().numpy() if isinstance(labels, Tensor) and labels.shape == ids.shape else words
-    targets = np.where(given < 0, -1, given) if keep is None else np.where(keep & (given >= 0), given, -1)
-    if a.causal:
+        targets = labels.cpu().numpy() if isinstance(labels, Tensor) and has_classes else np.zeros(len(words[0]), int)
+        return Batch(targets=targets, **held)
+    labelled = isinstance(labels, Tensor) and labels.shape == ids[-1].shape
+    targets = labels.cpu().numpy() if isinstance(labels, Tensor) and labelled else words[-1]
+    targets = np.where((targets >= 0) & (True if keep is None or len(ids) > 1 else keep), targets, -1)
+    if a.causal or (len(ids) > 1 and not labelled):
         targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], 1)
-    return Batch(tokens=words, targets=targets, keep=keep, source=source)
+    return Batch(targets=targets, **held)
 
 
 def statistics_in(mapping: Mapping, inputs: Any, arguments: Dictionary[str, Any] | None) -> InputStatistics | None:

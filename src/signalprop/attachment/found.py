@@ -75,6 +75,9 @@ def _tokens_first(found: Anatomy, stacks: list[Stack]) -> bool:
 def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
     """Encoder and decoder, or the largest stack alone."""
     both = list(found.stacks[:2])
+    for encoder, decoder in (both, both[::-1]) if len(both) == 2 else ():
+        if decoder.memory == encoder.path:
+            return [encoder, decoder]
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and len(both) == 2:
         return sorted(both, key=lambda stack: "decoder" in stack.path)
     return both[:1]
@@ -225,7 +228,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
 
     two = len(stacks) > 1
     single = "CausalLM" in found.model or "LMHead" in found.model or found.model.endswith("ForConditionalGeneration")
-    causal = two or single
+    causal = two or (single if stacks[-1].causal is None else stacks[-1].causal)
     layers = [layer for stack in stacks for layer in stack.layers]
     width, heads = stacks[-1].width, known(HEADS) or 1
     pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
@@ -247,7 +250,7 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "vocab_size": max(UNKNOWN, known(("vocab_size",)) or UNKNOWN),
         "seq_len": known(_LENGTH) or 512,
         "input": "tokens",
-        "head": "lm" if causal or found.model.endswith("MaskedLM") else "none",
+        "head": "lm" if two or single or found.model.endswith("MaskedLM") else "none",
         "tied_embeddings": False,
         "family": getattr(config, "model_type", None),
     }

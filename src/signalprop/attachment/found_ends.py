@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import suppress
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, cast
 
@@ -35,7 +36,8 @@ def embedding_of(
         found = ends.patches(rows_of(proof.tensors[starts[0]]))  # type: ignore[index]
         if not isinstance(found[0], str) or "input_ids" not in given:
             return found
-    rows = [ends.tables(rows_of(proof.tensors[start])) for start in starts]  # type: ignore[index]
+    seen = (ends, _Ends(model, replace(proof, tensors=proof.decoder), stacks[-1].width))
+    rows = [one.tables(rows_of(proof.tensors[start])) for one, start in zip(seen, starts, strict=False)]  # type: ignore[index]
     first, last = rows[0], rows[-1]
     if isinstance(first, str) or isinstance(last, str):
         return (first if isinstance(first, str) else str(last)), {}
@@ -58,6 +60,7 @@ def embedding_of(
         fields["positions"] = _kind(first["position_rows"])
         if getattr(getattr(model, "config", None), "model_type", None) is None:  # else the configuration says it
             fields |= ends.room(first["position"])
+    other = {k: last.get(k) if last.get(k) != first.get(k) else None for k in ("position", "norm")}
     embedding = EmbeddingMap(
         token=first["token"],
         position=first.get("position"),
@@ -65,8 +68,8 @@ def embedding_of(
         norm=first.get("norm"),
         normed="normed" in first,
         scale=first["scale"],
-        decoder_position=last.get("position") if last is not first else None,
-        decoder_norm=last.get("norm") if last is not first else None,
+        decoder_position=other["position"],
+        decoder_norm=other["norm"],
     )
     return embedding, fields
 
@@ -315,7 +318,8 @@ def _multiple(one: Tensor, other: Tensor) -> float | None:
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
-    return float((one - other).abs().max()) <= LIMIT * (float(other.abs().max()) or 1.0)
+    fits = one.shape == other.shape
+    return fits and float((one - other).abs().max()) <= LIMIT * (float(other.abs().max()) or 1.0)
 
 
 def _plain(factor: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.arguments import batch_arguments
+from signalprop.attachment.arguments import BatchArguments, batch_arguments
 from signalprop.attachment.found import changed_between, layer_inputs, mapping_of_anatomy, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
@@ -107,15 +107,8 @@ def mapping_with_roles(
         raise unknown_weights(model, f"its layers are not those of one Architecture ({error})") from None
     items = [_item(item, one, whole) for item, one in zip(mapping.sublayers, known, strict=True)]
     offsets = {norm.offset for norm in found.norms if norm.offset is not None}
-    if mapping.arguments is None and isinstance(embedding.token, str) and whole.kind != "encoder-decoder":
-        ids = proof.tensors.get(Seen(embedding.token, "input"))
-        named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and _same(v, ids)]
-        if len(named) == 1:
-            read = {whole.input: named[0]} | ({"targets": "targets"} if "targets" in roles.arguments else {})
-            table = model.get_submodule(embedding.token)
-            made = batch_arguments(model, whole, read, table)
-            fixed = {k: v for k, v in roles.arguments.items() if k not in read.values() and not isinstance(v, Tensor)}
-            mapping = replace(mapping, arguments=replace(made, others=fixed, tokens_first=mapping.reads_tokens_first))
+    if mapping.arguments is None and isinstance(embedding.token, str):
+        mapping = replace(mapping, arguments=_arguments(model, roles, embedding.token, whole, mapping))
     return replace(
         mapping,
         architecture=whole,
@@ -126,6 +119,23 @@ def mapping_with_roles(
         notes=(*_notes(found, known), *which(found, stacks), *note),
         stream_only=False,
     )
+
+
+def _arguments(model: nn.Module, roles: Roles, token: str, a: Architecture, mapping: Mapping) -> BatchArguments | None:
+    """What makes the arguments of a Batch, where one of them (for each stack) holds what the token table reads."""
+    names = (a.input, "decoder_tokens") if a.kind == "encoder-decoder" else (a.input,)
+    read: dict[str, str] = {}
+    for name, tensors in zip(names, (roles.proof.tensors, roles.proof.decoder), strict=False):
+        ids = tensors.get(Seen(token, "input"))
+        named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and _same(v, ids)]
+        if len(named) != 1:
+            return None
+        read[name] = named[0]
+    if "targets" in roles.arguments:
+        read["targets"] = "targets"
+    made = batch_arguments(model, a, read, model.get_submodule(token))
+    fixed = {k: v for k, v in roles.arguments.items() if k not in read.values() and not isinstance(v, Tensor)}
+    return replace(made, others=fixed, tokens_first=mapping.reads_tokens_first)
 
 
 def _layer_inputs(model: nn.Module, stacks: list[Stack], factor: float) -> dict[str, Any]:

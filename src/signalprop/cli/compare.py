@@ -77,7 +77,7 @@ def compare(
     built: list[tuple[str, Parametrization]] = []  # by its name on the page, where networks are built from it
     subject: Parametrization | nn.Module
     arguments: dict[str, Any] | None = None
-    arrays = arrays_in(data)
+    arrays = arrays_in(data, changed.get("seq_len"))
     if sources.is_model(arch) and scheme in (None, "as-is"):
         sources.check_as_it_is(changed)
         place = opt.usable(device)

@@ -64,27 +64,22 @@ def is_stored(source: str) -> bool:
 
 def check_options(source: str, asked: Asked, more: More) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
+    from signalprop.cli.loading import arrays_in
+
     if is_stored(source) and more != NOTHING_MORE:
         raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --loss-scale and --task need the model")
     if more.loss_scale is not None:
         from signalprop.diagnosis.loss_scale import check_scale
 
         check_scale(more.loss_scale, "--loss-scale")
-    if asked.seq_len is not None and _arrays(asked) is not None:
-        raise InputError(f"{asked.data} is all that the model reads; leave out --seq-len")
-
-
-def _arrays(asked: Asked) -> Path | None:
-    from signalprop.cli.loading import arrays_in
-
-    return None if asked.data is None else arrays_in(Path(asked.data))
+    arrays_in(asked.data, asked.seq_len)
 
 
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.families import mapping_for
-    from signalprop.cli.loading import announce_model, called_with, check_one_input
+    from signalprop.cli.loading import announce_model, arrays_in, called_with, check_one_input
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import is_sound, with_audio
     from signalprop.diagnosis.loading import load
@@ -94,7 +89,7 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     loaded = load(source, dtype=asked.dtype)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
-    called = called_with(loaded.model, _arrays(asked))
+    called = called_with(loaded.model, arrays_in(asked.data))
     mapping = mapping_for(loaded.model, None)
     if called is None:
         check_one_input(loaded.model, mapping)

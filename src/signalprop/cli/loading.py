@@ -61,10 +61,14 @@ def inside(model: nn.Module, path: str | None) -> nn.Module:
     return model if path is None else find(model, path, "--inside")
 
 
-def arrays_in(data: Path | None) -> Path | None:
+def arrays_in(data: str | Path | None, seq_len: int | None = None) -> Path | None:
     """The file of --data where it holds arrays, or a pickle, which `called_with` refuses; None for text and sound."""
     kinds = (".npz", ".npy", ".safetensors", ".pt", ".pth", ".bin", ".pkl")
-    return data if data is not None and data.suffix in kinds else None
+    if data is None or Path(data).suffix not in kinds:
+        return None
+    if seq_len is not None:
+        raise InputError(f"{data} is all that the model reads; leave out --seq-len")
+    return Path(data)
 
 
 def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:

@@ -71,7 +71,7 @@ def measure(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    arrays = arrays_in(data)
+    arrays = arrays_in(data, changed.get("seq_len"))
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None:
         sources.check_as_it_is(changed, scheme)

@@ -107,7 +107,8 @@ def _is_normed(left: Tensor, right: Tensor) -> bool:
 def _before(left: Tensor, right: Tensor, maps: list[Tensor]) -> float:
     """What queries, or keys too, were multiplied with since their maps gave them."""
     size = left.numel()
-    read = [m for m in maps if m.numel() in (size, right.numel(), 3 * size)][-3:]
+    fused = bool(maps) and maps[-1].numel() == 3 * size
+    read = maps[-1:] if fused else [m for m in maps if m.numel() in (size, right.numel())][-3:]
     whole = math.prod(float(m.float().square().mean().sqrt()) for m in read) ** (2 / len(read)) if read else 0.0
     if not whole > 0:
         return 1.0

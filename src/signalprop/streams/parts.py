@@ -128,9 +128,10 @@ class Stack:
         path: of the list that holds the layers. width: features of the stream. parameters: of all layers.
         final_norm: path of the norm that reads the stream after the last layer; after: what that reads, in words, where
             it is a sum of several streams; final_reads: of the module that reads
-            what a norm gives there that is a function. reads_memory: its layers read another
-            stack's stream. tokens_first: the stream is (tokens, batch, features), as in torch's own
-            layers; reads_tokens_first: so is what the model is called with.
+            what a norm gives there that is a function. memory: path of another stack whose stream its
+            branches read, and which enters it in no other way. causal: no token changes what branches add to earlier
+            ones; None: not known. tokens_first: the stream is (tokens, batch, features), as in torch's own layers;
+            reads_tokens_first: so is what the model is called with.
     """
 
     path: str
@@ -140,7 +141,8 @@ class Stack:
     final_norm: str | None = None
     final_reads: str | None = None
     called: bool = True
-    reads_memory: bool = False
+    memory: str = ""
+    causal: bool | None = None
     tokens_first: bool = False
     reads_tokens_first: bool = False
     after: str = ""

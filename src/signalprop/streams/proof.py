@@ -72,11 +72,12 @@ def _with_between(
 
 
 def tensors_of_pass(
-    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen]
+    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen], *, last: bool = False
 ) -> tuple[dict[Seen, Tensor], Tensor | None]:
     """Copies of the wanted tensors of a pass, and its first output.
 
-    Of a tensor that the pass does not meet there is none; of a module that runs more often than said, the first.
+    Of a tensor that the pass does not meet there is none; of a module that runs more often than said, the first (or
+    the `last`).
     """
     points = sorted({(seen.path, seen.side, seen.call) for seen in wanted})
     calls: dict[tuple[str, str], int] = {}
@@ -85,8 +86,8 @@ def tensors_of_pass(
     found: dict[tuple[str, str, int], Tensor] = {}
 
     def keep(index: int, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            found.setdefault(points[index], tensor.detach().clone())
+        if tensor is not None and (last or points[index] not in found):
+            found[points[index]] = tensor.detach().clone()
 
     hooks = Hooks(model)
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)

@@ -29,12 +29,14 @@ class Proof:
     """Of every branch, in the order of the stream, its roles or the one line why they are not known.
 
     Attributes:
-        tensors: what the pass showed of maps, norms, tables and the stream. output: the model's.
+        tensors: what the pass showed of maps, norms, tables and the stream. output: the model's. decoder: the tensors
+            where modules run for encoder and decoder, one after the other, of their last run.
     """
 
     branches: tuple[Replayed | str, ...]
     tensors: Dictionary[Seen, Tensor]
     output: Tensor | None
+    decoder: Dictionary[Seen, Tensor]
 
 
 def is_map(module: nn.Module) -> bool:
@@ -46,7 +48,7 @@ def is_map(module: nn.Module) -> bool:
 def prove_roles(
     model: nn.Module, arguments: Dictionary[str, Any], stacks: list[Stack], norms: tuple[Norm, ...]
 ) -> Proof:
-    """Replay every branch of the stacks; one forward pass.
+    """Replay every branch of the stacks; one forward pass, of encoder and decoder two.
 
     Args:
         model: in evaluation mode, float32. stacks: of two the second reads what the first gives. norms: that were
@@ -66,6 +68,10 @@ def prove_roles(
         wanted |= {Seen(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
     wanted |= {Seen(stack.final_reads, "input") for stack in stacks if stack.final_reads is not None}
     tensors, output = _first_sequence(*tensors_of_pass(model, arguments, wanted), stacks[0])
+    decoder = tensors
+    if len(stacks) > 1:
+        seen = _first_sequence(*tensors_of_pass(model, arguments, wanted, last=True), stacks[1])[0]
+        decoder = {one: seen[one] if one.calls == 1 else held for one, held in tensors.items()}
     proved = {norm.path for norm in norms if norm.kind != "unknown"}
     replay = _Replay(model, tensors, maps, proved)
     found: list[Replayed | str] = []
@@ -73,7 +79,7 @@ def prove_roles(
     for stack in stacks:
         found += [replay.branch(layer, branch, memory) for layer in stack.layers for branch in layer.branches]
         memory = replay.end(stack)
-    return Proof(tuple(found), tensors, output)
+    return Proof(tuple(found), tensors, output, decoder)
 
 
 def _first_sequence(
@@ -153,24 +159,28 @@ class _Replay:
             return f"{branch.module} does not end in a linear map"
         maps = [m for m in ran if same(m.read, entry)]
         others = [] if memory is None else [m for m in ran if same(m.read, memory)]
-        limit = LIMIT
-        across = bool(others) and branch.sort == "attention" and len(maps) == 1
+        # a map that reads the stream makes the queries of keys of the memory, or all three (of a fused one)
+        memories = [others, []] if others and branch.sort == "attention" and len(maps) == 1 else [[]]
         if branch.sort == "attention":
-            like = self.like.get(("attention", across))
             hints = self._hints(layer, branch)
-            found = attention(maps, others if across else (), last, hints, limit, like)
+            for keys in memories:
+                like = self.like.get(("attention", bool(keys)))
+                found = attention(maps, keys, last, hints, LIMIT, like)
+                if isinstance(found, Replayed):
+                    break
         else:
-            found = feed_forward(maps, last, limit, bends(self._numbers(layer)))
+            found = feed_forward(maps, last, LIMIT, bends(self._numbers(layer)))
         if not isinstance(found, Replayed):
-            names = ", ".join(m.path.rpartition(".")[2] for m in [*maps, *(others if across else [])])
+            names = ", ".join(m.path.rpartition(".")[2] for m in [*maps, *memories[0]])
             if not names:
                 return f"no linear map reads what enters the branch of {last.path}"
             miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
-            miss = " (its scores are so small that any queries and keys would do)" if found <= limit else miss
+            alone = "one token attends to itself" if self.tokens == 1 else "its scores are so small"
+            miss = f" ({alone}, so that any queries and keys would do)" if found <= LIMIT else miss
             return f"what {names} are to {last.path} is not proved{miss}"
         checked = self._checked(found)
         if branch.sort == "attention" and isinstance(checked, Replayed):
-            self.like["attention", across] = found
+            self.like["attention", found.across] = found
         return checked
 
     def _homes(self, layer: Layer, branch: Branch) -> list[str]:

@@ -1,10 +1,11 @@
-"""Which dimension of the stream holds tokens: the one along which one entry's noise reaches the others."""
+"""What noise in one token of a stream reaches: which axis holds tokens, whether earlier ones, whether another stack."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,46 +17,128 @@ from signalprop.streams.parts import Seen, Stack
 _CHANGED = 1e-5  # of the largest entry
 
 
+class _Stream(NamedTuple):
+    """Of a stack in a pass: the stream that enters it, and what its branches output."""
+
+    entry: Tensor | None
+    outputs: dict[int, Tensor]
+
+
 def with_token_axis(model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks, with whether tokens stand before sequences in their streams; three passes of a model that evaluates.
+    """The stacks, with what noise in one token of each tells; passes of a model that evaluates.
 
     Two sequences are run, which every argument is made to hold. Where these do not run, or nothing mixes, a stream of
     one sequence says by its shape where tokens are, and any other is taken as (batch, tokens, features).
     """
     for given in (_twice(arguments), arguments):
         try:
-            plain = [_pass(model, given, stack, None) for stack in stacks]
+            noise = _Noise(model, given, stacks)
         except Exception:  # a model for one sequence
             continue
-        return tuple(_told(model, given, stack, *seen) for stack, seen in zip(stacks, plain, strict=True))
+        return tuple(noise.told(i) for i in range(len(stacks)))
     return stacks
 
 
-def _told(
-    model: nn.Module, given: Dictionary[str, Any], stack: Stack, entry: Tensor | None, seen: list[Tensor]
-) -> Stack:
-    """The stack with what noise in the first, else in the last entry of its stream tells."""
-    if entry is None or entry.ndim != 3 or not _only_first(model, given, stack, entry, seen):
-        return stack
-    return replace(stack, tokens_first=True, reads_tokens_first=rows_of(given.values()) == entry.shape[:2])
+class _Noise:
+    """Passes with noise in one token of one stack's stream, beside a plain one."""
+
+    def __init__(self, model: nn.Module, given: Dictionary[str, Any], stacks: tuple[Stack, ...]) -> None:
+        self.model, self.given, self.stacks = model, given, stacks
+        self.plain = self.streams()
+
+    def told(self, i: int) -> Stack:
+        """A stack, with where its tokens stand, whether they reach earlier ones, and whose stream it reads."""
+        entry = self.plain[i].entry
+        axis = {} if entry is None or entry.ndim != 3 else self.axis(i, entry)
+        return replace(self.stacks[i], **axis, memory=self.memory(i))
+
+    def axis(self, i: int, entry: Tensor) -> dict[str, Any]:
+        """The fields of a stack that say which axis of its stream holds tokens, and whether they reach earlier ones."""
+        n, length = entry.shape[:2]
+        turned = {"tokens_first": True, "reads_tokens_first": rows_of(self.given.values()) == (n, length)}
+        middle, last = (n // 2, length // 2), (n - 1, length - 1)
+        for at in (middle, (0, 0), last):
+            reached = self.reached(i, at)
+            first, second = reached[:, at[1]], reached[at[0]]
+            if first.any() and second.any():
+                return {}
+            if not (first.any() or second.any()):
+                continue
+            found, line, place = (turned, first, at[0]) if first.any() else ({}, second, at[1])
+            if at != middle or not place:
+                return found
+            if not line[:place].any():
+                return {**found, "causal": True}
+            # of a prefix alone (PaliGemma) tokens reach those before them, and later ones do not
+            again = self.reached(i, (last[0], at[1]) if found else (at[0], last[1]))
+            return {**found, "causal": False if again.any() else None}
+        rows = {len(v) for v in self.given.values() if isinstance(v, Tensor) and v.ndim}
+        return turned if length == 1 < n and n not in rows else {}
+
+    def reached(self, i: int, at: tuple[int, int]) -> Tensor:
+        """Which other places of a stack's stream noise at one of them reaches: its first two axes."""
+        plain, noisy = self.plain[i], self.streams(i, at)[i]
+        assert plain.entry is not None
+        reached = torch.zeros(plain.entry.shape[:2], dtype=torch.bool)
+        for k in plain.outputs.keys() & noisy.outputs.keys():
+            if plain.outputs[k].shape[:2] == reached.shape and plain.outputs[k].ndim == 3:
+                reached |= _changed(plain.outputs[k], noisy.outputs[k])
+        reached[at] = False
+        return reached
+
+    def memory(self, i: int) -> str:
+        """The path of another stack whose stream this one reads, which enters it in no other way; '' for none."""
+        for j, other in enumerate(self.stacks):
+            entry = self.plain[j].entry
+            if j == i or entry is None or entry.ndim != 3 or other.width != self.stacks[i].width:
+                continue
+            plain, noisy = self.plain[i], self.streams(j, (entry.shape[0] // 2, entry.shape[1] // 2))[i]
+            if plain.entry is None or noisy.entry is None or _changed(plain.entry, noisy.entry).any():
+                continue
+            if any(_changed(plain.outputs[k], noisy.outputs[k]).any() for k in plain.outputs.keys() & noisy.outputs):
+                return other.path
+        return ""
+
+    def streams(self, noisy: int | None = None, at: tuple[int, int] = (0, 0)) -> list[_Stream]:
+        """Of every stack what a pass shows, with noise at a place of the stream that enters one of them."""
+        entries: dict[int, Tensor] = {}
+        outputs: list[dict[int, Tensor]] = [{} for _ in self.stacks]
+
+        def enters(index: int, tensor: Tensor | None) -> Tensor | None:
+            if tensor is None or index in entries:
+                return None
+            entries[index] = tensor.detach().clone()
+            if index != noisy or tensor.ndim != 3:
+                return None
+            changed = tensor.clone()
+            draw = torch.randn(tensor.shape[-1], generator=torch.Generator().manual_seed(0))
+            changed[at] += (draw * float(tensor.double().std() or 1.0)).to(tensor)
+            return changed
+
+        hooks = Hooks(self.model)
+        sites: list[tuple[int, Seen]] = []
+        for index, stack in enumerate(self.stacks):
+            first = next((b.stream_in for b in stack.branches if b.stream_in is not None), None)
+            if first is not None:
+                module = self.model.get_submodule(first.path)
+                watch = hooks.reads if first.side == "input" else hooks.outputs
+                watch(module, partial(enters, index))
+            sites += [(index, seen) for seen in dict.fromkeys(b.output for b in stack.branches) if seen is not None]
+
+        def leaves(k: int, tensor: Tensor | None) -> None:
+            if tensor is not None:
+                outputs[sites[k][0]].setdefault(k, tensor.detach().clone())
+
+        hooks.sites([_site(self.model, seen) for _, seen in sites], leaves)
+        with hooks, torch.no_grad():
+            call(self.model, self.given)
+        return [_Stream(entries.get(index), found) for index, found in enumerate(outputs)]
 
 
-def _only_first(model: nn.Module, given: Dictionary[str, Any], stack: Stack, entry: Tensor, seen: list[Tensor]) -> bool:
-    """Whether noise reaches others of the first dimension alone."""
-    if 1 in entry.shape[:2]:
-        return entry.shape[1] == 1 and entry.shape[0] > 1
-    for at in (0, -1):
-        _, noisy = _pass(model, given, stack, at)
-        reached = torch.zeros(entry.shape[:2], dtype=torch.bool)
-        for one, other in zip(seen, noisy, strict=True):
-            if one.shape[:2] == entry.shape[:2] and one.ndim == 3:
-                limit = _CHANGED * float(one.abs().max())
-                reached |= ((one - other).abs().amax(-1) > limit).cpu()
-        others = reached.roll((-at, -at), (0, 1))
-        along_second, along_first = bool(others[0, 1:].any()), bool(others[1:, 0].any())
-        if along_second or along_first:
-            return along_first and not along_second
-    return False
+def _changed(plain: Tensor, noisy: Tensor) -> Tensor:
+    """Which places differ by more than rounding, all axes but the last."""
+    limit = _CHANGED * float(plain.abs().max())
+    return ((plain - noisy).abs().amax(-1) > limit).cpu()
 
 
 def _twice(arguments: Dictionary[str, Any]) -> dict[str, Any]:
@@ -69,40 +152,6 @@ def _twice(arguments: Dictionary[str, Any]) -> dict[str, Any]:
         return torch.cat([value, value.roll(1, -1) if words else value])
 
     return {k: both(v) if isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items()}
-
-
-def _pass(
-    model: nn.Module, given: Dictionary[str, Any], stack: Stack, noise_at: int | None
-) -> tuple[Tensor | None, list[Tensor]]:
-    """(stream that enters the stack, what its branches output) in a pass, with noise in one entry of the stream."""
-    first = next((b.stream_in for b in stack.branches if b.stream_in is not None), None)
-    outputs = list(dict.fromkeys(b.output for b in stack.branches if b.output is not None))
-    entered: list[Tensor] = []
-    found: dict[int, Tensor] = {}
-
-    def enters(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or entered:
-            return None
-        entered.append(tensor.detach().clone())
-        if noise_at is None or tensor.ndim != 3:
-            return None
-        noisy = tensor.clone()
-        draw = torch.randn(tensor.shape[-1], generator=torch.Generator().manual_seed(0))
-        noisy[noise_at, noise_at] += (draw * float(tensor.double().std() or 1.0)).to(tensor)
-        return noisy
-
-    def leaves(index: int, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            found.setdefault(index, tensor.detach().clone())
-
-    hooks = Hooks(model)
-    if first is not None:
-        module = model.get_submodule(first.path)
-        (hooks.reads if first.side == "input" else hooks.outputs)(module, enters)
-    hooks.sites([_site(model, one) for one in outputs], leaves)
-    with hooks, torch.no_grad():
-        call(model, given)
-    return (entered[0] if entered else None), [found[i] for i in sorted(found)]
 
 
 def _site(model: nn.Module, seen: Seen) -> Site:
