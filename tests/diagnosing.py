@@ -118,8 +118,8 @@ def findings(found: Diagnosis, *severities: str) -> list[tuple[str, tuple[int, .
 
 def weights_of(model: nn.Module, layer: int, roles: Sequence[str]) -> list[tuple[torch.Tensor, Any]]:
     """(weight, rows or None) of some roles in a layer; rows are columns where a map is turned."""
-    from signalprop.attachment.attached import is_transposed
     from signalprop.attachment.mapping import find_any, split
+    from signalprop.attachment.rows import is_transposed
     from signalprop.diagnosis.layers import groups
     from signalprop.network.layout import layout
 

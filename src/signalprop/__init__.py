@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fit, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
-    from signalprop.streams.found import Anatomy, anatomy
+    from signalprop.streams.anatomy import Anatomy
+    from signalprop.streams.found import anatomy
     from signalprop.studies import compare, study
 
 __version__ = "1.0.0rc1"
@@ -99,7 +100,7 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
-    "Anatomy": "signalprop.streams.found",
+    "Anatomy": "signalprop.streams.anatomy",
     "anatomy": "signalprop.streams.found",
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",

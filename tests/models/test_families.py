@@ -17,10 +17,11 @@ import transformers as hf
 from torch import Tensor, nn
 
 from measurement.conftest import MODELS, models
-from signalprop.attachment.attached import Held, attach, is_transposed
+from signalprop.attachment.attached import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
 from signalprop.attachment.parametrization_of import tensors_of
+from signalprop.attachment.rows import Held, is_transposed
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.models import Transformer, build, ends
 from signalprop.models.synthetic import synthetic_batch

@@ -16,8 +16,9 @@ from signalprop.attachment.mapping import Mapping, Number, SublayerMap, number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
+from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import text_config
-from signalprop.streams.found import Anatomy, anatomy_of
+from signalprop.streams.found import anatomy_of
 from signalprop.streams.parts import Layer, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
 

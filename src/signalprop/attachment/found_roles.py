@@ -18,11 +18,12 @@ from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
+from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.calls import first_sequence, remembered
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
-from signalprop.streams.found import Anatomy, anatomy_of, as_it_was
+from signalprop.streams.found import anatomy_of, as_it_was
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.placement import device_of

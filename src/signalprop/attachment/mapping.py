@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.hooks import Site, whole
+from signalprop.hooks import whole
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import Layout, layout
@@ -185,20 +185,6 @@ class Mapping:
     reads_tokens_first: bool = False
     stream_only: bool = False
     rewired: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The sites of a model without repetition, and for every sublayer the index of each point's site.
-
-    `stream_out` is -1 at the attention row of a parallel layer whose sum the model does not form.
-    """
-
-    layout: Layout
-    sites: tuple[Site, ...]
-    stream_in: tuple[int, ...]
-    branch: tuple[int, ...]
-    stream_out: tuple[int, ...]
 
 
 def find(model: nn.Module, reference: Module, what: str = "module") -> nn.Module:

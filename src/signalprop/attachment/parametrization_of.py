@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
+from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.live_model import with_adapters_merged, without_adapters
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import whole
@@ -118,20 +119,20 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
 
 def _multipliers(row: AttachedRow, place: str, a: Architecture, offset: float) -> dict[str, float]:
     """The numbers of a sublayer beside its weights, by column of the table; `place`: of its norm."""
-    item, attends = row.item, row.kind.attends
+    attends = row.kind.attends
     norm = None if place == "none" else row.norm
     return {
-        "skip": number(item.skip),
-        "branch": number(item.multiplier),
+        "skip": number(row.skip),
+        "branch": number(row.multiplier),
         "norm_gain": gain(norm, offset, f"{row.label} norm"),
         "norm_bias": norm_bias(row.norm, f"{row.label} norm") if place in NORM_BEFORE | NORM_AFTER else 0.0,
         "post_norm_gain": gain(row.post_norm, offset, f"{row.label} second norm"),
         "norm_slope": slope(row.norm),
-        "norm_scale": 1.0 if place == "none" else item.norm_scale,
+        "norm_scale": 1.0 if place == "none" else row.norm_scale,
         "score_scale": score_scale(row, a, offset),
-        "value_skip": number(item.value_skip) if attends else 0.0,
-        "attention_gain": number(item.attention_gain) if attends else 1.0,
-        **dict(zip(("shape_in", "shape_out", "shape_gain"), item.shape, strict=True)),
+        "value_skip": number(row.value_skip) if attends else 0.0,
+        "attention_gain": number(row.attention_gain) if attends else 1.0,
+        **dict(zip(("shape_in", "shape_out", "shape_gain"), row.shape, strict=True)),
     }
 
 
@@ -247,7 +248,7 @@ def norm_bias(norm: nn.Module | None, where: str) -> float:
 
 def score_scale(row: AttachedRow, a: Architecture, offset: float, *, now: bool = False) -> float:
     """Factor on the scalar product of query and key, with the gains of QK-norm in it; `now`: as the model holds it."""
-    own = float(getattr(*row.scaling)) if now and row.scaling is not None else own_score_scale(row.item, a)
+    own = float(getattr(*row.scaling)) if now and row.scaling is not None else own_score_scale(row, a)
     return own * gain(row.query_norm, offset, "query norm") * gain(row.key_norm, offset, "key norm")
 
 

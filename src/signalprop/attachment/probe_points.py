@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
-from signalprop.attachment.mapping import Plan, find
+from signalprop.attachment.mapping import find
+from signalprop.attachment.rows import AttachedEnds, AttachedRow
 from signalprop.errors import InputError
 from signalprop.hooks import Site
-
-if TYPE_CHECKING:
-    from signalprop.attachment.attached import Attached
+from signalprop.network.layout import Layout
 
 
-def plan_of(attached: Attached) -> Plan:
+@dataclass(frozen=True)
+class Plan:
+    """The sites of a model without repetition, and for every sublayer the index of each point's site.
+
+    `stream_out` is -1 at the attention row of a parallel layer whose sum the model does not form.
+    """
+
+    layout: Layout
+    sites: tuple[Site, ...]
+    stream_in: tuple[int, ...]
+    branch: tuple[int, ...]
+    stream_out: tuple[int, ...]
+
+
+def plan_of(model: nn.Module, table: Layout, rows: Sequence[AttachedRow], ends: AttachedEnds) -> Plan:
     """Where the probe points of every sublayer are, each tensor once."""
-    rows, table = attached.rows, attached.layout
     sites: dict[tuple[int, str, int], int] = {}
     ordered: list[Site] = []
 
@@ -38,11 +51,11 @@ def plan_of(attached: Attached) -> Plan:
     stream_out: list[int] = []
     for i, row in enumerate(rows):
         first = i == 0 or row.stack != rows[i - 1].stack
-        seen = row.item.enters
+        seen = row.enters
         if row.parallel:
             entry = stream_in[-1]
         elif seen is not None:
-            entry = site(find(attached.model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
+            entry = site(find(model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
         elif row.reads is not None:
             entry = site(row.reads, "input", i)
         elif not first and rows[i - 1].placement == "post":
@@ -54,7 +67,7 @@ def plan_of(attached: Attached) -> Plan:
             entry = site(needed(i, "reads", f"placement {row.placement} {why}"), "input", i)
         stream_in.append(entry)
         before = len(ordered)
-        branch.append(site(row.branch, "output", i, row.item.call, row.item.calls))
+        branch.append(site(row.branch, "output", i, row.call, row.calls))
         if len(ordered) == before:
             raise InputError(
                 f"{row.label}: its branch is the module of another point; sublayers that share a module "
@@ -62,10 +75,10 @@ def plan_of(attached: Attached) -> Plan:
             )
     for i, row in enumerate(rows):
         last = i + 1 == len(rows) or rows[i + 1].stack != row.stack
-        final = attached.ends.final_norm if i + 1 == len(rows) else attached.ends.encoder_final_norm
-        seen = row.item.leaves
+        final = ends.final_norm if i + 1 == len(rows) else ends.encoder_final_norm
+        seen = row.leaves
         if seen is not None:
-            leave = site(find(attached.model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
+            leave = site(find(model, seen.path, row.label), seen.side, i, seen.call, seen.calls)
         elif row.stream_out is not None:
             leave = site(row.stream_out, "output", i)
         elif row.placement == "post":

@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, require_roles
+from signalprop.attachment.attached import Attached, require_roles
+from signalprop.attachment.rows import AttachedRow
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.bounds import LARGE_ROW, OUTLYING_ROW, REPAIRED
 from signalprop.diagnosis.layers import lean

@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.attachment.attached import Attached, AttachedRow
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.parametrization_of import numbers_of
+from signalprop.attachment.rows import AttachedRow
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.hooks import Hooks
 from signalprop.network.moments import FloatArray

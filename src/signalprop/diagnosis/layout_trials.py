@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.diagnosis.removal import lists_of
 from signalprop.diagnosis.temporary_changes import (
     Copies,

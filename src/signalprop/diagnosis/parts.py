@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import gain_of, matrix_of
@@ -87,7 +88,7 @@ def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Find
         row, read = attached.rows[rows[0]], signal[k].variance_in
         eps = getattr(row.norm, "variance_epsilon", getattr(row.norm, "eps", None))
         if row.placement in ("pre", "sandwich") and isinstance(eps, float) and read:
-            carried = read / row.item.units[0] ** 2
+            carried = read / row.units[0] ** 2
             if eps > _EPSILON * carried:
                 off[k] = (eps, carried)
     if not off:

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import number as multiplier_of
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import Progress, first_sequences, groups, run

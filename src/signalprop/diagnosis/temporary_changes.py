@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Held
+from signalprop.attachment.rows import Held
 
 
 class Trial(NamedTuple):

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import lean
 from signalprop.diagnosis.temporary_changes import (

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from signalprop.attachment.attached import Attached, AttachedRow
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.parametrization_of import parametrization_of, tensors_of
+from signalprop.attachment.rows import AttachedRow
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import Number, Weights, number
 from signalprop.errors import InputError
@@ -35,7 +36,7 @@ def live_weights(
             layer=k,
             stack=STACKS[rows.stack[group[0]]],
             std={role: std for i in group for role, std in stds[i].items()},
-            norm_scale=tuple(attached.rows[i].item.norm_scale for i in group),
+            norm_scale=tuple(attached.rows[i].norm_scale for i in group),
             norm_gain=tuple(_gain(attached.rows[i], attached.mapping.gain_offset) for i in group),
         )
         for k, group in enumerate(layers)

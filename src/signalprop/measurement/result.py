@@ -138,7 +138,7 @@ def factor_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -
 def dropout_behind(recorder: Pass, row: int) -> float:
     """Rate of a dropout between where a branch is seen and the addition: a function call, which no hook sees."""
     attached = recorder.attached.rows[row]
-    if attached.item.dropout is None or attached.dropout is None:
+    if attached.dropout is None:
         return 0.0
     owner, name = attached.dropout
     return float(getattr(owner, name)) if owner.training and not isinstance(owner, nn.Dropout) else 0.0

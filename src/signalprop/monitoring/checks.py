@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from signalprop.attachment.attached import Attached, AttachedRow
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.monitoring.bands import Band, Departure, Watch, bands, limits
 from signalprop.monitoring.layer_numbers import steepest

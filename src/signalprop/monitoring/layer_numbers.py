@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from signalprop.attachment.mapping import Plan
+from signalprop.attachment.probe_points import Plan
 from signalprop.diagnosis.layers import groups
 from signalprop.measurement.result import tables
 from signalprop.network.layout import layout

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.files.storage import finite
 from signalprop.monitoring.bands import Departure
 from signalprop.monitoring.jumps import Jump, Jumps
@@ -207,7 +208,7 @@ def _named(row: AttachedRow) -> list[nn.Parameter]:
 
 
 def _around(row: AttachedRow) -> list[nn.Parameter]:
-    parts = (row.branch, row.norm, row.post_norm, row.query_norm, row.key_norm, row.own_carrier)
+    parts = (row.branch, row.norm, row.post_norm, row.query_norm, row.key_norm, row.carrier)
     return [p for part in parts for p in _parameters(part)]
 
 

@@ -271,7 +271,7 @@ def _multipliers(
         names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
         now = _now(attached, record, i)
         for name in names:
-            put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here.item, name))
+            put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here, name))
         if kind.activates:
             differ(i, "activation", a.activation, p.architecture.activation)
         differ(i, "norm placement", here.placement, PLACEMENTS[p.placement[i]])
@@ -288,15 +288,15 @@ def _multipliers(
 
 def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
     """The multipliers of a sublayer as the model has them now."""
-    row, item = attached.rows[i], attached.rows[i].item
+    row = attached.rows[i]
     out = {
-        "skip": number(item.skip),
-        "branch": number(item.multiplier),
-        "norm_scale": item.norm_scale,
-        "value_skip": number(item.value_skip),
-        "attention_gain": number(item.attention_gain),
+        "skip": number(row.skip),
+        "branch": number(row.multiplier),
+        "norm_scale": row.norm_scale,
+        "value_skip": number(row.value_skip),
+        "attention_gain": number(row.attention_gain),
         "score_scale": score_scale(row, attached.mapping.architecture, attached.mapping.gain_offset, now=True),
-        **dict(zip(_SHAPE, item.shape, strict=True)),
+        **dict(zip(_SHAPE, row.shape, strict=True)),
     }
     if record is None:
         return out

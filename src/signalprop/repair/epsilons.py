@@ -38,7 +38,7 @@ class Epsilon:
         holders = tuple(
             (norm, name) for norm in known for name in _NAMES if isinstance(getattr(norm, name, None), float)
         )
-        if len(holders) < len(known) or any(row.item.normed for row in attached.rows):
+        if len(holders) < len(known) or any(row.normed for row in attached.rows):
             return cls(holders, (), "some norms have it in their code")
         model: Any = attached.model
         config = getattr(model, "config", None)

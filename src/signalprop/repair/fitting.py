@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held, attach, require_roles
+from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, is_transposed
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, is_transposed
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE

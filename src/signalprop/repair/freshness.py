@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, Held
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
+from signalprop.attachment.rows import Held
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed

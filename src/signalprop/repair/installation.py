@@ -183,7 +183,7 @@ def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_h
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(mapping, table, dtype=dtype)
-    carriers = tuple(attached.path_of(row.carrier(), f"{row.label} carrier") for row in attached.rows)
+    carriers = tuple(attached.path_of(row.ending, f"{row.label} carrier") for row in attached.rows)
     record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
@@ -212,7 +212,7 @@ def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametr
 
 def own_trained(attached: Attached) -> list[Tensor]:
     """A model's own multipliers that train (LayerScale, ReZero), each once."""
-    found = (value for row in attached.rows for value in (row.item.skip, row.item.multiplier))
+    found = (value for row in attached.rows for value in (row.skip, row.multiplier))
     return list({id(value): value for value in found if isinstance(value, Tensor)}.values())
 
 
@@ -226,18 +226,17 @@ def _to_one(multipliers: Sequence[Tensor]) -> None:
 def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
     """Raise InputError for those that no factor makes up for; `neutral`: what trains becomes 1."""
     for row in attached.rows:
-        item = row.item
-        stay = [v for v in (item.skip, item.multiplier) if not (neutral and isinstance(v, Tensor))]
-        if item.norm_scale != 1 or 0 in map(number, stay):
+        stay = [v for v in (row.skip, row.multiplier) if not (neutral and isinstance(v, Tensor))]
+        if row.norm_scale != 1 or 0 in map(number, stay):
             raise InputError(
                 f"{row.label} already has multipliers that are 0 or act on a norm (skip "
-                f"{number(item.skip):.3g}, branch {number(item.multiplier):.3g}); apply needs a model without"
+                f"{number(row.skip):.3g}, branch {number(row.multiplier):.3g}); apply needs a model without"
             )
 
 
 def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
     """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
-    own = np.array([own_multipliers(row.item) for row in attached.rows])
+    own = np.array([own_multipliers(row) for row in attached.rows])
     factor = attached.mapping.architecture.head_scale
     if (own == 1).all() and factor == 1:
         return table

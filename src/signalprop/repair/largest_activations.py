@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
 from signalprop.measurement.measuring import output_of
@@ -104,7 +105,7 @@ def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterato
 
 def reads_bare(row: AttachedRow) -> bool:
     """Whether the branch reads the stream without a norm."""
-    absent = (row.norm is None and not row.item.normed) or isinstance(row.norm, nn.Identity)
+    absent = (row.norm is None and not row.normed) or isinstance(row.norm, nn.Identity)
     return row.placement in ("res-post", "none") or (row.placement == "pre" and absent)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, attach
+from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.families import mapping_for, mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number, own_score_scale
 from signalprop.errors import InputError
@@ -106,14 +106,14 @@ def applied_mapping(attached: Attached, record: Record) -> Mapping:
     return replace(
         vanilla,
         architecture=p.architecture,
-        sublayers=[_row(attached.model, row, record, i) for i, row in enumerate(attached.rows)],
+        sublayers=[_row(attached.model, item, record, i) for i, item in enumerate(vanilla.sublayers)],
         embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
         head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
     )
 
 
-def _row(model: nn.Module, row: AttachedRow, record: Record, i: int) -> SublayerMap:
-    p, done, item, path = record.parametrization, record.plan.rows[i], row.item, record.carriers[i]
+def _row(model: nn.Module, item: SublayerMap, record: Record, i: int) -> SublayerMap:
+    p, done, path = record.parametrization, record.plan.rows[i], record.carriers[i]
     carrier: Any = model.get_submodule(path)
     rewired = done.treatment == "rewired"
     trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (item.skip, item.multiplier))

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow
+from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import describe, number
+from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.network.layout import Layout
 from signalprop.repair.record import record_of
@@ -84,21 +85,21 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
 
     read_before: Tensor | None = None
     for i, row in enumerate(attached.rows):
-        where, item = row.label, row.item
+        where = row.label
         calls = len(tiny_pass.outputs.get(id(carriers[i]), []))
         if calls != 1:
             raise tiny_pass.failure(f"{where}: its carrier ran {calls} times in a forward pass; expected once")
         stream, branch = at(sites.stream_in[i]), at(sites.branch[i])
         given = tiny_pass.outputs[id(carriers[i])][0]
         on_branch = row.placement == "res-post"  # there the norm's own factor belongs to the branch
-        if not same(branch, given) and not (on_branch and same(branch, given * item.norm_scale)):
+        if not same(branch, given) and not (on_branch and same(branch, given * row.norm_scale)):
             raise InputError(
                 f"{where}: the branch is not what its carrier outputs; the mapping's `carrier` has to be the last "
                 "map of the branch (after it only dropout), `branch` the module after it"
             )
         read = stream
         if i and read_before is not None and sites.stream_in[i] == sites.stream_in[i - 1] and not rows.parallel[i]:
-            item_before = attached.rows[i - 1].item  # no module sees the stream between the two
+            item_before = attached.rows[i - 1]  # no module sees the stream between the two
             read = number(item_before.skip) * read_before + _wide(item_before.multiplier) * at(sites.branch[i - 1])
         _check_reading(tiny_pass, row, readers[i], read)
         read_before = read
@@ -108,19 +109,19 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
                 raise InputError(f"{where}: its layer is post-norm, but no norm of this sum is known")
             total, free = _only(tiny_pass.inputs, norm, f"{where}: its norm", tiny_pass), True
         elif sites.stream_out[i] >= 0:
-            total, free = at(sites.stream_out[i]) * item.units[2], False
+            total, free = at(sites.stream_out[i]) * row.units[2], False
         else:
             continue  # the attention row of a parallel layer: the sum is tested at the next row
-        terms = [(number(item.skip) * item.units[0], stream), (item.multiplier, branch * item.units[1])]
+        terms = [(number(row.skip) * row.units[0], stream), (row.multiplier, branch * row.units[1])]
         if rows.parallel[i]:
-            before = attached.rows[i - 1].item
+            before = attached.rows[i - 1]
             terms[0] = (number(before.skip) * before.units[0], stream)
             terms.append((before.multiplier, at(sites.branch[i - 1]) * before.units[1]))
         elif row.placement != "post":  # branches between whose sums no module sees the stream (Falcon-H1)
             ends = (sites.stream_in[i], sites.stream_out[i])
             for j in range(len(attached.rows)):
                 if j != i and ends == (sites.stream_in[j], sites.stream_out[j]):
-                    other = attached.rows[j].item
+                    other = attached.rows[j]
                     terms.append((other.multiplier, at(sites.branch[j]) * other.units[1]))
         _check_sum(total, terms, where, free=free)
     return True
@@ -131,7 +132,7 @@ def carriers_of(attached: Attached) -> list[nn.Module]:
     first: dict[int, AttachedRow] = {}
     carriers: list[nn.Module] = []
     for row in attached.rows:
-        found = row.carrier()
+        found = row.ending
         if not isinstance(found, nn.Module):
             why = "the mapping names no carrier; give `carrier`, the last module of the branch"
             raise InputError(f"{row.label}: {why}")
@@ -150,12 +151,12 @@ def _check_reading(tiny_pass: TinyPass, row: AttachedRow, readers: Sequence[nn.M
         if not same(_only(tiny_pass.inputs, norm, f"{where}: its norm", tiny_pass), stream):
             raise InputError(f"{where}: its norm does not read {name}; fix `norm` or `reads` of the mapping")
         normed = _only(tiny_pass.outputs, norm, f"{where}: its norm", tiny_pass)
-        source, name = [normed, normed * row.item.norm_scale], "its norm's output"
-    if row.item.normed:  # by a function, which leaves nothing but a factor on every token of a stream without its mean
+        source, name = [normed, normed * row.norm_scale], "its norm's output"
+    if row.normed:  # by a function, which leaves nothing but a factor on every token of a stream without its mean
         source, name = [_direction(stream), _direction(stream - stream.mean(-1, keepdim=True))], "its norm's output"
     for reader in readers:
         seen = _only(tiny_pass.inputs, reader, f"{where}: a map of the mapping's `weights`", tiny_pass)
-        seen = _direction(seen) if row.item.normed else seen
+        seen = _direction(seen) if row.normed else seen
         if not any(same(seen, each) for each in source):
             raise InputError(
                 f"{where}: a map that begins the branch does not read {name}; fix `weights`, `norm` or the placement"

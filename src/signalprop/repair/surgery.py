@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.module_swaps import splice
@@ -29,7 +30,7 @@ class Surgeon:
         for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
             self.row(i, here, row, kept.get(i, 0.0))
             if match_eps:
-                if here.item.normed and row.eps_factor != 1:
+                if here.normed and row.eps_factor != 1:
                     raise InputError(f"{here.label}: its norm is a function, whose epsilon stays; leave match_eps out")
                 self.rescale_eps(here.norm, row.eps_factor, here.label)
         finals = ends.final_norms
@@ -109,7 +110,7 @@ class Surgeon:
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""
         if here.norm is None:
-            what = "the model's is a function" if here.item.normed else "the mapping names none"
+            what = "the model's is a function" if here.normed else "the mapping names none"
             raise InputError(f"{here.label}: the scheme scales a norm, and {what}; take one that scales branches")
         if id(here.norm) not in self.scaled_norms:
             multiply(here.norm, branch_scale=row.norm_scale)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, AttachedRow, Held
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS, STACKS

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,80 +13,15 @@ from torch import Tensor, nn
 
 from signalprop.errors import InputError, first_line
 from signalprop.files.validation import typed
-from signalprop.network.shown import Shown
-from signalprop.streams.anatomy import Finder
+from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.calls import UnknownCall, first_sequence, remember, remembered
-from signalprop.streams.parts import Stack
-from signalprop.streams.picture import picture
+from signalprop.streams.finder import Finder
 from signalprop.streams.placement import device_of, without_numbers
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
 from signalprop.streams.token_axis import with_token_axis
 from signalprop.streams.wrappers import unwrapped
-
-SCHEMA = "signalprop/anatomy/1"
-
-
-@typed
-@dataclass(frozen=True, repr=False)
-class Anatomy(Shown):
-    """The parts of a model.
-
-    Attributes:
-        model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
-        inputs: names of the arguments of the passes. invented: signalprop chose them.
-        numbers: whether the passes had numbers; without (on the meta device) nothing is proved.
-        not_run: lists of layers that the passes did not run, as those for images where text alone was given.
-    """
-
-    model: str
-    stacks: tuple[Stack, ...]
-    norms: tuple[Norm, ...]
-    inputs: tuple[str, ...]
-    invented: bool
-    numbers: bool
-    not_run: tuple[str, ...] = ()
-
-    @property
-    def proved(self) -> bool:
-        """Whether every layer of every stack was understood and every sum proved."""
-        return all(not s.why and all(b.proved for b in s.branches) for s in self.stacks)
-
-    @property
-    def error(self) -> float | None:
-        """The largest error of a sum that was looked at."""
-        errors = [b.error for s in self.stacks for b in s.branches if b.error is not None]
-        return max(errors) if errors else None
-
-    def __str__(self) -> str:
-        return picture(self)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        return [
-            {"stack": stack.path, "layer": layer, "sort": branch.sort, "module": branch.module, "norm": branch.norm,
-             "placement": branch.placement, "proved": branch.proved, "error": branch.error}
-            for stack in self.stacks for layer, held in enumerate(stack.layers) for branch in held.branches
-        ]  # fmt: skip
-
-    def __repr__(self) -> str:
-        layers = ", ".join(f"{s.path}: {len(s.layers)} layers" for s in self.stacks)
-        return f"<Anatomy of {self.model}: {layers}; {'proved' if self.proved else 'not all proved'}>"
-
-    def norm(self, path: str | None) -> Norm | None:
-        """What is known of the norm of that path."""
-        return next((one for one in self.norms if one.path == path), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON value."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {k: plain(v) for k, v in value.items() if k != "tensor"}
-            return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-        out: dict[str, Any] = plain(asdict(self))
-        return {"schema": SCHEMA, "proved": self.proved, "error": self.error, **out}
 
 
 @typed
