@@ -43,6 +43,23 @@ class Attached:
         return plan_of(self.model, self.layout, self.rows, self.ends)
 
     @cached_property
+    def proved(self) -> Attached | InputError:
+        """The same, where it is known what the weights are: of a mapping that was found by a proof, or why there is
+        none."""
+        if not self.mapping.stream_only:
+            return self
+        try:
+            mapping = mapping_with_roles(self.model, self.arguments, self.mapping.anatomy)
+        except InputError as error:
+            return error
+        return attach(self.outer, mapping, self.arguments)
+
+    @property
+    def as_known(self) -> Attached:
+        """The same with what its weights are, where that is proved."""
+        return self if isinstance(self.proved, InputError) else self.proved
+
+    @cached_property
     def layers(self) -> tuple[nn.Module | tuple[nn.Module, ...], ...]:
         """The module of every layer, or its modules where it is not one; empty where the mapping does not say."""
         return tuple(
@@ -91,10 +108,10 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
 
 def require_roles(attached: Attached) -> Attached:
     """The same, where it is known what the weights are; of a mapping that was found, this is proved now."""
-    if not attached.mapping.stream_only:
-        return attached
-    mapping = mapping_with_roles(attached.model, attached.arguments)
-    return attach(attached.outer, mapping, attached.arguments)
+    known = attached.proved
+    if isinstance(known, InputError):
+        raise known
+    return known
 
 
 def reading_batches(attached: Attached) -> Attached:
@@ -119,7 +136,7 @@ def with_known_weights(attached: Attached) -> Attached:
     if known or all(getattr(row.ending, "weight", None) is not None for row in attached.rows):
         return attached
     try:
-        roles = roles_of(attached.model, attached.arguments)
+        roles = roles_of(attached.model, attached.arguments, attached.mapping.anatomy)
     except InputError:  # no numbers, or half precision: fold says what it lacks
         return attached
     return attach(attached.outer, with_proved_weights(attached.mapping, roles), attached.arguments)

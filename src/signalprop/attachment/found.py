@@ -54,7 +54,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
-        found=True,
+        anatomy=found,
         tokens_first=_tokens_first(found, stacks),
         reads_tokens_first=stacks[0].reads_tokens_first,
         stream_only=True,

@@ -20,7 +20,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
 from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import text_config, tiny_arguments
-from signalprop.streams.calls import first_sequence, remembered
+from signalprop.streams.calls import first_sequence
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import anatomy_of, as_it_was
@@ -56,15 +56,15 @@ class Roles:
         return [branch for stack in self.stacks for branch in stack.branches]
 
 
-def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Roles:
-    """What every weight of every branch is, or the one line why that is not known: three small forward passes.
+def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Anatomy | None = None) -> Roles:
+    """What every weight of every branch is, or the one line why that is not known: by a small forward pass.
 
     Args:
         model: in single precision (replays in half precision would prove anything).
-        arguments: of its forward; default: random ones.
+        arguments: of its forward; default: random ones. found: its anatomy; default: looked for.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
-    found = anatomy_of(model, given)
+    found = anatomy_of(model, arguments) if found is None or not found.numbers else found
     stacks = taken(model, found)
     labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
     _refuse_all(model, found, stacks)
@@ -74,18 +74,18 @@ def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) ->
     given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
     with as_it_was(model):
         proof = prove_roles(model, given, stacks, found.norms)
-    return Roles(replace(found, invented=arguments is None and remembered(model) is None), stacks, labels, proof, given)
+    return Roles(found, stacks, labels, proof, given)
 
 
 def mapping_with_roles(
-    model: nn.Module, arguments: Dictionary[str, Any] | None = None, roles: Roles | None = None
+    model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Anatomy | None = None
 ) -> Mapping:
-    """The mapping of a model that no family knows, with what every weight is.
+    """The mapping of a model that no family knows, with what every weight is; arguments as of `roles_of`."""
+    return mapping_of_roles(model, roles_of(model, arguments, found))
 
-    Args:
-        model, arguments: as `roles_of` has them. roles: what that gave of them.
-    """
-    roles = roles_of(model, arguments) if roles is None else roles
+
+def mapping_of_roles(model: nn.Module, roles: Roles) -> Mapping:
+    """The same, of what `roles_of` gave."""
     found, stacks, proof, branches = roles.found, roles.stacks, roles.proof, roles.branches
     mapping = mapping_of_anatomy(model, found)
     _refuse(model, found, stacks, roles.labels)

@@ -69,7 +69,7 @@ def parametrization_of(attached: Attached, architecture: Architecture | None = N
     attached = require_roles(attached)
     mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
-    if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream
+    if mapping.anatomy and architecture is not None:  # whoever gave it need not have known more than the stream
         a = mapping.architecture.replace(**{name: getattr(architecture, name) for name in _ASKED})
     with weights_here(attached.model):
         return _read(attached, a)

@@ -16,6 +16,8 @@ from signalprop.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.streams.anatomy import Anatomy
+
 
 _LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
 
@@ -59,7 +61,7 @@ def anatomy(
     live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     called_with(live, data)
     found = found_in(live)
-    weights, lines = _weights(live)
+    weights, lines = _weights(live, found)
     output.deliver(
         json_file,
         lambda: {**found.to_json(), "weights": weights},
@@ -67,14 +69,14 @@ def anatomy(
     )
 
 
-def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
+def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]]:
     """What every weight is, as far as that can be proved: as a JSON value, and in words."""
-    from signalprop.attachment.found_roles import mapping_with_roles, roles_of
+    from signalprop.attachment.found_roles import mapping_of_roles, roles_of
 
     branches: list[dict[str, Any]] = []
     lines: list[str] = []
     try:
-        roles = roles_of(live)
+        roles = roles_of(live, found=found)
         for label, one in zip(roles.labels, roles.proof.branches, strict=True):
             what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}
             weights = {} if isinstance(one, str) else {role: path for role, (path, _) in one.weights.items()}
@@ -84,11 +86,11 @@ def _weights(live: nn.Module) -> tuple[dict[str, Any], list[str]]:
         proved = f"of {len(known)} of {len(branches)} branches, by replay in float64 (error {largest:.0e})"
         alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
         lines = [f"weights proved      {proved}", *(f"  {n} x {what}" for what, n in alike.items())]
-        a = mapping_with_roles(live, roles=roles).architecture
+        a = mapping_of_roles(live, roles).architecture
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
-        found: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
-        return found, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
+        said: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
+        return said, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
     return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]

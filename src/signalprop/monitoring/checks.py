@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from signalprop.attachment.attached import Attached
+from signalprop.attachment.parametrization_of import parametrization_of
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.monitoring.bands import Band, Departure, Watch, bands, limits
@@ -97,6 +98,15 @@ class Checks:
             "expert_load": first(lambda row: row.kind.has_copies),
             "update": self._moving,
         }
+
+
+def weights_of(attached: Attached, logs: Logs) -> Parametrization | None:
+    """What the weights are now; None where they cannot be read, or one is not finite."""
+    try:
+        return parametrization_of(attached)
+    except InputError as error:
+        logs.say_once(f"no bands: {error}")
+        return None
 
 
 def _with_steepest(item: Departure, profile: Profile, sublayers: Sequence[Place]) -> Departure:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +25,7 @@ from signalprop.measurement.result import NotReached, not_finite, profile_of, ta
 from signalprop.monitoring.arguments import Arguments
 from signalprop.monitoring.attention_scores import Layers, attention_scores, random_states_kept
 from signalprop.monitoring.bands import TOLERANCES, Departure, checked
-from signalprop.monitoring.checks import Checks
+from signalprop.monitoring.checks import Checks, weights_of
 from signalprop.monitoring.events import finding_of
 from signalprop.monitoring.jumps import Jump
 from signalprop.monitoring.layer_numbers import first_not_finite, per_layer, per_sublayer, summary
@@ -33,7 +33,6 @@ from signalprop.monitoring.logs import Log, Logs, opened
 from signalprop.monitoring.movement import Movement, movement_of
 from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.processes import EveryRank, is_other_rank, mesh_of, together
-from signalprop.monitoring.weights import Weights
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.findings import Findings
 from signalprop.streams.wrappers import unwrapped
@@ -177,7 +176,6 @@ class SignalMonitor:
                 f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
                 "Parametrization of the same model"
             )
-        self._weights = Weights(self._attached, self._logs)
         self._experts = ExpertLoad(self._attached)
         self._sublayers = sublayers_of(self._attached.layout)
         self._known = True
@@ -313,10 +311,11 @@ class SignalMonitor:
             return None
         recorder.finish()
         self._arguments.keep(self._model, recorder.read())
-        scores, read, due = Layers(), self._weights.now, self._samples % _BANDS_EVERY == 0
+        scores, due = Layers(), self._samples % _BANDS_EVERY == 0
+        read: Callable[[], Parametrization | None] = partial(weights_of, self._attached, self._logs)
         self._samples += 1
         if self._mesh is not None:  # all processes have to take part in reading parameters that are sharded over them
-            gathered = self._weights.now() if due and self._tolerances is not None else None
+            gathered = read() if due and self._tolerances is not None else None
             read, scores = (lambda: gathered), self._attention(step)
         if not self.active:
             return None
@@ -379,7 +378,7 @@ class SignalMonitor:
         try:
             batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
             with random_states_kept(self._model):
-                return attention_scores(self._weights.reading(), batch, self._arguments.skip_first, self._mesh)
+                return attention_scores(self._attached.as_known, batch, self._arguments.skip_first, self._mesh)
         except InputError as error:
             if self._batch is not None:
                 self._logs.say_once(f"step {step}: attention scores not measured: {error}")

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from signalprop.models.weights import tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.goodness_of_fit import fault, sample
 from signalprop.repair.tiny_pass import arguments_for
+from signalprop.repair.undoing import Saved
 from signalprop.repair.weight_assignment import walk
 from signalprop.schemes import SCHEMES
 from signalprop.schemes import scheme as scheme_of
@@ -243,49 +243,29 @@ def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
         method: `_init_weights`, the model's own as transformers calls it, or `reset_parameters`, PyTorch's of modules.
     """
     own: Any = getattr(model, method, None) if method == "_init_weights" else None
-    before = torch.get_rng_state()
+    made: dict[int, nn.Parameter] = {}
+    saved, before = Saved(model, model.buffers()), torch.get_rng_state()
     torch.default_generator.manual_seed(tensor_seed(0, "model", "fresh"))
     try:
-        with _stand_ins(model) as values:
+        for parameters in [module._parameters for module in model.modules()]:
+            for name, q in parameters.items():
+                if q is not None:
+                    dtype = q.dtype if q.is_floating_point() else torch.float32
+                    other = nn.Parameter(torch.full(q.shape, math.nan, dtype=dtype), requires_grad=False)
+                    parameters[name] = made.setdefault(id(q), other)
+        values = {name: q.detach() for name, q in model.named_parameters()}
+        with torch.no_grad():
             for module in reversed(list(model.modules())):  # children first
                 reset = getattr(module, "reset_parameters", None) if method == "reset_parameters" else None
-                try:
+                with suppress(Exception):  # of a method of another's, of another signature, or of what is not finite
                     if callable(own):
                         own(module)
                     if callable(reset):
                         reset()
-                except Exception:  # a method of another's, of another signature, or of what is not finite
-                    continue
-            return values
+        return values
     finally:
         torch.set_rng_state(before)
-
-
-@contextmanager
-def _stand_ins(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """NaN in the place of every parameter, and clones of buffers; the model's own afterwards."""
-    made: dict[int, nn.Parameter] = {}
-    held = [(part, dict(part._parameters), dict(part._buffers)) for part in model.modules()]
-    values: dict[str, Tensor] = {}
-    try:
-        for part, parameters, buffers in held:
-            for name, q in parameters.items():
-                if q is None:
-                    continue
-                if id(q) not in made:
-                    floating = q.dtype if q.is_floating_point() else torch.float32
-                    empty = torch.full(q.shape, math.nan, dtype=floating)
-                    made[id(q)] = nn.Parameter(empty, requires_grad=False)
-                part._parameters[name] = made[id(q)]
-            for name, buffer in buffers.items():
-                part._buffers[name] = None if buffer is None else buffer.detach().clone()
-        values |= {name: q.detach() for name, q in model.named_parameters()}
-        with torch.no_grad():
-            yield values
-    finally:
-        for part, parameters, buffers in held:
-            part._parameters.update(parameters)
-            part._buffers.update(buffers)
+        saved.restore()
 
 
 def _like(values: Tensor, own: Tensor) -> bool:
