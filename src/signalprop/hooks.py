@@ -318,9 +318,10 @@ def rows_of(values: Iterable[Any]) -> tuple[int, int] | None:
     return next(((v.shape[0], v.shape[1]) for v in tensors), None)
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calling this very module runs code from torch.compile."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+def is_compiled(model: nn.Module) -> bool:
+    """Whether calling a model, or a module in it, runs code from torch.compile."""
+    found = model.modules()
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in found)
 
 
 def uncompiled(model: nn.Module) -> ExitStack:
@@ -333,7 +334,7 @@ def uncompiled(model: nn.Module) -> ExitStack:
         set_stance: Callable[..., Any] | None = getattr(torch.compiler, "set_stance", None)
         if set_stance is not None:
             stack.enter_context(_eagerly(set_stance))
-        elif any(is_compiled(module) for module in model.modules()):
+        elif is_compiled(model):
             raise InputError(
                 f"the model is compiled, and hooks are not called in compiled code; torch {torch.__version__} cannot "
                 "switch it off: measure before torch.compile, or use torch 2.6 or newer"

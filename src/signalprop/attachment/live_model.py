@@ -51,9 +51,9 @@ def without_gradient(model: nn.Module) -> str:
     for name, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao.nn.quantized"):
             return f"{name} is quantised to integers"
-        if kept_elsewhere(module):
-            return f"device_map keeps the weights of {name} elsewhere and fetches them for the forward pass alone"
-    return ""
+    away = kept_elsewhere(model)
+    words = f"device_map keeps the weights of {away} elsewhere and fetches them for the forward pass alone"
+    return "" if away is None else words
 
 
 @contextmanager

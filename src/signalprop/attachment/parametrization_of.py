@@ -20,6 +20,7 @@ from signalprop.files.validation import typed
 from signalprop.hooks import whole
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.kinds import ROLE
+from signalprop.network.layout import roles_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import (
     PLACEMENTS,
@@ -31,7 +32,6 @@ from signalprop.network.parametrization import (
     blank,
     fan,
     layout,
-    role_mask,
 )
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.streams.placement import weights_here
@@ -83,9 +83,9 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
         raise InputError(f"the mapping has {len(items)} sublayers, the architecture {len(rows.kind)}")
     table = blank(a, "as is")
     columns: dict[str, FloatArray] = {}
-    for role in ROLES:
+    for role, has_it in roles_of(a, rows.kind).items():
         weights, biases = np.zeros(len(items)), np.zeros(len(items))
-        for i in np.flatnonzero(role_mask(a, role)):
+        for i in np.flatnonzero(has_it):
             where = f"{describe(rows, int(i))} {role}"
             if role not in attached.rows[i].weights:
                 raise InputError(f"{where}: the mapping names no weight of this role; expected one in `weights`")

@@ -137,7 +137,7 @@ def measure(
                 recorder = passed(FIRST)
                 note = f"{_LEFT_OUT.format(FIRST)}: up to {seen.ratio:.3g} times the variance of the others"
     found = profile_of(recorder, scheme=scheme, architecture=architecture)
-    ran = "compiled code ran uncompiled" if any(is_compiled(module) for module in attached.outer.modules()) else ""
+    ran = "compiled code ran uncompiled" if is_compiled(attached.outer) else ""
     far = beyond_positions(attached.mapping.architecture, found.architecture.seq_len)
     lines = (note, ran, far, _zero_rows(attached, arguments), ASSUMED * any(assumed))
     notes = tuple(line for line in lines if line)

@@ -42,7 +42,12 @@ class KindSettings(Value):
     @classmethod
     def of(cls, a: ArchitectureFields) -> Self:
         """Of an architecture; the defaults where it has no such sublayers."""
-        return cast(Self, a.settings.get(cls.kind) or cls.model_validate({}))
+        return cast(Self, a.settings.get(cls.kind) or _usual(cls))
+
+
+@cache
+def _usual(settings: type[KindSettings]) -> KindSettings:
+    return settings.model_validate({})
 
 
 def always(_: ArchitectureFields) -> bool:

@@ -111,5 +111,6 @@ def role_mask(architecture: Architecture, role: str) -> NDArray[np.bool_]:
 
 def roles_of(architecture: Architecture, kind: IntColumn) -> dict[str, NDArray[np.bool_]]:
     """Per role, which of the sublayers of the given kinds have a weight of it."""
-    names = [kind_named(name).role_names(architecture) for name in KINDS]
+    there = set(kind.tolist())
+    names = [kind_named(name).role_names(architecture) if code in there else () for code, name in enumerate(KINDS)]
     return {role: np.array([role in of_kind for of_kind in names])[kind] for role in ROLES}

@@ -28,10 +28,13 @@ def without_numbers(model: nn.Module) -> bool:
     )
 
 
-def kept_elsewhere(module: nn.Module) -> bool:
-    """Whether a hook of accelerate fetches a module's own weights when it runs."""
-    away = any(p.is_meta for p in module.parameters(recurse=False))
-    return away and any(hook.offload for hook in _align_hooks(module))
+def kept_elsewhere(model: nn.Module) -> str | None:
+    """Path of the first module whose own weights a hook of accelerate fetches when it runs; None: there is none."""
+    for name, module in model.named_modules():
+        away = any(p.is_meta for p in module.parameters(recurse=False))
+        if away and any(hook.offload for hook in _align_hooks(module)):
+            return name
+    return None
 
 
 @contextmanager

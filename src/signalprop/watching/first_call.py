@@ -55,7 +55,7 @@ def attached_now_or_later(
     try:
         attached = attach(model, mapping, arguments)
     except UnknownCall:
-        if now or any(is_compiled(module) for module in model.modules()):
+        if now or is_compiled(model):
             raise
         return FirstCall(model, mapping, take, begin)
     take(attached)

@@ -60,7 +60,7 @@ class Recorders:
     def _placed(self) -> Taps | None:
         compiled = self._compiled
         if compiled is None:
-            compiled = any(is_compiled(module) for module in self._attached.outer.modules())
+            compiled = is_compiled(self._attached.outer)
         if not (compiled or self._groups):
             return None
         if self._problem:
