@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from collections.abc import Mapping as Dictionary
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +11,12 @@ import torch
 from torch import nn
 
 from signalprop.attachment.attached import Attached
+from signalprop.repair.undoing import configs_of
 
 _NAMES = ("eps", "variance_epsilon")
+
+
+Holder = tuple[nn.Module, str]  # a module and the attribute
 
 
 @dataclass(frozen=True)
@@ -21,46 +24,38 @@ class Epsilon:
     """The epsilon of the norms on the stream.
 
     Attributes:
-        holders: (module, attribute) of these. entries: (path, key) of the configuration that they take it from.
-        beside: (module, attribute) of other norms that take it from there, too, by their path.
+        holders: of these. entries: (configuration, key) that they take it from. beside: holders of other norms that
+            take it from there, too, by their path.
         problem: why it cannot be divided; "".
     """
 
-    holders: tuple[tuple[nn.Module, str], ...]
-    entries: tuple[tuple[str, str], ...]
-    problem: str
-    beside: Dictionary[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    holders: Sequence[Holder]
+    problem: str = ""
+    entries: Sequence[tuple[Any, str]] = ()
+    beside: Mapping[str, Holder] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attached: Attached) -> Epsilon:
         """Of a model: an entry counts where norms on the stream follow it in a model built anew."""
-        known = attached.norms
-        holders = tuple(
-            (norm, name) for norm in known for name in _NAMES if isinstance(getattr(norm, name, None), float)
-        )
-        if len(holders) < len(known) or any(row.normed for row in attached.rows):
-            return cls(holders, (), "some norms have it in their code")
         model: Any = attached.model
-        config = getattr(model, "config", None)
-        if config is None or not hasattr(config, "to_dict"):
-            return cls(holders, (), "")
-        names = {id(module): name for name, module in model.named_modules()}
-        wanted = {names[id(norm)] for norm in known}
-        values = {getattr(norm, name) for norm, name in holders}
-        entries, met = [], set[str]()
-        for path, key in _entries(config, values):
-            following = _following(model, path, key)
-            if following & wanted:
-                entries.append((path, key))
-                met |= following
-        if not wanted <= met:
-            return cls(holders, (), "the configuration has no entry for it")
-        modules = {names[id(module)]: module for module in model.modules()}
-        beside = {
-            path: (modules[path], name) for path in sorted(met - wanted) if path in modules
-            for name in _NAMES if isinstance(getattr(modules[path], name, None), float)
-        }  # fmt: skip
-        return cls(holders, tuple(entries), "", beside)
+        known = {path: norm for path, norm in model.named_modules() if any(norm is one for one in attached.norms)}
+        holders = [holder for norm in known.values() if (holder := _holder(norm)) is not None]
+        if len(holders) < len(known) or any(row.normed for row in attached.rows):
+            return cls(holders, "some norms have it in their code")
+        if not hasattr(getattr(model, "config", None), "to_dict"):
+            return cls(holders)
+        values, entries, met = {getattr(*holder) for holder in holders}, [], set[str]()
+        given = [(config, *item) for config in configs_of([model]) for item in vars(config).items()]
+        for config, key, value in given:
+            if "eps" in key and isinstance(value, float) and value in values:
+                following = _following(model, config, key)
+                if following & known.keys():
+                    entries.append((config, key))
+                    met |= following
+        if not known.keys() <= met:
+            return cls(holders, "the configuration has no entry for it")
+        others = {path: _holder(module) for path, module in model.named_modules() if path in met - known.keys()}
+        return cls(holders, "", entries, {path: holder for path, holder in others.items() if holder is not None})
 
     @property
     def exact(self) -> bool:
@@ -72,15 +67,10 @@ class Epsilon:
         """Whether it can be divided, in the modules and in the configuration."""
         return not self.problem
 
-    def divide(self, model: Any, by: float) -> None:
+    def divide(self, by: float) -> None:
         """Divide the modules' and the configuration's epsilon, where it can be."""
-        if not self.movable:
-            return
-        for module, name in (*self.holders, *self.beside.values()):
-            setattr(module, name, getattr(module, name) / by)
-        for path, key in self.entries:
-            config = _at(model.config, path)
-            setattr(config, key, getattr(config, key) / by)
+        for owner, name in (*self.holders, *self.entries, *self.beside.values()) if self.movable else ():
+            setattr(owner, name, getattr(owner, name) / by)
 
     def in_words(self, stream: float) -> str:
         """What became of it."""
@@ -91,35 +81,25 @@ class Epsilon:
             return f"divided by {stream**2:g}, and with it that of norms outside the stream, whose input stays: {some}"
         if self.movable:
             return f"divided by {stream**2:g}: the same function"
-        value = next((f" at {getattr(module, name):g}" for module, name in self.holders), "")
+        value = f" at {getattr(*self.holders[0]):g}" if self.holders else ""
         return f"stays{value} ({self.problem}), which counts as {stream**2:g} times as much to the divided stream"
 
 
-def _entries(config: Any, values: set[float], path: str = "") -> Iterator[tuple[str, str]]:
-    """(path, key) of every number in a configuration, and in those within it, that is one of these."""
-    for key, value in vars(config).items():
-        if isinstance(value, float) and value in values and "eps" in key:
-            yield path, key
-        elif hasattr(value, "sub_configs"):
-            yield from _entries(value, values, f"{path}.{key}".removeprefix("."))
+def _holder(norm: nn.Module) -> Holder | None:
+    return next(((norm, name) for name in _NAMES if isinstance(getattr(norm, name, None), float)), None)
 
 
-def _at(config: Any, path: str) -> Any:
-    for name in filter(None, path.split(".")):
-        config = getattr(config, name)
-    return config
-
-
-def _following(model: Any, path: str, key: str) -> set[str]:
+def _following(model: Any, config: Any, key: str) -> set[str]:
     """Paths of the modules that have another epsilon in a model (without numbers) whose entry is another."""
-    config = copy.deepcopy(model.config)
-    marked = getattr(_at(config, path), key) * 1.25
-    setattr(_at(config, path), key, marked)
+    before = getattr(config, key)
+    setattr(config, key, 1.25 * before)
     try:
         with torch.device("meta"):
-            other = type(model)(config)
+            other = type(model)(copy.deepcopy(model.config))
     except Exception:  # whatever a constructor may raise: then nothing is known of the entry
         return set()
-    return {
-        path for path, module in other.named_modules() if any(getattr(module, name, None) == marked for name in _NAMES)
-    }
+    finally:
+        setattr(config, key, before)
+    marked = (path for path, module in other.named_modules() if (found := _holder(module)) is not None
+              and getattr(*found) == 1.25 * before)  # fmt: skip
+    return set(marked)

@@ -148,7 +148,7 @@ def fit(
         with torch.no_grad(), all_or_nothing(attached.model, [change.tensor for change in changes]):
             for change in changes:
                 change.tensor.copy_(change.value())
-            epsilon.divide(attached.model, stream**2)
+            epsilon.divide(stream**2)
             after, now = largest(attached, places, arguments)
             _require_same(output, now, "" if epsilon.exact else epsilon.in_words(stream))
     return Fit(

@@ -37,7 +37,7 @@ class Saved:
     def __init__(self, model: nn.Module, overwritten: Iterable[Tensor] = ()) -> None:
         modules = list(model.modules())
         self._objects: list[tuple[Any, type, dict[str, Any], list[tuple[Any, Any]]]] = []
-        for item in {id(found): found for found in (*modules, *_configs(modules))}.values():
+        for item in {id(found): found for found in (*modules, *configs_of(modules))}.values():
             inner = [(value, value.copy()) for value in vars(item).values() if isinstance(value, (dict, set))]
             self._objects.append((item, type(item), dict(vars(item)), inner))
         tensors = [tensor for module in modules for held in (module._parameters, module._buffers)
@@ -76,7 +76,7 @@ def _refill(now: Any, before: Any) -> None:
         now.update(before)
 
 
-def _configs(modules: Iterable[nn.Module]) -> list[Any]:
+def configs_of(modules: Iterable[nn.Module]) -> list[Any]:
     """The configurations of transformers that modules hold, and those inside them."""
     found: dict[int, Any] = {}
     waiting = [config for module in modules if hasattr(config := vars(module).get("config"), "__dict__")]
