@@ -18,6 +18,7 @@ from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
 
+TOKENS = "signalprop.tokens"  # a name that ids may have, whatever the model calls them
 HELD = ("tokens", "targets", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold
 
 
@@ -94,6 +95,7 @@ def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "i
     inputs = made.inputs if isinstance(made, BatchArguments) else {"tokens": "input_ids"}
     stacks = ("tokens", "decoder_tokens") if a.kind == "encoder-decoder" else ("tokens",)
     read: list[Any] = [arguments.get(inputs.get(name, "")) for name in stacks]
+    read = [arguments.get(TOKENS, read[0]), *read[1:]]
     if not all(isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point() for one in read):
         return None
     given: list[Any] = [*read, arguments.get(mapping.padding), arguments.get("labels")]

@@ -312,8 +312,10 @@ def _gradients(
         batch = todo[0]
         arguments = arguments_of(model, mapping, batch)
         positions = Positions(mapping, arguments, skip_first)
-        recorder = Recorder(attached, backward=True)
-        recorder.give_padding({stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()})
+        counted: dict[int, Tensor | None] = {
+            stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()
+        }
+        recorder = Recorder(attached, backward=True, padding=counted)
         try:
             recorder.attach()
             counting = nullcontext() if exponents is None else exponents.watching()

@@ -160,7 +160,7 @@ class SignalMonitor:
         batch, start = self._batch, self._given
         self._attached = attached if batch is None else reading_batches(attached)
         self._model, self._mapping, self._plan = self._attached.model, self._attached.mapping, self._attached.plan
-        self._arguments = Arguments(self._mapping, skip_first, _KEPT_SEQUENCES)
+        self._arguments = Arguments(self._mapping, _KEPT_SEQUENCES)
         seen = self._arguments
         self._recorders = Recorders(
             self._attached,
@@ -378,7 +378,7 @@ class SignalMonitor:
         try:
             batch = together(lambda: self._batch or self._arguments.batch(), self._mesh)
             with random_states_kept(self._model):
-                return attention_scores(self._attached.as_known, batch, self._arguments.skip_first, self._mesh)
+                return attention_scores(self._attached.as_known, batch, self._wanted[1], self._mesh)
         except InputError as error:
             if self._batch is not None:
                 self._logs.say_once(f"step {step}: attention scores not measured: {error}")

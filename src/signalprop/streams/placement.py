@@ -33,7 +33,7 @@ def kept_elsewhere(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         away = any(p.is_meta for p in module.parameters(recurse=False))
         if away and any(hook.offload for hook in _align_hooks(module)):
-            return name
+            return str(name)
     return None
 
 

@@ -50,7 +50,9 @@ class Recorders:
         if self._taps is not None:
             self._taps.place()
             return TapRecorder(self._taps)
-        return Recorder(self._attached, backward=self._backward, begins=self._begins)
+        return Recorder(
+            self._attached, backward=self._backward, begins=self._begins, skip_first=self._skip_first, lenient=True
+        )
 
     def close(self) -> None:
         """Leave nothing on the model."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
+from collections.abc import Mapping as Dictionary
 from typing import Any
 
 import torch
@@ -30,18 +31,21 @@ class Recorder(Pass):
     `reduction.Rows` or `Sums` per point is kept, save the input of a parallel layer until its attention is known.
 
     Args:
-        begins: called before every pass with this recorder, the model and its arguments; it may `give_padding`.
-        skip_first: positions that do not count at the start of every sequence of a decoder.
+        begins: called before every pass with this recorder, the model and its arguments. padding: which positions
+            count, by stack, instead of the pass's masks.
+        skip_first: positions that do not count at the start of every sequence of a decoder. lenient: none such where
+            sequences are up to twice as long; else an error where no position is left.
     """
 
     def __init__(
-        self, attached: Attached, *, backward: bool, begins: Begins | None = None, skip_first: int = 0
-    ) -> None:
+        self, attached: Attached, *, backward: bool, begins: Begins | None = None,
+        padding: Dictionary[int, Tensor | None] | None = None, skip_first: int = 0, lenient: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(attached, backward=backward)
         mapping, plan = self.mapping, self.plan
         self._begins = begins
-        self._skip_first = skip_first
-        self._given_padding: dict[int, dict[int, Tensor | None]] = {}
+        self._skip_first, self._lenient = skip_first, lenient
+        self._given_padding = padding
         self._padding: dict[int, Padding | None] = {}
         self._attached = False
         self._rows: tuple[int, int] | None = None  # of sequences and tokens that the model is called with
@@ -80,10 +84,6 @@ class Recorder(Pass):
             self._open_sums.clear()
         self._hooks.detach()
 
-    def give_padding(self, padding: dict[int, Tensor | None]) -> None:
-        """Which positions count, by stack, in the pass that this thread is about to begin; instead of its mask."""
-        self._given_padding[threading.get_ident()] = padding
-
     def starts(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The model is being called already, with these arguments, and this was attached inside the call."""
         self._model_starts(model, args, kwargs)
@@ -94,7 +94,7 @@ class Recorder(Pass):
         if self._begins is not None:
             self._begins(self, model, args, kwargs)
         me = threading.get_ident()
-        given = self._given_padding.pop(me, None)
+        given = self._given_padding
         with LOCK:
             evaluates = self._evaluates()
             self.calls += not evaluates
@@ -205,7 +205,8 @@ class Recorder(Pass):
 
     def _padding_for(self, stack: int, tensor: Tensor) -> Padding | None:
         padding = self._padding.get(stack)
-        if self._skip_first and stack == DECODER and stack not in self.shapes:  # the first point of the stack
+        short = self._lenient and tensor.shape[1] <= 2 * self._skip_first
+        if self._skip_first and not short and stack == DECODER and stack not in self.shapes:  # its first point
             check_length(tensor.shape[1], self._skip_first)
             real = tensor.new_ones(tensor.shape[:2], dtype=torch.bool) if padding is None else padding.keep
             self._padding[stack] = padding = Padding.of(later(real, self._skip_first))
