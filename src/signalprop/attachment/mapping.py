@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.hooks import whole
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
-from signalprop.network.layout import layout
+from signalprop.network.layout import Layout, layout
 from signalprop.network.parametrization import Shaping
 from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.parts import Seen
