@@ -51,7 +51,6 @@ NOT_RUN = {
     ): "serves until Ctrl-C; tests/lab/explorer starts it and drives its page",
     ("docs/tour.md", "git clone"): _INSTALLS,
     ("docs/index.md", "pip install"): _INSTALLS,
-    ("docs/index.md", "make demo"): _INSTALLS,
     ("docs/monitoring.md", "step 15:"): "a warning of a run that is sick; tests/monitoring/test_bands.py makes some",
     ("docs/monitoring.md", "step 102:"): "a warning of a loss that jumped; tests/monitoring/test_faults.py makes some",
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
