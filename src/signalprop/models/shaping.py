@@ -70,13 +70,13 @@ class TorchShape:
         n = self.length if self.causal else n
         if (n, dtype, device) not in self._made:
             if (n, dtype, _CPU) not in self._made:
-                self._make(n, dtype)
+                # NumPy stays out of graphs. As a decorator `disable` imports the compiler, 1 s, for everybody.
+                make = torch.compiler.disable(self._make) if torch.compiler.is_compiling() else self._make
+                make(n, dtype)
             bias, rows = self._made[n, dtype, _CPU]
             self._made[n, dtype, device] = bias.to(device), rows.to(device)
         return self._made[n, dtype, device]
 
-    # NumPy stays out of graphs; what a model needs is made before its first pass
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _make(self, n: int, dtype: torch.dtype) -> None:
         bias = np.stack([np.maximum(shape.log_weights(n), LOW) for shape in self.shapes])
         rows = np.array(self.shapes[0].rescale(n))
