@@ -148,11 +148,11 @@ def test_a_prediction_says_how_sure_it_is() -> None:
 
 
 def test_long_sequences_are_drawn_on_their_first_tokens() -> None:
-    long = table("gated_convolution", seq_len=2048)
+    long = table("global_attention", seq_len=2048)
     predicted = sp.predict(long)
     assert any("the first 256 of 2,048 tokens" in note for note in predicted.notes)
     assert predicted.architecture == long.architecture
-    short = sp.predict(table("gated_convolution", seq_len=256))
+    short = sp.predict(table("global_attention", seq_len=256))
     np.testing.assert_array_equal(predicted.forward["branch"].variance, short.forward["branch"].variance)
 
 
