@@ -71,8 +71,8 @@ class TorchShape:
         if (n, dtype, device) not in self._made:
             if (n, dtype, _CPU) not in self._made:
                 # NumPy stays out of graphs. As a decorator `disable` imports the compiler, 1 s, for everybody.
-                make = torch.compiler.disable(self._make) if torch.compiler.is_compiling() else self._make
-                make(n, dtype)
+                disable: Any = torch.compiler.disable
+                (disable(self._make) if torch.compiler.is_compiling() else self._make)(n, dtype)
             bias, rows = self._made[n, dtype, _CPU]
             self._made[n, dtype, device] = bias.to(device), rows.to(device)
         return self._made[n, dtype, device]
