@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -181,7 +180,7 @@ def _entries(attached: Attached, p: Parametrization) -> tuple[list[_Entry], list
             chosen[part.padding] = False
         tensor = whole(part.tensor)
         if not chosen.all():
-            tensor = tensor.index_select(part.axis, torch.as_tensor(np.flatnonzero(chosen), device=tensor.device))
+            tensor = part.of(tensor, chosen)
         path = names.get(id(part.tensor), "")
         found.append(_Entry(part, path, tensor, twice))
     return found, [name for name, tensor in attached.model.named_parameters() if id(tensor) not in taken]

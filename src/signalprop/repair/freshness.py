@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,11 +30,10 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.live_model import evaluating
-from signalprop.attachment.rows import Held
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
-from signalprop.network.parametrization import Parametrization
+from signalprop.network.parametrization import Parametrization, blank
 from signalprop.repair.goodness_of_fit import fault, sample
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.repair.undoing import Saved
@@ -113,31 +115,16 @@ class Outputs:
         return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
 
 
-def _fused(attached: Attached) -> dict[int, list[Any]]:
+def _fused(attached: Attached) -> dict[int, list[Callable[[Tensor], Tensor]]]:
     """By the parameter's id: what takes the numbers of each role out of one that several share, or padding out."""
-    found: dict[int, list[Any]] = {}
-
-    def take(held: Held, tensor: Any, axis: int) -> None:
-        if not isinstance(tensor, Tensor):
-            return
-        rows = held.rows
-
-        def chosen(whole: Tensor) -> Tensor:
-            keep = torch.zeros(whole.shape[axis], dtype=torch.bool, device=whole.device)
-            keep[rows if rows is None or isinstance(rows, slice) else [*rows]] = True
-            return whole.movedim(axis, 0)[keep]
-
-        found.setdefault(id(tensor), []).append(chosen)
-
-    for row in attached.rows:
-        for held in row.weights.values():
-            if held.rows is not None and not held.problem:
-                take(held, held.weight, held.transposed + held.copies)
-                take(held, held.bias, int(held.copies))
+    found: dict[int, list[Callable[[Tensor], Tensor]]] = {}
+    for part in walk(attached, blank(attached.mapping.architecture, "")):
+        if part.tensor is not None and part.rows is not None:
+            found.setdefault(id(part.tensor), []).append(partial(part.of, outputs=part.outputs))
     for table in attached.model.modules():
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-            rows = [i for i in range(table.num_embeddings) if i != table.padding_idx]
-            found.setdefault(id(table.weight), [lambda whole, rows=rows: whole[rows]])
+            rows = torch.arange(table.num_embeddings) != table.padding_idx
+            found.setdefault(id(table.weight), [itemgetter(rows)])
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
@@ -73,6 +74,10 @@ class Part:
         chosen = np.zeros(self.tensor.shape[self.axis] if self.tensor.ndim else 1, bool)
         chosen[slice(None) if self.rows is None else self.rows if isinstance(self.rows, slice) else [*self.rows]] = True
         return chosen
+
+    def of(self, tensor: Tensor, outputs: Any) -> Tensor:
+        """The numbers of some output features, as booleans, of a whole tensor of the parameter's shape."""
+        return tensor.index_select(self.axis, torch.as_tensor(np.flatnonzero(outputs), device=tensor.device))
 
 
 @dataclass
