@@ -24,7 +24,7 @@ from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, saving
 from signalprop.repair.record import vanilla_mapping
-from signalprop.repair.spliced_modules import Rewired
+from signalprop.repair.splices import Rewired
 from signalprop.repair.weight_assignment import Part, assignments
 
 transformers = pytest.importorskip("transformers")

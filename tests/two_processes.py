@@ -1,4 +1,4 @@
-"""One process of surgery/test_distributed.py: `python two_processes.py RANK N FOLDER`; rank 0 writes the numbers."""
+"""One process of repair/test_distributed.py: `python two_processes.py RANK N FOLDER`; rank 0 writes the numbers."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from applied import MODELS, difference, double_norms, outputs, vanilla
 from own_model import OwnGPT, own_ids, own_model
 from repair.test_equal_to_built import refused
 from signalprop.errors import InputError
-from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import record_of
+from signalprop.repair.splices import Splice
 
 FAMILIES = tuple(MODELS)
 # Every scheme on one family and three schemes on every family; the rest with the slow tests.

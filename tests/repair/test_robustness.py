@@ -22,7 +22,7 @@ from signalprop.hooks import first_tensor
 from signalprop.models.transformer import Transformer
 from signalprop.repair import apply, initialize
 from signalprop.repair.record import the_record
-from signalprop.repair.spliced_modules import Passed, Rewired
+from signalprop.repair.splices import Passed, Rewired
 
 FAMILIES = ("bert", "gpt2", "llama")
 # gauge, gauge, trainable channels, scaled norms; of BERT trainable skips too
@@ -345,7 +345,7 @@ def test_apply_resolves_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(name: str, function: Any) -> Any:
         return lambda *given: (made.append(name), function(*given))[1]
 
-    monkeypatch.setattr(attached, "_row", counted("sublayer", attached._row))
-    monkeypatch.setattr(attached, "_ends", counted("ends", attached._ends))
+    monkeypatch.setattr(attached, "row_of", counted("sublayer", attached.row_of))
+    monkeypatch.setattr(attached, "ends_of", counted("ends", attached.ends_of))
     apply(vanilla("gpt2", 4), "deepscalelm", seed=0)
     assert made == ["sublayer"] * 8 + ["ends"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import signalprop as sp
 from applied import batch_of, vanilla
 from own_model import own_model
-from signalprop.repair import folds, initialisation, installation, saved_models, undoing, weight_changes
+from signalprop.repair import applying, folds, initialisation, installation, saved_models, undoing, weight_changes
 from signalprop.repair.saving import RECORD
 
 
@@ -66,7 +66,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-# where it is interrupted: the module and name of a function that surgery calls over and over
+# where it is interrupted: the module and name of a function that is called over and over
 PLACES: dict[str, tuple[Any, str]] = {
     "a splice": (installation, "splice"),
     "a draw": (initialisation, "draw"),
@@ -117,7 +117,7 @@ def test_an_interrupted_apply(
 def test_an_interrupted_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     model = vanilla("bert", 2).train()
     before = state(model)
-    monkeypatch.setattr(installation, "measure", after(0, installation.measure))
+    monkeypatch.setattr(applying, "measure", after(0, applying.measure))
     with pytest.raises(Stop):
         sp.apply(model, "admin", data=batch_of(model), seed=1)
     assert same(state(model), before)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from signalprop.attachment.mapping import find
+from signalprop.attachment.mapping import describe, find
 from signalprop.attachment.rows import AttachedEnds, AttachedRow
 from signalprop.errors import InputError
 from signalprop.hooks import Site
@@ -26,6 +26,14 @@ class Plan:
     stream_in: tuple[int, ...]
     branch: tuple[int, ...]
     stream_out: tuple[int, ...]
+
+    def where(self, index: int) -> str:
+        """Sublayer and probe point of a site, in words; below 0 the sum after sublayer -1 - index."""
+        for name in ("stream_in", "branch", "stream_out"):
+            points: tuple[int, ...] = getattr(self, name)
+            if index in points and index >= 0:
+                return f"{describe(self.layout, points.index(index))}, {name}"
+        return f"{describe(self.layout, -1 - index)}, stream_out"
 
 
 def plan_of(model: nn.Module, table: Layout, rows: Sequence[AttachedRow], ends: AttachedEnds) -> Plan:

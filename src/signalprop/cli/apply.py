@@ -46,7 +46,7 @@ def apply(
     output.check_outputs(json_file)
     checkpoints.check_out(out)
     wanted = sources.scheme_or_table(scheme)
-    from signalprop import repair as surgery
+    from signalprop import repair
     from signalprop.repair.record import the_record
 
     unread = redraw or not checkpoints.has_weights(directory)
@@ -56,11 +56,11 @@ def apply(
     dtype = checkpoints.stored_type(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
-        surgery.apply(model, wanted, redraw=unread, change_function=change_function, seed=seed)
+        repair.apply(model, wanted, redraw=unread, change_function=change_function, seed=seed)
     record = the_record(model)
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
     with checkpoints.written_whole(out) as folder:
-        surgery.save(model.to(dtype), folder)
+        repair.save(model.to(dtype), folder)
         checkpoints.copy_companions(directory, folder)
     result = {
         "schema": SCHEMA,

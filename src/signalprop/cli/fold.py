@@ -24,14 +24,14 @@ def fold(directory: Directory, out: Out, data: opt.Arguments = None, json_file: 
     output.check_outputs(json_file)
     checkpoints.check_out(out)
     require("transformers", "models")
-    from signalprop import repair as surgery
+    from signalprop import repair
     from signalprop.cli.loading import announce_model, called_with
     from signalprop.diagnosis.loading import quiet
     from signalprop.repair.record import the_record
 
     quiet()
     announce_model(directory)
-    model = surgery.load(directory)
+    model = repair.load(directory)
     dtype = next(model.parameters()).dtype
     model.float()
     called_with(model, data)

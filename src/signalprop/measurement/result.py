@@ -96,7 +96,7 @@ def check_reached(recorder: Pass) -> None:
         )
     if not all(reached):
         raise NotReached(
-            f"{recorder.where(reached.index(False))}: this point was not reached in the forward pass "
+            f"{recorder.plan.where(reached.index(False))}: this point was not reached in the forward pass "
             f"({sum(reached)} of {len(reached)} were); a layer was skipped, or the mapping names a module that is not "
             "called"
         )
@@ -190,7 +190,11 @@ def relative_gradients(recorder: Pass, table: Table) -> tuple[dict[str, Series] 
         return None, None, "no gradients: the step had no backward pass through the stream"
     missing = [i for i in range(len(recorder.plan.sites)) if i not in table]
     if missing:
-        return None, None, f"no gradients: none reached {recorder.where(missing[0])} (frozen parameters before it?)"
+        return (
+            None,
+            None,
+            f"no gradients: none reached {recorder.plan.where(missing[0])} (frozen parameters before it?)",
+        )
     last = len(recorder.plan.stream_out) - 1
     factor = factor_of(recorder, "stream_out", last, gradient=True)
     scale = float(table[recorder.plan.stream_out[last]][1]) * factor * factor
@@ -214,4 +218,4 @@ def not_finite(recorder: Pass, table: Table, *, gradient: bool = False) -> str:
     else:
         cause = "the parameters are finite, so the computation overflowed there"
     what = "gradient" if gradient else "signal"
-    return f"{recorder.where(first)}: the {what} holds NaN or infinite values first here; {cause}"
+    return f"{recorder.plan.where(first)}: the {what} holds NaN or infinite values first here; {cause}"

@@ -22,9 +22,8 @@ from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import Applied, eps_bound
-from signalprop.repair.module_swaps import Splice, restore
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
-from signalprop.repair.spliced_modules import Multiplied, Rewired
+from signalprop.repair.splices import Multiplied, Rewired, Splice, restore
 from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, product

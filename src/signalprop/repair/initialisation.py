@@ -17,7 +17,7 @@ from signalprop.hooks import whole
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
-from signalprop.repair.spliced_modules import Rewired
+from signalprop.repair.splices import Rewired
 from signalprop.repair.undoing import all_or_nothing, everything, local
 from signalprop.repair.weight_assignment import Assignment, assignments
 

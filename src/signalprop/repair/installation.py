@@ -1,177 +1,25 @@
-"""`apply`: make a model that exists compute what a scheme asks for, in place, without touching its forward code."""
+"""What a plan says, installed in a model's modules one by one; and what becomes of the model's class."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from signalprop.attachment.arguments import statistics_in
-from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
-from signalprop.attachment.live_model import adapters_in
-from signalprop.attachment.mapping import Mapping, number
-from signalprop.attachment.parametrization_of import rms, tensors_of
-from signalprop.data.batches import Batch
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.mapping import Mapping
+from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
-from signalprop.files.validation import typed
-from signalprop.measurement.measuring import measure
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import Embedding, Parametrization
-from signalprop.repair.freshness import Outputs, learnt
-from signalprop.repair.initialisation import draw_table, draw_weights, ties
-from signalprop.repair.module_swaps import Splice, carry_over, refuse_adapters, splice
-from signalprop.repair.plan import Plan, make_plan, own_multipliers
-from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained, record_of
+from signalprop.network.parametrization import Parametrization
+from signalprop.repair.initialisation import ties
+from signalprop.repair.plan import Plan, RowPlan, make_plan
+from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
-from signalprop.repair.sites import confirm
-from signalprop.repair.surgery import Surgeon
-from signalprop.repair.tiny_pass import on_meta
-from signalprop.repair.undoing import Saved, all_or_nothing, everything
-from signalprop.schemes import Scheme
-from signalprop.schemes import scheme as scheme_of
-from signalprop.streams.calls import remember
-from signalprop.streams.wrappers import unwrapped
-
-
-@typed
-def apply(
-    model: nn.Module,
-    scheme: str | Scheme | Parametrization,
-    *,
-    data: Batch | Dictionary[str, Any] | None = None,
-    inputs: Any = None,
-    initialize: bool = True,
-    redraw: bool = False,
-    change_function: bool = False,
-    match_eps: bool = False,
-    seed: int | None = None,
-    mapping: Mapping | None = None,
-    **options: Any,
-) -> Parametrization:
-    """Make a model compute, and start at, what a scheme asks for. In place; its forward code stays as it is.
-
-    Trained weights stay. Fresh weights (`signalprop.repair.freshness` recognises them) are drawn anew;
-    others stay, with a UserWarning, and a scheme that would change their function is refused.
-
-    Skip and branch multipliers become numbers on the last map of each branch (docs/theory/gauge.md): exact up to the
-    epsilon of norms, neutral to every optimizer, no new state-dict keys except trainable multipliers and added norms.
-    `fold` multiplies them into the weights again. On the meta device the multipliers are installed and
-    `signalprop.initialize(model)` draws the weights after `to_empty`.
-
-    Args:
-        model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
-        scheme: name, scheme, or the very numbers. options: of a scheme given by name.
-        data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
-            statistics of the input. inputs: what the model is called with, as `measure` takes it; or InputStatistics
-            (default: those of its tokens or of the batch, else Zipf's law).
-        initialize: draw the weights anew, if they are fresh; the model's trainable multipliers (LayerScale,
-            ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's. A
-            Parametrization says all numbers, the model's own too.
-        redraw: draw them anew though something has been learnt in them.
-        change_function: install the multipliers even if the trained weights then compute something else.
-        match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
-            checkpoint cannot keep that, since a config has one epsilon.
-        seed: of the draws; the same seed gives the weights of `build(parametrization, seed=seed)`.
-
-    Returns:
-        The Parametrization that the model now has.
-
-    Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    are copied to memory meanwhile (a warning says if there is not enough).
-
-    Raises:
-        InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
-            parametrization of another shape, something that the model's forward code cannot be made to compute, or a
-            scheme that changes the function of weights in which something has been learnt (by how much it says).
-    """
-    model = unwrapped(model)
-    if record_of(model) is not None:
-        raise InputError(
-            f"this model already carries scheme {record_of(model).parametrization.scheme!r}; "  # type: ignore[union-attr]
-            "fold(model) first, or load it again"
-        )
-    if adapted := adapters_in(model):
-        raise InputError(
-            f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start the scheme knows "
-            "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
-        )
-    if redraw and not initialize:
-        raise InputError("redraw draws new weights and initialize=False keeps those there are; choose")
-    called = remember(model, inputs if inputs is not None else data)
-    arguments = called if called is not None else data if isinstance(data, dict) else None
-    data = called if data is None else data
-    attached = attach(model, mapping, arguments)
-    without_numbers = on_meta(model)
-    trained = "" if redraw or without_numbers else learnt(attached)
-    wanted, initialize = initialize, initialize and not trained
-    other = isinstance(scheme, Parametrization) and scheme.architecture != attached.mapping.architecture
-    as_it_is = isinstance(scheme, Parametrization) and not (initialize or other)
-    try:  # which check and predict ask for afterwards, too, when multipliers stand in the way of proving them
-        attached = with_known_weights(attached) if as_it_is else require_roles(attached)
-    except InputError:
-        if initialize or other:
-            raise
-        attached = with_known_weights(attached)
-    if torch.backends.mha.get_fastpath_enabled() and any(
-        isinstance(module, nn.TransformerEncoderLayer) for module in model.modules()
-    ):
-        raise InputError(
-            "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
-            "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
-        )
-    if attached.mapping.anatomy:  # in the vanilla model; nothing looks for it again
-        mapping = attached.mapping
-    architecture = attached.mapping.architecture
-    if architecture is not None and architecture.streams is not None:
-        raise InputError(
-            "a scheme is put on one residual stream, and this model has several; build it with the scheme instead:"
-            " sp.build(sp.scheme(NAME)(architecture))"
-        )
-    draws = initialize and not without_numbers
-    own = own_trained(attached) if draws else []
-    _refuse_multipliers(attached, neutral=draws)
-    if not without_numbers:
-        confirm(attached, arguments)
-    chosen = scheme_of(scheme, **options) if isinstance(scheme, str) else scheme
-    statistics = statistics_in(attached.mapping, data if isinstance(data, Batch) and inputs is None else inputs, called)
-    if data is not None and hasattr(chosen, "profiled"):
-        chosen = _profiled(attached, chosen, data, seed)
-    table = chosen if isinstance(chosen, Parametrization) else chosen(architecture, statistics)
-    if not (initialize or isinstance(chosen, Parametrization)):
-        table = _with_own(attached, table)
-    table = with_fixed_positions(attached, table)
-    before = Outputs(attached, arguments) if trained else None
-    with all_or_nothing(model, own):
-        _to_one(own)
-        record = install(attached, table, match_eps=match_eps, by_hand=mapping)
-        record.pending = without_numbers and initialize
-        record.kept = not initialize
-        if draws:
-            with all_or_nothing(model, everything(model)):
-                draw_weights(attached, record, seed)
-                _to_one(own)  # which modules that reset themselves have set again
-        if before:
-            record.function_changed = before.changed_in_words()
-            if record.function_changed and not change_function:
-                raise InputError(
-                    f"something has been learnt in the weights ({trained}), and scheme {table.scheme!r} changes what "
-                    f"they compute: {record.function_changed}; give change_function=True (--change-function) to keep "
-                    "them all the same, or redraw=True (--redraw) to draw new ones"
-                )
-    if wanted and trained:
-        warnings.warn(
-            f"the weights are kept, because they are trained: {trained}; redraw=True draws new ones",
-            UserWarning,
-            stacklevel=3,
-        )
-    return table
+from signalprop.repair.splices import Multiplied, Passed, Reading, Rewired, Splice, carry_over, refuse_adapters, splice
 
 
 def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
@@ -187,81 +35,9 @@ def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_h
     record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
-    Surgeon(attached, table, record).operate(match_eps)
+    _Installation(attached, table, record).run(match_eps)
     splice(model, applied_mixin(type(model)), signalprop_record=record)
     return record
-
-
-def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametrization:
-    """The table with the root mean square of positions that the model computes or keeps, and no scheme can draw."""
-    ends, mapping, e = attached.ends, attached.mapping, table.embedding
-    fixed: dict[str, float] = {}
-    for name, held in (("position", ends.position), ("decoder_position", ends.decoder_position)):
-        if isinstance(held, float):
-            fixed[name] = held
-        elif held is not None:
-            values, _ = tensors_of(held, "positions")
-            if not values.requires_grad:  # sines and cosines, whose squares add up to 1
-                fixed[name] = math.sqrt(0.5) / mapping.embedding.scale if values.is_meta else rms(values, "positions")
-    if not fixed:
-        return table
-    if mapping.architecture.kind == "encoder-decoder":
-        fixed.setdefault("decoder_position", e.position_of(decoder=True))
-    return replace(table, embedding=Embedding(**e.model_dump() | fixed))
-
-
-def own_trained(attached: Attached) -> list[Tensor]:
-    """A model's own multipliers that train (LayerScale, ReZero), each once."""
-    found = (value for row in attached.rows for value in (row.skip, row.multiplier))
-    return list({id(value): value for value in found if isinstance(value, Tensor)}.values())
-
-
-def _to_one(multipliers: Sequence[Tensor]) -> None:
-    """A scheme's numbers stand beside them."""
-    with torch.no_grad():
-        for multiplier in multipliers:
-            multiplier.fill_(1.0)
-
-
-def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
-    """Raise InputError for those that no factor makes up for; `neutral`: what trains becomes 1."""
-    for row in attached.rows:
-        stay = [v for v in (row.skip, row.multiplier) if not (neutral and isinstance(v, Tensor))]
-        if row.norm_scale != 1 or 0 in map(number, stay):
-            raise InputError(
-                f"{row.label} already has multipliers that are 0 or act on a norm (skip "
-                f"{number(row.skip):.3g}, branch {number(row.multiplier):.3g}); apply needs a model without"
-            )
-
-
-def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
-    """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
-    own = np.array([own_multipliers(row) for row in attached.rows])
-    factor = attached.mapping.architecture.head_scale
-    if (own == 1).all() and factor == 1:
-        return table
-    head = table.head.model_copy(update={"scale": table.head.scale * factor})
-    return replace(table, skip=table.skip * own[:, 0], branch=table.branch * own[:, 1], head=head)
-
-
-def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> Any:
-    """A scheme with the branch variances that its profiling pass measures on the model.
-
-    The pass runs the model as the scheme initialises it, every multiplier 1; weights are put back afterwards.
-    """
-    model = attached.model
-    if on_meta(model):
-        raise InputError(f"scheme {chosen.name!r} profiles the model, which is on the meta device; leave out data=")
-    table = chosen.profiling(attached.mapping.architecture)
-    if not (table.placement == attached.layout.placement).all():
-        raise InputError(f"scheme {chosen.name!r} profiles a model in its norm placement; leave out data=")
-    before = Saved(model, everything(model))
-    try:
-        draw_table(attached, table, 0 if seed is None else seed)
-        profile = measure(model.eval(), data, mapping=attached.mapping, backward=False)
-    finally:
-        before.restore()
-    return chosen.profiled(profile)
 
 
 def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
@@ -274,6 +50,157 @@ def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
     start = e.norm_gain**2 if a.embedding_norm else (e.token**2 + e.position**2 + e.segment**2) * e.scale**2
     factors = [abs(row.eps_factor - 1) for row in plan.rows] + [abs(f - 1) for f in plan.final_eps]
     return a.norm_eps * max(factors, default=0.0) / (2 * start) if start > 0 else math.inf
+
+
+class _Installation:
+    """Does what a plan says, module by module."""
+
+    def __init__(self, attached: Attached, table: Parametrization, record: Record) -> None:
+        self.attached, self.table, self.record = attached, table, record
+        self.scaled_norms: dict[int, float] = {}
+        self.stream = Passed()
+
+    def run(self, match_eps: bool) -> None:
+        """All rows, then the ends."""
+        plan, ends = self.record.plan, self.attached.ends
+        kept = self.dropouts()
+        for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
+            self.row(i, here, row, kept.get(i, 0.0))
+            if match_eps:
+                if here.normed and row.eps_factor != 1:
+                    raise InputError(f"{here.label}: its norm is a function, whose epsilon stays; leave match_eps out")
+                self.rescale_eps(here.norm, row.eps_factor, here.label)
+        finals = ends.final_norms
+        for final, factor in zip(finals, plan.final_eps[-len(finals) :] if finals else (), strict=True):
+            if match_eps:
+                self.rescale_eps(final, factor, "final norm")
+        if plan.head_ratio != 1:
+            head = needed(ends.head, "head").module("head")
+            if isinstance(head, nn.Embedding):
+                raise InputError(
+                    "this scheme scales the head's input, and the mapping's head is an embedding table, which no "
+                    "module reads; give the head a module (nn.Linear with the same weight)"
+                )
+            multiply(head, input_scale=plan.head_ratio)
+        if plan.embedding_ratio != 1:
+            if self.attached.mapping.architecture.input != "tokens":
+                raise InputError("this scheme scales the embeddings, which is not possible for patches or frames")
+            for table in ends.tables:
+                weight = table.module("embedding").weight
+                for module in self.attached.model.modules():  # encoder and decoder may share a table, not a module
+                    if isinstance(module, nn.Embedding) and module.weight is weight:
+                        multiply(module, branch_scale=plan.embedding_ratio)
+
+    def dropouts(self) -> dict[int, float]:
+        """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
+        rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
+        targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "rewired"}
+        kept = {i: float(getattr(owner, name)) for i, (owner, name) in targets.items()}
+        for owner, name in targets.values():
+            if getattr(owner, name) != 0:
+                self.change(owner, name, 0.0)
+        return kept
+
+    def row(self, i: int, here: AttachedRow, row: RowPlan, dropout_p: float) -> None:
+        """One sublayer."""
+        where = here.label
+        carrier = self.attached.model.get_submodule(self.record.carriers[i])
+        if row.norm_scale != 1:
+            self.scale_norm(here, row)
+        if row.score_ratio != 1:
+            self.scale_scores(here, row.score_ratio)
+        if row.input_scale != 1:
+            for reader in here.readers:
+                multiply(Held(reader).module(where), input_scale=row.input_scale)
+        if row.treatment == "multiplied":
+            multiply(carrier, branch_scale=row.scale)
+            return
+        if row.treatment == "none":
+            return
+        if row.reads_stream:
+            splice(Held(here.reader).module(where), Reading, stream=self.stream)
+        self.rewire(i, carrier, row, dropout_p)
+
+    def rewire(self, i: int, carrier: nn.Module, row: RowPlan, dropout_p: float) -> None:
+        """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
+        p, a = self.table, self.table.architecture
+        like = next(carrier.parameters(), next(self.attached.model.parameters()))
+        stream = self.stream if row.reads_stream else None
+        splice(carrier, Rewired, stream=stream, gauge=row.scale, dropout_p=dropout_p, point=nn.Identity())
+        for name, start, trains in (
+            ("multiplier", float(p.branch[i]), p.branch_trainable),
+            ("skip", float(p.skip[i]), p.skip_trainable),
+        ):
+            size = {"fixed": 0, "scalar": 1, "channel": a.d_model}[trains]
+            channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
+            if size > 1 and channels != size:  # streams whose width changes from layer to layer
+                raise InputError(
+                    f"{self.record.carriers[i]} gives {channels} channels, and the scheme has a multiplier for each of "
+                    f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
+                )
+            fixed = not size or (name == "skip" and not row.reads_stream)
+            value = start if fixed else nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
+            setattr(carrier, name, value)
+            if not fixed:
+                self.record.added.append(f"{self.record.carriers[i]}.{name}")
+
+    def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
+        """Multiply the output of a norm, once."""
+        if here.norm is None:
+            what = "the model's is a function" if here.normed else "the mapping names none"
+            raise InputError(f"{here.label}: the scheme scales a norm, and {what}; take one that scales branches")
+        if id(here.norm) not in self.scaled_norms:
+            multiply(here.norm, branch_scale=row.norm_scale)
+        if self.scaled_norms.setdefault(id(here.norm), row.norm_scale) != row.norm_scale:
+            raise InputError(f"{here.label}: it shares its norm with another branch, which has another norm_scale")
+
+    def scale_scores(self, here: AttachedRow, ratio: float) -> None:
+        """Put a factor on query and key's product."""
+        if here.scaling is not None:
+            owner, name = here.scaling
+            self.change(owner, name, float(getattr(owner, name)) * ratio)
+        elif here.query_norm is not None:
+            multiply(here.query_norm, branch_scale=ratio)
+        elif self.attached.mapping.architecture.qk_norm:
+            raise InputError(f"{here.label}: the scheme scales scores, and the norms of its queries are functions")
+        elif here.weights["query"].rows is not None:
+            raise InputError(
+                f"{here.label}: the scheme scales scores; this model has no number for it and fuses its queries"
+            )
+        else:
+            multiply(here.weights["query"].module(here.label), branch_scale=ratio)
+
+    def rescale_eps(self, norm: nn.Module | None, factor: float, where: str) -> None:
+        """Multiply a norm's epsilon, once."""
+        if factor == 1 or norm is None:
+            return
+        name = "eps" if hasattr(norm, "eps") else "variance_epsilon"
+        if not hasattr(norm, name):
+            raise InputError(f"{where}: its norm has no epsilon to match ({type(norm).__name__}); leave match_eps out")
+        here = self.attached.path_of(norm, where)
+        if not any(path == here and key == name for path, key, _ in self.record.changed):
+            self.change(norm, name, float(getattr(norm, name)) * factor)
+
+    def change(self, owner: nn.Module, name: str, value: float) -> None:
+        """Set an attribute, and note what it was."""
+        self.record.changed.append((self.attached.path_of(owner, name), name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+
+def needed(held: Held | None, what: str) -> Held:
+    """A module that the mapping has to name."""
+    if held is None:
+        raise InputError(f"the mapping names no {what}; expected the module that holds its weight")
+    return held
+
+
+def multiply(module: nn.Module, *, input_scale: float = 1.0, branch_scale: float = 1.0) -> None:
+    """Put fixed numbers on a module, beside those that it has."""
+    if isinstance(module, Multiplied):
+        module.input_scale *= input_scale
+        module.branch_scale *= branch_scale
+    else:
+        splice(module, Multiplied, input_scale=input_scale, branch_scale=branch_scale)
 
 
 # --- what becomes of the model's class ---------------------------------------------------------------------------

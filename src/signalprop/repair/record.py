@@ -12,8 +12,8 @@ from signalprop.attachment.families import mapping_for, mapping_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number, own_score_scale
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.module_swaps import Splice, refuse_adapters, restore
 from signalprop.repair.plan import Plan
+from signalprop.repair.splices import Splice, refuse_adapters, restore
 
 
 @dataclass

@@ -24,8 +24,8 @@ from signalprop.files.storage import finite, make_folder, opened, write_bytes, w
 from signalprop.files.validation import Value, typed
 from signalprop.hooks import whole
 from signalprop.models.transformer import Transformer
-from signalprop.repair.module_swaps import Splice
 from signalprop.repair.record import Record, is_pretrained, the_record
+from signalprop.repair.splices import Splice
 from signalprop.streams.wrappers import unwrapped
 
 SCHEMA = "signalprop/applied/1"

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import describe, number
+from signalprop.attachment.mapping import number
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
-from signalprop.network.layout import Layout
 from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import ROUNDINGS, TinyPass, arguments_for, like, on_meta, rms, same
 
@@ -80,7 +79,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
     def at(index: int) -> Tensor:
         seen = tiny_pass.seen(sites.sites[index])
         if seen is None:
-            raise tiny_pass.failure(f"{_where(rows, sites, index)} was not reached")
+            raise tiny_pass.failure(f"{sites.where(index)} was not reached")
         return seen
 
     read_before: Tensor | None = None
@@ -199,14 +198,6 @@ def _only(seen: dict[int, list[Tensor]], module: nn.Module, what: str, tiny_pass
     if not tensors:
         raise tiny_pass.failure(f"{what} ({type(module).__name__}) never ran")
     return tensors[0]
-
-
-def _where(rows: Layout, sites: Any, index: int) -> str:
-    for name in ("stream_in", "branch", "stream_out"):
-        points = getattr(sites, name)
-        if index in points:
-            return f"{describe(rows, points.index(index))}: its {name}"
-    return "a probe point"
 
 
 def _wide(factor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""All or nothing: whatever ends surgery midway, an interrupt included, the model is bit by bit as it was."""
+"""All or nothing: whatever ends a change midway, an interrupt included, the model is bit by bit as it was."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import describe
 from signalprop.watching.reduction import Rows, Sums
 
 Result = Rows | Sums
@@ -52,11 +51,3 @@ class Pass:
         if self.mask_ignored:
             out.append("the attention mask is not of shape (batch, tokens); every position was counted")
         return [*out, self.folded] if self.folded else out
-
-    def where(self, index: int) -> str:
-        """Sublayer and probe point of a site, in words."""
-        for name in ("stream_in", "branch", "stream_out"):
-            points: tuple[int, ...] = getattr(self.plan, name)
-            if index in points:
-                return f"{describe(self.plan.layout, points.index(index))}, {name}"
-        return f"{describe(self.plan.layout, -1 - index)}, stream_out"

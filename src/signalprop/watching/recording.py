@@ -143,7 +143,7 @@ class Recorder(Pass):
         if tensor is None or self._in_tokens(index, tensor).ndim != 3:
             got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise InputError(
-                f"{self.where(index)}: expected a tensor (batch, tokens, features), got {got}; fix the mapping"
+                f"{self.plan.where(index)}: expected a tensor (batch, tokens, features), got {got}; fix the mapping"
             )
         if index not in self.forward:
             self._record(index, tensor)
@@ -173,7 +173,7 @@ class Recorder(Pass):
         padding = self._padding_for(stack, plain)
         if padding is not None and padding.keep.shape != plain.shape[:2]:
             raise InputError(
-                f"{self.where(index)}: the padding mask has shape {tuple(padding.keep.shape)}, the stream "
+                f"{self.plan.where(index)}: the padding mask has shape {tuple(padding.keep.shape)}, the stream "
                 f"{tuple(plain.shape[:2])}; expected (batch, tokens) of both to agree"
             )
         found = {index: moments(plain, padding)}

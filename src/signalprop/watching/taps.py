@@ -311,7 +311,7 @@ class TapRecorder(Pass):
 
     def notes(self) -> list[str]:
         """As of any pass; and where sums in float32, which is all that a graph has, lost digits or range."""
-        said = [f"float32 sums inside the graph lost digits at {self.where(i)}; measure() has them"
+        said = [f"float32 sums inside the graph lost digits at {self.plan.where(i)}; measure() has them"
                 for i in self._imprecise[:1]]  # fmt: skip
         return [*super().notes(), *said]
 

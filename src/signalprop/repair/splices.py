@@ -1,6 +1,8 @@
-"""The modules that carry a scheme's multipliers inside a model whose forward code stays as it is.
+"""Splices: modules of a model that exists get another `forward`, without new keys, wrappers or hooks.
 
-Every number is a plain float attribute, which neither a meta device nor `to_empty` can erase; what trains is a
+`splice(module, mixin)` replaces the module's class by a subclass that mixes the mixin in. There is one such class per
+mixin and base, so that torch.compile sees one type where the vanilla model has one; pickle and deepcopy rebuild it.
+What mixins bring are plain float attributes, which neither a meta device nor `to_empty` can erase; what trains is a
 parameter.
 """
 
@@ -13,7 +15,94 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.repair.module_swaps import Splice
+from signalprop.errors import InputError
+
+
+class Splice(nn.Module):
+    """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward.
+
+    `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may stand beside its map.
+    `keeps_name`: the class that it makes has the vanilla one's name.
+    """
+
+    brings: tuple[str, ...] = ()
+    adaptable = keeps_name = False
+    _mixins: tuple[type[Splice], ...] = ()
+    _vanilla: type[nn.Module] = nn.Module
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _empty, (self._mixins, self._vanilla), self.__dict__
+
+
+def _empty(mixins: tuple[type[Splice], ...], vanilla: type[nn.Module]) -> nn.Module:
+    """A module without contents, of the class that splicing the mixins gives; pickle fills it."""
+    cls: Any = vanilla
+    for mixin in mixins:
+        cls = spliced(mixin, cls)
+    made: nn.Module = cls.__new__(cls)
+    return made
+
+
+_CLASSES: dict[tuple[type, type], type] = {}
+
+
+def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
+    """The class of a `base` with the mixin before it; always the same class for the same two."""
+    if (mixin, base) in _CLASSES:
+        return _CLASSES[mixin, base]
+    mixins: tuple[type[Splice], ...] = (*getattr(base, "_mixins", ()), mixin)
+    vanilla = getattr(base, "_vanilla", base)
+    name = base.__name__ if mixin.keeps_name else mixin.__name__ + base.__name__
+    body = {"__module__": base.__module__, "__qualname__": name, "__doc__": base.__doc__}
+    made = _CLASSES[mixin, base] = type(name, (mixin, base), body | {"_mixins": mixins, "_vanilla": vanilla})
+    return made
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """Raise InputError where an adapter (peft's, which call the map `base_layer`) stands beside a multiplied map."""
+    for path, module in model.named_modules():
+        child = module._modules.get("base_layer")
+        if isinstance(child, Splice) and not all(mixin.adaptable for mixin in child._mixins):
+            raise InputError(
+                f"{path} has an adapter on a map with a scheme's multiplier, which the adapter does not "
+                "get, so merging would change the function; load the model again and fold(model) before adapters are "
+                "added, or adapt other maps"
+            )
+
+
+def splice(module: nn.Module, mixin: type[Splice], **attributes: Any) -> None:
+    """Mix the mixin into this one module, and set plain attributes on it."""
+    if "forward" in mixin.__dict__ and "forward" in module.__dict__:
+        raise InputError(
+            f"a {type(module).__name__} has had its forward replaced on the instance (by accelerate's device_map, or a "
+            "kernel), which hides multipliers; apply the scheme first"
+        )
+    module.__class__ = spliced(mixin, type(module))
+    for name, value in attributes.items():
+        setattr(module, name, value)
+
+
+def carry_over(old: nn.Module, new: nn.Module) -> None:
+    """Splice what the old module carries into one that takes its place."""
+    if new is old or not isinstance(old, Splice):
+        return
+    for mixin in old._mixins:
+        splice(new, mixin, **{name: getattr(old, name) for name in mixin.brings})
+
+
+def restore(module: nn.Module) -> None:
+    """Give a module its vanilla class back; attributes that mixins brought are deleted."""
+    if not isinstance(module, Splice):
+        return
+    for mixin in module._mixins:
+        for name in mixin.brings:
+            for place in (module.__dict__, module._parameters, module._modules):
+                place.pop(name, None)
+    vanilla: Any = module._vanilla
+    module.__class__ = vanilla
+
+
+# --- what carries a scheme's multipliers ------------------------------------------------------------------------------
 
 
 class _Local(threading.local):
