@@ -88,7 +88,7 @@ class TestRoundTrips:
             ("llama", "deepscalelm", {"match_eps": True, "k": 1, "trainable": "channel"}),
         ],
     )
-    def test_everything_that_apply_installs(self, family: str, scheme: str, options: dict[str, Any], tmp_path: Path) -> None:
+    def test_all_that_apply_installs(self, family: str, scheme: str, options: dict[str, Any], tmp_path: Path) -> None:
         model = applied(family, scheme, **options)
         sp.save(model, tmp_path)
         again = sp.load(tmp_path)
