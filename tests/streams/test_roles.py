@@ -241,3 +241,20 @@ def test_ids_that_count_like_positions_leave_the_tables_in_their_places() -> Non
     model = transformers.GPT2LMHeadModel(config).eval()
     found = mapping_with_roles(model, {"input_ids": torch.arange(12)[None]})
     assert found.embedding.token == "transformer.wte"
+
+
+def test_adapters_are_part_of_their_maps() -> None:
+    """LoRA of PEFT in a model of one's own: predicted as the model with the adapters merged."""
+    pytest.importorskip("peft")
+    from benchmarks.code_bases.parts import ids
+    from benchmarks.code_bases.wrappers import lora
+
+    model: Any = lora().eval()
+    adapted = sp.predict(model, ids()).forward["stream_out"].variance
+    plain = sp.predict(model.get_base_model(), ids())
+    with model.disable_adapter():
+        without = sp.predict(model, ids()).forward["stream_out"].variance
+    merged = sp.predict(model.merge_and_unload().eval(), ids()).forward["stream_out"].variance
+    assert adapted.tolist() == pytest.approx(merged.tolist(), rel=1e-6)
+    assert plain.forward["stream_out"].variance.tolist() == adapted.tolist()
+    assert without[-1] < 0.9 * adapted[-1]

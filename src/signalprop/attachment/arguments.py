@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import without_adapters
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.streams.wrappers import without_adapters
 
 TOKENS = "signalprop.tokens"  # a name that ids may have, whatever the model calls them
 HELD = ("tokens", "targets", "keep", "segments", "decoder_tokens", "patches", "frames")  # what a Batch may hold

@@ -1,12 +1,7 @@
-"""A live PyTorch model: its weights with adapters, its device, its mode (what wraps it: `streams.wrappers`).
-
-Libraries that may not be installed are looked up among the imported modules.
-"""
+"""A live PyTorch model: its device, its mode (what wraps it, and adapters: `streams.wrappers`)."""
 
 from __future__ import annotations
 
-import copy
-import sys
 from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
@@ -17,33 +12,6 @@ from torch import Tensor, nn
 
 from signalprop.network.architecture import Architecture
 from signalprop.streams.placement import device_of, kept_elsewhere
-
-
-def adapters_in(model: nn.Module) -> list[str]:
-    """The paths of the layers that PEFT has put adapters on."""
-    return [name for name, module in model.named_modules() if _is_adapted(module)]
-
-
-def _is_adapted(module: Any) -> bool:
-    peft = sys.modules.get("peft")
-    return peft is not None and isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer)
-
-
-def without_adapters(module: Any) -> Any:
-    """The layer under PEFT's adapters; anything else passes through."""
-    return module.get_base_layer() if _is_adapted(module) else module
-
-
-def with_adapters_merged(module: Any) -> Any:
-    """A layer whose weight is what a signal meets: the base weight with the active adapters merged into it, in a copy.
-
-    A layer without active adapters, and anything else, passes through.
-    """
-    if not _is_adapted(module) or module.merged or module.disable_adapters:
-        return without_adapters(module)
-    merged = copy.deepcopy(module)
-    merged.merge()
-    return merged.get_base_layer()
 
 
 def without_gradient(model: nn.Module) -> str:

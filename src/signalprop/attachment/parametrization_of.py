@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach, require_roles
-from signalprop.attachment.live_model import with_adapters_merged, without_adapters
 from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
@@ -36,6 +35,7 @@ from signalprop.network.parametrization import (
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.streams.placement import weights_here
 from signalprop.streams.proof import gain_and_bias
+from signalprop.streams.wrappers import with_adapters_merged, without_adapters
 
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
 

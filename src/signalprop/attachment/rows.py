@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from signalprop.attachment.live_model import without_adapters
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight, describe, find, find_any, split
 from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE, Kind, Role, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout
 from signalprop.streams.multi_head import bias_beside
+from signalprop.streams.wrappers import without_adapters
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
-from signalprop.attachment.live_model import adapters_in
 from signalprop.attachment.mapping import Mapping, number
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
@@ -34,7 +33,7 @@ from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.calls import remember
-from signalprop.streams.wrappers import unwrapped
+from signalprop.streams.wrappers import adapters_in, unwrapped
 
 
 @typed

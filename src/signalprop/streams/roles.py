@@ -19,6 +19,7 @@ from signalprop.streams.multi_head import multi_head_attention
 from signalprop.streams.parts import Branch, Layer, Seen, Stack
 from signalprop.streams.proof import Norm, gain_and_bias, norm_of, tensors_of_pass
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, rows_of, same
+from signalprop.streams.wrappers import adapters_in, with_adapters_merged
 
 LIMIT = 64 * torch.finfo(torch.float32).eps  # of a branch computed in float32, over its largest entry
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -55,7 +56,8 @@ def prove_roles(
             proved.
     """
     modules = dict(model.named_modules())
-    maps = [path for path, module in modules.items() if is_map(module)]
+    inner = {f"{path}.{name}" for path in adapters_in(model) for name, _ in modules[path].named_modules() if name}
+    maps = [path for path, module in modules.items() if is_map(module) and path not in inner]
     small = [
         path for path, m in modules.items()
         if isinstance(m, nn.Embedding) or (path and not any(True for _ in m.children()) and not is_map(m))
@@ -274,6 +276,7 @@ class _Replay:
             module: Any = self.model.get_submodule(path)
             x, y = self.at(path, "input"), self.at(path, "output")
             assert x is not None and y is not None
+            module = with_adapters_merged(module)
             weight, bias = whole(module.weight).detach().double(), whole(getattr(module, "bias", None))
             fits = weight.shape == (y.shape[-1], x.shape[-1]) and type(module).__name__ != "Conv1D"
             made = x @ (weight.mT if fits else weight)

@@ -1,4 +1,4 @@
-"""The model inside wrappers: the one home of unwrapping.
+"""The model inside wrappers, layers without adapters: the one home of unwrapping.
 
 Libraries that may not be installed are looked up among the imported modules: what has not been imported has wrapped
 nothing.
@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -46,3 +47,30 @@ def _inner(model: nn.Module) -> nn.Module | None:
         elif isinstance(model, peft.tuners.tuners_utils.BaseTuner):
             found = model.model
     return found if isinstance(found, nn.Module) else None
+
+
+def adapters_in(model: nn.Module) -> list[str]:
+    """The paths of the layers that PEFT has put adapters on."""
+    return [name for name, module in model.named_modules() if _is_adapted(module)]
+
+
+def _is_adapted(module: Any) -> bool:
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(module, peft.tuners.tuners_utils.BaseTunerLayer)
+
+
+def without_adapters(module: Any) -> Any:
+    """The layer under PEFT's adapters; anything else passes through."""
+    return module.get_base_layer() if _is_adapted(module) else module
+
+
+def with_adapters_merged(module: Any) -> Any:
+    """A layer whose weight is what a signal meets: the base weight with the active adapters merged into it, in a copy.
+
+    A layer without active adapters, and anything else, passes through.
+    """
+    if not _is_adapted(module) or module.merged or module.disable_adapters:
+        return without_adapters(module)
+    merged = copy.deepcopy(module)
+    merged.merge()
+    return merged.get_base_layer()
