@@ -26,11 +26,13 @@ ADDITIONS = (
 class Layers:
     """What went through the members of one list of modules, call by call: variances of the stream and of its gradient.
 
-    `norms`: the norms inside that ran, with the variance of what entered, call by call.
+    `correlations`: of different tokens of what entered; NaN where shapes do not tell which axis holds tokens. `norms`:
+    the norms inside that ran, with the variance of what entered, call by call.
     """
 
     path: str
     entering: list[float] = field(default_factory=list)
+    correlations: list[float] = field(default_factory=list)
     leaving: list[float] = field(default_factory=list)
     gradients: list[float] = field(default_factory=list)
     norms: list[list[tuple[nn.Module, float]]] = field(default_factory=list)
@@ -55,6 +57,27 @@ def variance(tensor: Tensor) -> float:
     return float(tensor.detach().double().var(correction=0))
 
 
+def correlation(x: Tensor) -> float:
+    """Over pairs of different tokens of one sequence, of (batch, tokens, features), in double precision."""
+    x = x.detach().double() - x.detach().double().mean()
+    n = x.shape[1]
+    pairs = (x.sum(1).square().sum() - x.square().sum()) / (n * (n - 1)) / x.shape[0] / x.shape[2]
+    return float(pairs / x.square().mean())
+
+
+def in_order(x: Tensor, batch: int) -> Tensor | None:
+    """A stream as (batch, tokens, features), by the number of sequences alone; None where that fits two axes or none.
+
+    Args:
+        x: (batch, tokens, features), (tokens, batch, features) or (batch, height, width, features).
+    """
+    x = x.flatten(1, 2) if x.ndim == 4 and x.shape[0] == batch else x
+    if x.ndim != 3 or (x.shape[0] == batch) == (x.shape[1] == batch):
+        return None
+    x = x if x.shape[0] == batch else x.transpose(0, 1)
+    return x if x.shape[1] > 1 else None
+
+
 def projected(output: Any) -> Tensor:
     """A loss that any output has: the mean of its first floating tensor times fixed random numbers."""
     first = next(t for t in floating(output) if t.numel() > 1)
@@ -77,14 +100,15 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     ]
     seen = [Layers(path) for path, _ in lists]
     handles = []
+    batch = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
     for layers, (_, members) in zip(seen, lists, strict=True):
         for member in members:
             if member is not None:
-                handles += _watch(member, layers, norm=norms.get(member))
+                handles += _watch(member, layers, batch, norm=norms.get(member))
     additions = [m for m in model.modules() if type(m).__name__ in ADDITIONS]
     seen.append(Layers("every addition"))
     for member in additions:
-        handles += _watch(member, seen[-1], stream=1)
+        handles += _watch(member, seen[-1], batch, stream=1)
     try:
         with torch.enable_grad():
             output = model(**inputs)
@@ -100,7 +124,7 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     return [layers for layers in seen if layers.leaving and len(layers.leaving) == len(layers.entering)]
 
 
-def _watch(member: nn.Module, layers: Layers, stream: int = 0, norm: nn.Module | None = None) -> list[Any]:
+def _watch(member: nn.Module, layers: Layers, batch: int, stream: int = 0, norm: nn.Module | None = None) -> list[Any]:
     """Hooks on one layer and on the norms in it; the stream is that floating argument, or what leaves that norm."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -110,6 +134,8 @@ def _watch(member: nn.Module, layers: Layers, stream: int = 0, norm: nn.Module |
 
     def begin(tensor: Tensor) -> None:
         layers.entering.append(variance(tensor))
+        ordered = in_order(tensor, batch)
+        layers.correlations.append(float("nan") if ordered is None else correlation(ordered))
         layers.norms.append([])
         if tensor.requires_grad:
             tensor.retain_grad()

@@ -120,7 +120,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
     forward, gradient = profile.forward, profile.gradient
     starts, ends = layer_starts(rows), layer_ends(rows)
     found: list[tuple[str, int, float]] = []
-    backward, inner = [], []
+    backward, inner, correlations = [], [], []
     for _, stack in stacks_of(rows):
         first = [i for i in starts if i in stack]
         entering = forward["stream_in"].variance[first]
@@ -142,6 +142,9 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
                              f"{sorted({len(one.entering) for one in oracle})}")  # fmt: skip
         layers, difference = best
         found.append((layers.path, len(first), difference))
+        if np.isfinite(layers.correlations).all() and len(layers.correlations) == len(first):
+            ours = forward["stream_in"].token_correlation[first]
+            correlations.append(float(np.abs(ours - layers.correlations).max()))
         if gradient is not None and profile.gradient_scale is not None and len(layers.gradients) == len(first):
             there = np.isfinite(layers.gradients)
             ours = gradient["stream_in"].variance[first] * profile.gradient_scale
@@ -168,6 +171,7 @@ def measured(model: nn.Module, inputs: dict[str, Any], norms: dict[str, int]) ->
         "difference": max(d for *_, d in found),
         **({"gradient": max(backward)} if backward else {}),
         **({"inner": max(inner)} if inner else {}),
+        **({"correlation": max(correlations)} if correlations else {}),
     }
 
 

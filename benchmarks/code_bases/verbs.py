@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from benchmarks.code_bases.parts import Case
-from benchmarks.layer_oracle import apart, floating, projected
+from benchmarks.layer_oracle import apart, correlation, floating, projected
 from signalprop.diagnosis import diagnose
 from signalprop.network.layout import STACKS, layer_ends, layout
 
@@ -79,17 +79,9 @@ class Oracle:
         streams = [x.transpose(0, 1) if self.case.tokens_first else x for x in self.streams]
         return {
             "variance": [float(x.var(correction=0)) for x in streams],
-            "correlation": [_correlation(x) for x in streams],
+            "correlation": [correlation(x) for x in streams],
             "gradient": gradients,
         }
-
-
-def _correlation(x: Tensor) -> float:
-    """Over pairs of different tokens of one sequence, of (batch, tokens, features)."""
-    x = x - x.mean()
-    n = x.shape[1]
-    pairs = (x.sum(1).square().sum() - x.square().sum()) / (n * (n - 1)) / x.shape[0] / x.shape[2]
-    return float(pairs / x.square().mean())
 
 
 def by_hooks(case: Case, seed: int = 0) -> dict[str, list[float]]:

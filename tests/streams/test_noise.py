@@ -17,7 +17,7 @@ IDS = torch.randint(0, WORDS, (2, 12), generator=torch.Generator().manual_seed(0
 
 
 class Average(nn.Module):
-    """Adds the mean of the tokens so far, or of all, which no flag tells; in a prefix of all there."""
+    """Adds the mean of the tokens so far, or of all, which no flag tells; in a prefix or windows of all there."""
 
     def __init__(self, sees: str) -> None:
         super().__init__()
@@ -26,6 +26,7 @@ class Average(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         n = x.shape[1]
         rows = {"later": torch.ones(n, n), "earlier": torch.ones(n, n).tril(), "itself": torch.eye(n)}
+        rows["windows"] = torch.block_diag(torch.ones(n // 2, n // 2), torch.ones(n - n // 2, n - n // 2))
         rows["prefix"] = rows["earlier"].clone()
         rows["prefix"][: n - 3, : n - 3] = 1
         weights = rows[self.sees] / rows[self.sees].sum(-1, keepdim=True)
@@ -46,7 +47,10 @@ class Averages(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize(("sees", "causal"), [("later", False), ("earlier", True), ("itself", None), ("prefix", None)])
+@pytest.mark.parametrize(
+    ("sees", "causal"),
+    [("later", False), ("earlier", True), ("itself", None), ("prefix", None), ("windows", None)],
+)
 def test_causal(sees: str, causal: bool | None) -> None:
     model = Averages(sees)
     assert sp.anatomy(model, IDS).stacks[0].causal is causal

@@ -229,7 +229,8 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
 
     two = len(stacks) > 1
     single = "CausalLM" in found.model or "LMHead" in found.model or found.model.endswith("ForConditionalGeneration")
-    causal = two or (single if stacks[-1].causal is None else stacks[-1].causal)
+    images = "pixel_values" in found.inputs and "input_ids" not in found.inputs
+    causal = two or (single if stacks[-1].causal is None or images else stacks[-1].causal)
     layers = [layer for stack in stacks for layer in stack.layers]
     width, heads = stacks[-1].width, known(HEADS) or 1
     pairs = [len(layer.branches) == 2 and layer.branches[1].parallel for layer in layers]
@@ -255,7 +256,6 @@ def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Arch
         "tied_embeddings": False,
         "family": getattr(config, "model_type", None),
     }
-    images = "pixel_values" in found.inputs and "input_ids" not in found.inputs
     return Architecture(**fields | (_patches(model, config) if images else {}))
 
 

@@ -67,11 +67,10 @@ class _Noise:
             found, line, place = (turned, first, at[0]) if first.any() else ({}, second, at[1])
             if at != middle or not place:
                 return found
-            if not line[:place].any():
-                return {**found, "causal": True}
-            # of a prefix alone (PaliGemma) tokens reach those before them, and later ones do not
-            again = self.reached(i, (last[0], at[1]) if found else (at[0], last[1]))
-            return {**found, "causal": False if again.any() else None}
+            # of a prefix (PaliGemma) some tokens reach earlier ones, of windows (Swin) all but the first of each
+            late = self.reached(i, (last[0], at[1]) if found else (at[0], last[1]))
+            ways = {bool(line[:place].any()), bool(late.any())}
+            return {**found, "causal": not ways.pop() if len(ways) == 1 else None}
         rows = {len(v) for v in self.given.values() if isinstance(v, Tensor) and v.ndim}
         return turned if length == 1 < n and n not in rows else {}
 
