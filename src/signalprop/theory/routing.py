@@ -13,11 +13,13 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from signalprop.network.moments import Array, FloatArray
+from signalprop.theory.arrays_key import ArraysKey
 
 _ANGLES = 32  # on a circle through two independent draws: correlations cos(2 pi j / 32)
 _NUMBERS, _CIRCLES = 2**20, 2048  # logits that a table is made of; circles that are enough for few experts
 _DEGREE = 10  # of the polynomial in the angle
 _STEP = 0.125  # of the grid in log s^2
+_MOST_REMEMBERED = 256**2  # pairs of tokens whose averages are remembered
 _SMALLEST, _LARGEST = -6.0, 6.0  # log s^2: beyond, weights are equal, or one expert has it all
 
 
@@ -61,7 +63,21 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
 
     Interpolated linearly in the logarithm of the variance between tables that are drawn once; deterministic.
     """
-    variance, correlation = np.broadcast_arrays(np.asarray(variance, float), np.asarray(correlation, float))
+    variance, correlation = np.asarray(variance, float), np.asarray(correlation, float)
+    if max(variance.size, correlation.size) > _MOST_REMEMBERED:
+        return _weights(router, variance, correlation)
+    return _remembered(router, ArraysKey(variance, correlation))
+
+
+@lru_cache(maxsize=256)  # 1.6 MB each at most: the way back meets the logits of the way forward
+def _remembered(router: Router, given: ArraysKey) -> Weights:
+    found = _weights(router, *given.arrays)
+    given.arrays = ()
+    return found
+
+
+def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> Weights:
+    variance, correlation = np.broadcast_arrays(variance, correlation)
     angle = np.arccos(np.clip(correlation, -1.0, 1.0))
     with np.errstate(divide="ignore"):
         place = np.clip(np.log(variance), _SMALLEST, _LARGEST) / _STEP
@@ -134,19 +150,21 @@ def _table(router: Router, index: int) -> FloatArray:
     logits = np.cos(turn) * ends[0] + np.sin(turn) * ends[1]
     w, a, b = (one.astype(np.float32) for one in chosen(router, logits))
     hit = np.asarray(w > 0, np.float32)
-    found = np.empty((_ANGLES // 2 + 1, 3))
-    for shift in range(len(found)):
-        a1, b1 = np.roll(a, shift, 1), np.roll(b, shift, 1)
-        both = a * a1
-        slope = both.sum(-1) * (1 + np.einsum("nae,nae->na", b, b1)) - np.einsum("nae,nae->na", both, b + b1)
-        pairs = (np.einsum("nae,nae->na", one, np.roll(one, shift, 1)).mean(dtype=np.float64) for one in (w, hit))
-        product, shared = pairs
-        found[shift] = product, slope.mean(dtype=np.float64), shared
+    both, steep = _of_pairs(a, a), _of_pairs(a * b, a)
+    slope = both * (1 + _of_pairs(b, b)) - steep - steep.swapaxes(-1, -2)
+    pairs = np.stack([one.mean(0, dtype=np.float64) for one in (_of_pairs(w, w), slope, _of_pairs(hit, hit))])
+    at = np.arange(_ANGLES)
+    found = np.stack([pairs[:, at, at - shift].mean(-1) for shift in range(_ANGLES // 2 + 1)])
     angles = np.linspace(-1, 1, len(found))
     weight = np.ones(len(found))
     weight[0] = 10.0  # one token: many more samples, and what variances are made of
     fitted: Any = chebyshev.chebfit(angles, found, _DEGREE, w=weight)
     return np.asarray(fitted)
+
+
+def _of_pairs(x: FloatArray, y: FloatArray) -> FloatArray:
+    """Sums over experts for every two tokens of a circle, (circles, angles, angles)."""
+    return np.asarray(x @ y.swapaxes(-1, -2))
 
 
 def _at(table: FloatArray, angle: FloatArray) -> FloatArray:
