@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.polynomial import chebyshev
+from numpy.typing import NDArray
 
 from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.arrays_key import ArraysKey
@@ -162,7 +163,7 @@ def _table(router: Router, index: int) -> FloatArray:
     return np.asarray(fitted)
 
 
-def _of_pairs(x: FloatArray, y: FloatArray) -> FloatArray:
+def _of_pairs(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float32]:
     """Sums over experts for every two tokens of a circle, (circles, angles, angles)."""
     return np.asarray(x @ y.swapaxes(-1, -2))
 
