@@ -141,7 +141,7 @@ class Hooks:
         """Put the hooks on; compiled modules run uncompiled until `detach`."""
         try:
             self._owner = threading.get_ident()
-            self._stance = uncompiled(self._model)
+            self._stance = uncompiled()
             self._handles += [register() for register in self._wanted]
         except BaseException:
             self.detach()
@@ -324,21 +324,14 @@ def is_compiled(model: nn.Module) -> bool:
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in found)
 
 
-def uncompiled(model: nn.Module) -> ExitStack:
+def uncompiled() -> ExitStack:
     """Make compiled code run eagerly until the returned stack is closed.
 
     Hooks that are added after compilation are silently not called, so a probed step has to run uncompiled.
     """
     stack = ExitStack()
     if "torch._dynamo" in sys.modules:  # nothing can be compiled before that is imported
-        set_stance: Callable[..., Any] | None = getattr(torch.compiler, "set_stance", None)
-        if set_stance is not None:
-            stack.enter_context(_eagerly(set_stance))
-        elif is_compiled(model):
-            raise InputError(
-                f"the model is compiled, and hooks are not called in compiled code; torch {torch.__version__} cannot "
-                "switch it off: measure before torch.compile, or use torch 2.6 or newer"
-            )
+        stack.enter_context(_eagerly())
     return stack
 
 
@@ -346,12 +339,12 @@ _eager: list[ExitStack] = []  # one for each user; the first holds what PyTorch 
 
 
 @contextmanager
-def _eagerly(set_stance: Callable[..., Any]) -> Iterator[None]:
+def _eagerly() -> Iterator[None]:
     """The stance is one for all threads, and probes may end in another order than they began in."""
     with LOCK:
         held = _eager[0] if _eager else ExitStack()
         if not _eager:
-            held.enter_context(set_stance("force_eager"))
+            held.enter_context(torch.compiler.set_stance("force_eager"))
         _eager.append(held)
     try:
         yield

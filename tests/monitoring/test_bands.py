@@ -119,5 +119,3 @@ def test_a_log_keeps_the_cause_and_remedy_of_every_warning(tmp_path: Path) -> No
     (found,) = events_of(line_of_log(path.read_text(), "log"))
     assert (found.name, found.layers, found.step) == ("idle expert", (1,), 3)
     assert "a router that sends nothing" in found.cause and "load-balancing" in found.remedy
-    (older,) = events_of({"step": 4, "warnings": ["too large"]})
-    assert older.text == "too large" and not older.cause

@@ -24,12 +24,12 @@ from signalprop.kernels.trace import trace
 from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
-from signalprop.report import findings
 from signalprop.report.html import document, read, render
 from signalprop.report.sections import Chart, Curve, Document, HeatMap, Section, Table, logarithmic, of_logs
 from signalprop.results.comparison import compare
 from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
+from signalprop.results.verdicts import findings_of
 from signalprop.schemes import scheme
 from signalprop_lab.report.runs import read_run
 from signalprop_lab.report.training import MAX_POINTS, thinned
@@ -146,7 +146,7 @@ class TestSummary:
         p = predicted("xavier", n_layers=96, norm_placement="post")
         (card,) = document({"p": p}).cards
         assert card.severity == "warning" and card.texts
-        (finding,) = findings.warned(p)
+        (finding,) = findings_of(p)
         assert (card.texts, card.advice) == ([f"{finding.text} (predicted; {finding.confidence})"], finding.remedy)
         assert document({"p": predicted("deepscalelm", n_layers=96, norm_placement="post")}).cards[0].severity == "good"
 

@@ -51,7 +51,6 @@ class Document(Value):
     kind: Literal["transformers", "module", "built"]
     class_name: str
     id: str
-    mode: Literal["gauge"] = "gauge"
     match_eps: bool = False
     parametrization: dict[str, Any]
     tensors: list[str]

@@ -16,7 +16,6 @@ from typing import Any
 from signalprop.errors import InputError
 from signalprop.report.tables import agreement_table, variance
 from signalprop.results.comparison import Comparison
-from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile
 from signalprop.results.text import (
     depth_in_words,
@@ -133,19 +132,14 @@ def warnings(profile: Profile, step: int | None = None) -> list[str]:
     Args:
         step: of training, where it is not a network at its start.
     """
-    return [str(item) for item in warned(profile, step)]
-
-
-def warned(profile: Profile, step: int | None = None) -> Findings:
-    """The same with their parts."""
-    return findings_of(profile, step)
+    return [str(item) for item in findings_of(profile, step)]
 
 
 def overview(profiles: Sequence[Profile]) -> str:
     """One line per profile: the stream's variance from bottom to top, token correlation there, gradient, verdict."""
     rows = []
     for p in profiles:
-        stream, names = p.forward["stream_out"], dict.fromkeys(item.name for item in warned(p))
+        stream, names = p.forward["stream_out"], dict.fromkeys(item.name for item in findings_of(p))
         rows.append([
             p.scheme,
             depth_in_words([p.architecture]).removesuffix(" layers"),

@@ -106,10 +106,8 @@ def line_of_log(line: str, where: str) -> dict[str, Any]:
 
 
 def events_of(row: Mapping[str, Any]) -> Findings:
-    """What a line warns of; of older files, which have the texts alone, without cause and remedy."""
-    if "events" in row:
-        return Findings.from_json(row["events"])
-    return Findings(Finding(name="out of band", text=str(text), step=row["step"]) for text in row.get("warnings", ()))
+    """What a line warns of, with cause and remedy."""
+    return Findings.from_json(row.get("events", []))
 
 
 def _refused(where: str) -> InputError:

@@ -15,7 +15,6 @@ from signalprop.errors import InputError
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import STACKS, layer_starts, layout
 from signalprop.network.moments import FloatArray
-from signalprop.report import findings
 from signalprop.report.parts import Items, Part
 from signalprop.report.sections import (
     Card,
@@ -36,6 +35,7 @@ from signalprop.results.comparison import Comparison, compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.results.text import depth_in_words, number, percent
+from signalprop.results.verdicts import findings_of
 
 # --- charts ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ def glance_table(found: Sequence[Shown]) -> Table:
                 f"{number(p.input.get('token_correlation'))} → {number(float(stream.token_correlation[-1]))}",
                 "-" if p.gradient is None else variance(p.gradient["stream_in"], 0),
                 number(p.sensitivity()["mean"]),
-                ", ".join(dict.fromkeys(item.name for item in findings.warned(p))) or "nothing",
+                ", ".join(dict.fromkeys(item.name for item in findings_of(p))) or "nothing",
             ]
         )  # fmt: skip
     header = ["scheme", "source", "layers", "variance", "token correlation", "gradient ratio", "sensitivity",
@@ -269,7 +269,7 @@ def _signal_cards(found: Sequence[Shown]) -> list[Card]:
     for group in dict.fromkeys(item.group for item in found):
         members = [item for item in found if item.group == group]
         best = next((item for item in members if item.profile.source == "measured"), members[0])
-        warned = findings.warned(best.profile)
+        warned = findings_of(best.profile)
         if warned:
             title = ", ".join(dict.fromkeys(item.name for item in warned))
             texts = [f"{item.text} ({best.source}{item.confidence and f'; {item.confidence}'})" for item in warned]
