@@ -128,7 +128,6 @@ class Hooks:
             for index in indices:
                 if site.calls == 1 or sites[index].call == call:
                     see(index, tensor)
-                    return
 
         if site.side == "input":
             self.reads(site.module, meets, first=first)

@@ -130,39 +130,23 @@ def _module(found: Any) -> nn.Module:
 
 def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:
     """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode."""
-    sites: dict[tuple[int, str, int], Site] = {}
-    groups: dict[tuple[int, str, int], list[int]] = {}
-    for index, place in enumerate(places):
-        if place.weight is not None:
-            continue
-        key = (id(place.site.module), place.site.side, place.site.call)
-        sites.setdefault(key, place.site)
-        groups.setdefault(key, []).append(index)
-    at = list(groups.values())
     seen = [0.0] * len(places)
+    hooked = [index for index, place in enumerate(places) if place.weight is None]
+    held = list({id(place.weight): place.weight for place in places if place.weight is not None}.values())
 
-    def see(number: int, x: Tensor | None) -> None:
-        if x is not None:
-            for index in at[number]:
-                look(index, x)
-
-    def look(index: int, x: Tensor) -> None:
-        rows = places[index].rows
-        part = x if rows is None or not x.numel() else x[..., rows]
-        top = float(part.detach().abs().amax()) if x.numel() else 0.0
-        seen[index] = max(seen[index], top) if top == top else math.inf
+    def look(index: int, x: Tensor | None) -> None:
+        if x is not None and x.numel():
+            rows = places[index].rows
+            top = float((x if rows is None else x[..., rows]).detach().abs().amax())
+            seen[index] = max(seen[index], top) if top == top else math.inf
 
     def beside(side: str, number: int, x: Tensor) -> None:
-        for index in inside[side][number]:
-            look(index, x)
+        for index, place in enumerate(places):
+            if place.weight is held[number] and place.site.side == side:
+                look(index, x)
 
     hooks = Hooks(attached.outer)
-    hooks.sites(list(sites.values()), see)
-    held = list({id(place.weight): place.weight for place in places if place.weight is not None}.values())
-    inside = {
-        side: [[k for k, one in enumerate(places) if one.weight is x and one.site.side == side] for x in held]
-        for side in ("input", "output")
-    }
+    hooks.sites([places[index].site for index in hooked], lambda number, x: look(hooked[number], x))
     products = Products(held, partial(beside, "input"), partial(beside, "output"))
     with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():
         output = logits_of(output_of(attached.outer, arguments))
