@@ -352,6 +352,19 @@ class TestResults:
         assert text.splitlines()[-1].startswith("T5ForConditionalGeneration carries scheme 'huggingface'")
 
 
+def test_what_no_scheme_speaks_of_has_to_be_finite() -> None:
+    """Rates of a recurrence that were drawn from 0 on in half precision: the logarithm of 0 (transformers 47831)."""
+    model: Any = fresh("llama")
+    mixer = model.model.layers[1].self_attn.mixer = nn.Module()
+    mixer.A_log = nn.Parameter(torch.zeros(4))
+    before = check(model, "huggingface").wrong
+    with torch.no_grad():
+        mixer.A_log[3] = -math.inf
+    (row,) = [row for row in check(model, "huggingface").wrong if row not in before]
+    assert (row.layer, row.name, row.path) == (1, "A_log", "model.layers.1.self_attn.mixer.A_log")
+    assert row.note == "NaN or infinite numbers"
+
+
 def test_the_power_is_what_the_standard_errors_say() -> None:
     """A map of 64 x 64: 1.1 % standard error, and some 4.7 of them; 7 % is found, and 2 % not."""
     a = Architecture(kind="encoder", n_layers=2, d_model=64, n_heads=4, vocab_size=90, seq_len=16)

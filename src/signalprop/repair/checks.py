@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -25,7 +26,6 @@ from signalprop.repair.check_result import Check, Row
 from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
-from signalprop.repair.recurrent_heads import dead_heads
 from signalprop.repair.weight_assignment import Part, walk
 from signalprop.results.text import ranges
 from signalprop.schemes import Scheme
@@ -56,7 +56,7 @@ def check(
     model in 10,000 fails, however many weights it has. Differences below 0.1 % are never called off. Zeros, gains and
     multipliers are compared as they stand. Fused maps are taken apart by rows. A tied head is the token table.
 
-    Heads of recurrent mixers that `A_log` and `dt_bias` leave dead are off (`signalprop.repair.recurrent_heads`).
+    Parameters that no scheme speaks of are off where they are not finite.
 
     A model that carries a scheme (`signalprop.apply`) is looked at in the units of the Parametrization, its multipliers
     as its modules hold them now. Learning rates belong to the optimizer and are not looked at, nor are weights that
@@ -75,13 +75,8 @@ def check(
     """
     model = unwrapped(model)
     record = record_of(model)
-    try:
-        arguments = remember(model, inputs)
-        attached = require_roles(attach(model, mapping, arguments))
-    except InputError as error:
-        if dead := dead_heads(model):  # which needs no roles
-            raise InputError(f"{dead[0].path} head {dead[0].head} is dead: {dead[0].reason}. Also: {error}") from None
-        raise
+    arguments = remember(model, inputs)
+    attached = require_roles(attach(model, mapping, arguments))
     vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
     table = _table(scheme, options, vanilla, record, statistics_in(vanilla, inputs, arguments))
     check_shape(vanilla.architecture, table.architecture)
@@ -96,7 +91,7 @@ def check(
         coarsest = _coarsest(model)
         rows = [(item.part.row, _judged(attached, item, deviations, coarsest)) for item in found]
         rows += _multipliers(attached, table, record, coarsest)
-        rows += _dead_heads(attached)
+        rows += _not_finite(attached, others)
         last = len(attached.rows)
         rows.sort(key=lambda item: (-1 if item[1].place == "embedding" else last) if item[0] is None else item[0])
         notes = []
@@ -228,15 +223,18 @@ def _judged(attached: Attached, item: _Entry, deviations: float, coarsest: float
     return Row(**row, verdict="off" if problem else "ok", note=note)
 
 
-def _dead_heads(attached: Attached) -> list[tuple[int | None, Row]]:
-    """(sublayer, row) of every head of a recurrence that is dead."""
-    of = {id(module): i for i, row in enumerate(attached.rows) for module in row.branch.modules()}
+def _not_finite(attached: Attached, names: Sequence[str]) -> list[tuple[int | None, Row]]:
+    """(sublayer, row) of every parameter that no role speaks of and that holds NaN or infinite numbers.
+
+    A_log of -inf, say: a recurrence whose rates were drawn from 0 on in half precision (transformers 47831).
+    """
+    of = {id(q): i for i, row in enumerate(attached.rows) for q in row.branch.parameters()}
     rows: list[tuple[int | None, Row]] = []
-    for path, head, reason in dead_heads(attached.model):
-        i = of.get(id(attached.model.get_submodule(path.rpartition(".")[0])))
-        rows.append(
-            (i, Row(**_place(attached, i, path), name=f"head {head}", path=path, verdict="off", note=f"dead: {reason}"))
-        )
+    for name in names:
+        q = attached.model.get_parameter(name)
+        if not bool(q.isfinite().all()):
+            place = _place(attached, of.get(id(q)), name) | {"name": name.rpartition(".")[2], "path": name}
+            rows.append((of.get(id(q)), Row(**place, verdict="off", note="NaN or infinite numbers")))
     return rows
 
 

@@ -215,18 +215,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
 def write_tensors(path: Path, tensors: dict[str, Tensor], name: str) -> None:
     from safetensors.torch import save as serialised
 
-    data = serialised(tensors, metadata={ENTRY: name, "format": "pt"})
-    write_bytes(path, *_with_sorted_metadata(data))
-
-
-def _with_sorted_metadata(data: bytes) -> tuple[bytes, memoryview]:
-    """Header and numbers of a file of safetensors, whose library leaves the order of the metadata to chance."""
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + size])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
-    return len(text).to_bytes(8, "little") + text, memoryview(data)[8 + size :]
+    write_bytes(path, serialised(tensors, metadata={ENTRY: name}))
 
 
 def read_tensors(path: Path, name: str) -> dict[str, Tensor]:
