@@ -134,9 +134,9 @@ class Advice(Shown):
             lines.append(_wrapped("changes", "none of those that are tried helps its start"))
             return "\n".join([*lines, _wrapped("", UNKNOWN)])
         lines += ["", text_table(["", "change", "then", "gradient"], rows, left=3), ""]
-        for i, item in enumerate(self.options[:3], 1):
-            lines += [f"{i}  {item.cost}", f"   {'Python':<14}{item.python}"]
-            lines += [f"   {where:<14}{line}" for where, line in item.keys.items()]
+        first = self.options[0]
+        lines += [f"1  {first.cost}", f"   {'Python':<14}{first.python}"]
+        lines += [f"   {where:<14}{line}" for where, line in first.keys.items()]
         return "\n".join([*lines, "", "gradient: variance, first sublayer over last", fill(UNKNOWN, _ROOM)])
 
 

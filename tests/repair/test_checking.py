@@ -338,17 +338,18 @@ class TestResults:
         with torch.no_grad():
             model.model.layers[2].mlp.up_proj.weight.mul_(2)
         lines = check(model, "huggingface").table().splitlines()
-        ups = [line.split()[:3] for line in lines if " ffn up " in line]
+        ups = [line.split()[:3] for line in lines if " ffn up  " in line]
         assert ups == [["0-1", "ffn", "up"], ["2", "ffn", "up"], ["3-4", "ffn", "up"]]
-        assert next(line for line in lines if line.startswith("2 ") and " ffn up " in line).split()[-6] == "off"
+        assert next(line for line in lines if line.startswith("2 ") and " ffn up " in line).split()[-1] == "off"
+        assert any(line.startswith("2 ffn up: ") for line in lines)
         assert "0-4" in next(line for line in lines if " ffn down " in line)
         assert lines[-1].startswith("and ") and "more as they should be" in lines[-1]
         everything = check(model, "huggingface").table(everything=True)
-        assert "attention norm gain" in everything and "ffn skip" in everything
+        assert "attn norm gain" in everything and "ffn skip" in everything
 
     def test_stacks_are_named_where_there_are_two(self) -> None:
         text = str(check(family("t5"), "huggingface"))
-        assert "encoder 0-1  attention query" in text and "decoder 0-2  cross value" in text
+        assert "encoder 0-1  attn query" in text and "decoder 0-2  cross value" in text
         assert text.splitlines()[-1].startswith("T5ForConditionalGeneration carries scheme 'huggingface'")
 
 

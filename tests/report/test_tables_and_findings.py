@@ -67,7 +67,7 @@ def test_thinned_rows_keep_both_ends(n: int) -> None:
 
 def test_profile_table() -> None:
     plain = tables.profile_table(profile()).splitlines()
-    assert re.split("  +", plain[0]) == ["layer", "stream var", "token corr", "attention var", "ffn var"]
+    assert re.split("  +", plain[0]) == ["layer", "stream var", "token corr", "attn var", "ffn var"]
     assert [line.split() for line in plain[2:]] == [["0", "2.000", "0.2500", "0.5000", "0.5000"]]
     measured = profile(errors=True, gradient=[3.0, 1.0])
     row = tables.profile_table(measured).splitlines()[2].split()

@@ -105,9 +105,17 @@ def compare(
 
     def show() -> None:
         table, agreed = partial(tables.comparison_table, result), tables.agreement_table(result)
-        output.echo_profile(result.predicted, table, agreed, all_rows=all_rows, judged=result.measured)
-        notes = [("note", note) for note in result.measured.notes if note not in result.predicted.notes]
-        output.facts(*notes, ("measured", f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}" if found else str(data)))
+        table = table if all_rows else partial(table, max_rows=4)
+        output.echo_profile(
+            result.predicted, table, agreed, all_rows=all_rows, judged=result.measured, numbers=all_rows
+        )
+        measured = f"{found[0][1]}, {seeds} seed{'s' * (seeds > 1)}" if found else str(data)
+        notes = [note for note in result.measured.notes if note not in result.predicted.notes]
+        n = len(notes) + len(result.predicted.notes)
+        if all_rows:
+            output.facts(*(("note", note) for note in notes), ("measured", measured))
+        else:
+            output.facts(("measured", measured + f"; --all prints {n} note{'s' * (n > 1)} and more" * (n > 0)))
 
     output.deliver(
         json_file,

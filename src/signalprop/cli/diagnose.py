@@ -134,10 +134,12 @@ def diagnose(
     results = [found] if other is None else [found, other]
 
     def show() -> None:
-        text = diagnosis_tables.diagnosis_text(found, output.room()) if everything else diagnosis_tables.screen(found)
-        output.echo(text)
+        if everything:
+            output.echo(diagnosis_tables.diagnosis_text(found, output.room()))
+        elif other is None:
+            output.echo(diagnosis_tables.screen(found))
         if other is not None:
-            output.echo("\n" + diagnosis_tables.compared(found, other))
+            output.echo("\n" * everything + diagnosis_tables.compared(found, other, everything=everything))
 
     output.deliver(
         json_file,

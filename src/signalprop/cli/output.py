@@ -240,6 +240,7 @@ def _write_report(path: Path, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {path}", file=sys.stderr)
 
 
+SCREEN = 24  # lines of a terminal that a result without --all takes
 FOUND = 3  # exit status of a command that found what --fail-on names
 
 
@@ -268,8 +269,9 @@ def echo_profile(
     *more: str,
     all_rows: bool = False,
     judged: Profile | None = None,
+    numbers: bool = True,
 ) -> None:
-    """Print what a profile is of and the verdict, a table, and the profile's numbers.
+    """Print what a profile is of and the verdict, a table, and the profile's `numbers` with its notes.
 
     Args:
         table: makes it; of `errors` and, for all rows, `max_rows`. more: what stands between the table and the numbers.
@@ -277,16 +279,34 @@ def echo_profile(
     """
     from signalprop.report import findings
 
-    for line in findings.headline(profile):
-        echo(line)
     warnings = findings.warnings(profile if judged is None else judged)
-    for line in warnings:
-        echo(f"{'warning':<20}{line}", style="bold red")
+    top = [*findings.headline(profile), *(f"{'warning':<20}{line}" for line in warnings)]
     if not warnings:
-        echo(f"{'verdict':<20}nothing to warn of", style="bold green")
-    for text in (_fitting(table, all_rows), *more):
-        echo(f"\n{text}")
-    echo("\n" + "\n".join(findings.summary(profile)))
+        top.append(f"{'verdict':<20}nothing to warn of")
+    for line in top:
+        style = "bold red" if line.startswith("warning") else "bold green" if line.startswith("verdict") else ""
+        echo(line, style=style)
+    tables = "".join(f"\n{text}\n" for text in (_fitting(table, all_rows), *more))
+    echo(tables)
+    if numbers:
+        facts = findings.summary(profile)
+        echo("\n".join(facts if all_rows else _within(facts, SCREEN - _lines("\n".join(top) + "\n" + tables))))
+
+
+def _lines(text: str) -> int:
+    """Lines of a terminal of 80 columns."""
+    from signalprop.network.shown import wrapped
+
+    return wrapped(text).count("\n") + 1
+
+
+def _within(lines: list[str], room: int) -> list[str]:
+    """The lines, without the last notes where they do not fit into so many lines of a terminal."""
+    shown, hidden = list(lines), 0
+    while shown[-1].startswith("note ") and _lines("\n".join(shown)) + (hidden > 0) > room:
+        shown.pop()
+        hidden += 1
+    return [*shown, *([f"{'notes':<20}{hidden} more; --all prints them"] if hidden else [])]
 
 
 def deliver_profile(profile: Profile, json_file: str | None, plot: Path | None, *, all_rows: bool) -> None:

@@ -13,6 +13,8 @@ import typer
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
 from signalprop.errors import InputError
+from signalprop.network.shown import COLUMNS
+from signalprop.results.text import listing
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from signalprop.results.profile import Profile
 
 SCHEMA = "signalprop/schemes/1"
+_BEST, _ROWS = 12, 8  # of the schemes for a network, and of the table of one
 _KEY = (
     "gradient: variance, first layer over last; stream: variance at the top; tokens: their correlation there. Schemes "
     "without a warning come first, the most even gradient on top; their numbers are within 1 %"
@@ -69,11 +72,13 @@ def schemes(
         table = sources.parametrization(architecture, changed, name)
         output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
         profile = predict(table)
-        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: str(table)))
+        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: _ends(table)))
         return
     name, options = opt.name_and_options(name)
     item = _describe(type(scheme(str(name), **options)))
-    text = f"{name}\n\n{item['description']}\n\nsource   {item['paper']}\noptions  {_options(item)}"
+    about = [fill(part, COLUMNS, break_on_hyphens=False) for part in item["description"].split("\n\n")]
+    facts = listing([("source", item["paper"]), ("options", _options(item))])
+    text = "\n\n".join([str(name), *about, facts])
     output.deliver(json_file, lambda: {"schema": SCHEMA, "schemes": {name: item}}, lambda: output.echo(text))
 
 
@@ -137,25 +142,36 @@ def _once(table: Parametrization, before: list[tuple[Parametrization, Profile]],
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:
-    from signalprop.results.text import text_table
+    lines = listing([(key, item["summary"]) for key, item in everything.items()])
+    return (
+        f"{lines}\n\n{fill('`signalprop schemes NAME`: paper, equations, options; --for ARCH: predictions', COLUMNS)}"
+    )
 
-    rows = [[key, item["summary"], _options(item), item["paper"]] for key, item in everything.items()]
-    return text_table(["scheme", "what it does", "options", "source"], rows, left=4)
+
+def _ends(table: Parametrization) -> str:
+    """The text of a table without the sublayers in the middle, folded."""
+    lines = [" ".join(line.split()).replace(" gain 1 ", " ") for line in str(table).splitlines()]
+    if len(lines) > _ROWS:
+        left = f"({len(lines) - _ROWS} rows left out; --json has all, print(table) in Python prints them)"
+        lines = [*lines[: _ROWS - 4], left, *lines[-4:]]
+    return "\n".join(fill(line, COLUMNS, subsequent_indent="    ") for line in lines)
 
 
 def _compared(everything: dict[str, dict[str, Any]]) -> str:
-    """A ranked table of at most 80 columns."""
+    """A ranked table of at most 80 columns, the best first; the others by their names."""
     from signalprop.results.text import number, text_table
 
     found = {name: item["prediction"] for name, item in everything.items() if "refused" not in item["prediction"]}
     refused = [name for name, item in everything.items() if "refused" in item["prediction"]]
     columns = ("gradient_ratio", "stream_variance", "token_correlation")
     rows = [[name, *(number(p[column]) for column in columns), _first(p["findings"])] for name, p in found.items()]
-    lines = [text_table(["scheme", "gradient", "stream", "tokens", "warning"], rows), ""]
-    if refused:
-        lines += [fill(f"do not apply: {', '.join(refused)} (their NAME says why)", 80), ""]
-    lines.append(fill(_KEY, 80))
-    return "\n".join(lines)
+    lines = [text_table(["scheme", "gradient", "stream", "tokens", "warning"], rows[:_BEST])]
+    more = [row[0] for row in rows[_BEST:]]
+    lines += (
+        [fill(f"then: {', '.join(more)} (--json has their numbers)", COLUMNS, break_on_hyphens=False)] if more else []
+    )
+    lines += [fill(f"do not apply: {', '.join(refused)} (their NAME says why)", COLUMNS)] if refused else []
+    return "\n".join([*lines, fill(_KEY, COLUMNS)])
 
 
 def _first(findings: list[dict[str, Any]]) -> str:

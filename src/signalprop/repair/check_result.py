@@ -137,8 +137,11 @@ def check_table(check: Check, *, everything: bool = False) -> str:
             lines.append(_line(run, both))
         else:
             left_out += len(run)
-    header = ["layer", "weight", "wanted", "measured", "± se", "mean", "verdict", "note"]
-    text = text_table(header, lines, left=2) if lines else ""
+    *cells, notes = zip(*lines, strict=True) if lines else ((),) * 7
+    header = ["layer", "weight", "wanted", "measured", "± se", "verdict"]
+    text = text_table(header, list(zip(*cells, strict=True)), left=2) if lines else ""
+    for line, note in zip(lines, notes, strict=True):
+        text += f"\n{line[0]} {line[1]}: {note}" if note else ""
     if left_out:
         text += f"\nand {left_out} more as they should be: zero biases, gains and multipliers of 1"
     return text.lstrip("\n")
@@ -160,14 +163,13 @@ def _line(run: Sequence[Row], both: bool) -> list[str]:
     if first.kind is not None:
         layers = f"{first.layer}" if first.layer == last.layer else f"{first.layer}-{last.layer}"
         layer = f"{first.stack} {layers}" if both else layers
-    drawn, means = any(row.standard_error > 0 for row in run), [row.mean for row in run if row.mean is not None]
+    drawn = any(row.standard_error > 0 for row in run)
     return [
         layer,
         f"{kind_named(first.kind).short} {first.name}" if first.kind else first.name,
         _range([row.wanted for row in run]),
         _range([row.measured for row in run]),
         f"{max(row.standard_error for row in run):.1e}" if drawn else "",
-        (f"{max(means, key=abs):.1e}" if means else "-") if drawn else "",
         first.verdict,
         first.note,
     ]
@@ -178,4 +180,4 @@ def _range(values: Sequence[float | None]) -> str:
     if not known:
         return "-"
     low, high = number(known[0]), number(known[-1])
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else f"{low}–{high}"

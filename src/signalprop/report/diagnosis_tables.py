@@ -44,8 +44,7 @@ def screen(d: Diagnosis) -> str:
     findings, shown = list(d.findings), list[str]()
     while findings and (not shown or len(shown) + _paragraph(findings[0]).count("\n") + len(below) < SCREEN - 4):
         shown += _paragraph(findings.pop(0)).splitlines()
-    counts = Counter(f"{item.severity} {item.name}" for item in findings)
-    more = [f"also: {', '.join(f'{name} ({n})' if n > 1 else name for name, n in counts.items())}"] if counts else []
+    more = [f"also: {_named(findings)}"] if findings else []
     more.append(f"--all prints every layer, every number{f' and {len(d.notes)} notes' if d.notes else ''}")
     shown = shown or ["no fault, no warning, no note"]
     return "\n".join([*shown, *below, "", *textwrap.wrap("; ".join(more), COLUMNS)])
@@ -211,8 +210,8 @@ def gradient_rows(g: ScaledGradients) -> Rows:
     return [f"loss x {g.scale:g}", *(f"stream {n}" for n in names), *(f"weights {n}" for n in names)], rows
 
 
-def compared(d: Diagnosis, other: Diagnosis) -> str:
-    """Two diagnoses side by side, layer by layer where both have it."""
+def compared(d: Diagnosis, other: Diagnosis, *, everything: bool = False) -> str:
+    """Two diagnoses side by side, layer by layer where both have it; six layers, unless `everything`."""
     rows = []
     for k in range(max(len(d.signal), len(other.signal))):
         cells = [f"{k}"]
@@ -229,7 +228,15 @@ def compared(d: Diagnosis, other: Diagnosis) -> str:
     lines = [f"{d.model} against {other.model}"]
     if d.loss is not None and other.loss is not None:
         lines.append(f"loss {_with_error(d.loss)} against {_with_error(other.loss)} nats per token")
-    return "\n".join([*lines, text_table(head, rows)])
+    found = [f"{item.model}: {_named(item.findings)}" for item in (d, other)]
+    table = text_table(head, spread(rows, None if everything else 6), room=COLUMNS)
+    return "\n".join([*(folded for line in found for folded in textwrap.wrap(line, COLUMNS)), *lines, table])
+
+
+def _named(findings: Sequence[Finding]) -> str:
+    """`warning idle layers, note variance growth (2)`."""
+    counts = Counter(f"{item.severity} {item.name}" for item in findings)
+    return ", ".join(f"{name} ({n})" if n > 1 else name for name, n in counts.items()) or "nothing found"
 
 
 def _costs(loss: Estimate, increase: Estimate, accuracy: Estimate | None = None) -> list[str]:

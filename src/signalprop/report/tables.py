@@ -51,7 +51,7 @@ def _layers(profile: Profile) -> list[_Layer]:
             kind = kind_of(rows, i).short
             twins = sum(name.startswith(kind) for name in branches)
             branches[f"{kind} {twins + 1}" if twins else kind] = i
-        stack = f"{STACKS[rows.stack[first]]} " if a.kind == "encoder-decoder" else ""
+        stack = f"{STACKS[rows.stack[first]][:3]} " if a.kind == "encoder-decoder" else ""
         found.append(_Layer(f"{stack}{rows.layer[first]}", first, end - 1, branches))
     return found
 
@@ -174,4 +174,4 @@ def agreement_in_words(comparison: Comparison) -> str:
     if max(known.values(), default=0.0) <= LARGE_Z:
         return "verdict             what differs by over 2 % is the scatter of single networks"
     name = max(known, key=lambda key: known[key])
-    return f"verdict             {name} differs by more than single networks scatter (rms z {known[name]:.1f})"
+    return f"verdict             {name}: beyond the scatter of single networks (z {known[name]:.1f})"

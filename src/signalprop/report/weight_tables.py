@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 
 from signalprop.diagnosis.stored_values import RoleWeights, StoredWeights, TensorWeights
+from signalprop.network.shown import COLUMNS
 from signalprop.results.text import number, ranges, text_table
 
 _ROWS = 12
@@ -44,8 +46,10 @@ def _initialisation(w: StoredWeights) -> str:
     after = f"; then {second[0]}, off by {100 * math.expm1(second[1]):.3g} %" if second else ""
     schemes, off = " = ".join(found.schemes), 100 * math.expm1(found.error)
     if found.fresh:
-        return f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %{after})"
-    return f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %{after})"
+        said = f"initialisation: as drawn by {schemes} (standard deviations within {off:.2g} %{after})"
+    else:
+        said = f"initialisation: trained away from all schemes; nearest {schemes} (off by {off:.3g} %{after})"
+    return fill(said, COLUMNS)
 
 
 def _changes(w: StoredWeights) -> str:
@@ -80,7 +84,7 @@ def _unchanged(tensors: Sequence[TensorWeights]) -> list[str]:
 
 def _roles(w: StoredWeights) -> str:
     rows = sorted(w.roles, key=lambda role: (-role.not_finite, -role.n))
-    head = ["role", "tensors", "weights", "rms", "first layer", "last layer", "max/rms", "zeros"]
+    head = ["role", "weights", "rms", "first", "last", "max/rms", "zeros"]
     head += ["change"] * (w.against is not None)
     table = text_table(head, [_cells(role, w.against is not None) for role in rows[:_ROWS]])
     left = sum(role.tensors for role in rows[_ROWS:])
@@ -94,7 +98,6 @@ def _cells(role: RoleWeights, compared: bool) -> list[str]:
     ratio = role.largest / rms if rms and role.largest is not None else None
     return [
         role.role if role.stack in (None, "decoder", "encoder") else f"{role.stack} {role.role}",
-        f"{role.tensors}",
         f"{role.n:,}",
         number(rms),
         number(role.rms[0]),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from textwrap import fill
 from typing import TypeVar
 
 import numpy as np
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import changed
+from signalprop.network.shown import COLUMNS
 
 T = TypeVar("T")
 
@@ -40,6 +42,15 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: in
         rule = "  ".join("-" * widths[i] for i in shown)
         tables.append("\n".join([padded(lines[0], shown), rule, *(padded(line, shown) for line in lines[1:])]))
     return "\n\n".join(tables)
+
+
+def listing(rows: Sequence[tuple[str, str]]) -> str:
+    """A line for each name and what is said of it, folded at 80 columns beside the names."""
+    width = max((len(name) for name, _ in rows), default=0) + 2
+    indent = " " * width
+    return "\n".join(
+        fill(f"{name:<{width}}{text}", COLUMNS, subsequent_indent=indent, break_on_hyphens=False) for name, text in rows
+    )
 
 
 def _parts(widths: Sequence[int], left: int, room: int | None) -> list[list[int]]:

@@ -59,7 +59,7 @@ class DeepScaleLM(_DeepScale):
     correlation of the encoder's output. The output is divided by sqrt(d) before the head.
     N is the number of layers of the stack; k = 2, alpha = 1 in the paper.
 
-    For tokens that are alike (r_n from about .1), read in both directions: values and outputs grow like r_n^(-1/2), and
+    For correlated tokens (r_n from about .1), read in both directions: values and outputs grow like r_n^(-1/2), and
     the first position of a causal decoder, which averages nothing, gets a branch of variance 1/r_n. The trainings of
     the paper's section 4 have the simpler variant.
     """

@@ -51,7 +51,7 @@ def reproduce(
     """
     from signalprop.errors import InputError, require
     from signalprop.files.storage import make_folder
-    from signalprop.results.text import text_table
+    from signalprop.results.text import listing
     from signalprop_lab.reproductions.registry import ROWS, find
     from signalprop_lab.reproductions.result import SCALES, Settings, slug
 
@@ -64,11 +64,11 @@ def reproduce(
         rows = [row for row in rows if row.runs]
     output.check_outputs(json_file)
     if not (ids or everything):
-        listing = [[row.id, row.source, row.title, row.needs, row.state] for row in rows]
+        lines = [(row.id, f"{row.source}: {row.title}{'' if row.runs else f' (needs {row.needs})'}") for row in rows]
         output.deliver(
             json_file,
             lambda: {"schema": SCHEMA, "rows": [row.to_json() for row in rows]},
-            lambda: output.echo(text_table(["id", "source", "what", "needs", "state"], listing, left=5)),
+            lambda: output.echo(listing(lines)),
         )
         return
     place = "cpu" if device == "cpu" else opt.usable(device)  # many rows need no PyTorch
@@ -142,15 +142,18 @@ def _run(row: Row, settings: Settings, *, alone: bool) -> Reproduction:
 
 def _text(one: Reproduction) -> str:
     """A reproduction in words: the checks as a table, then what was reduced and what explains it."""
-    from signalprop.results.text import text_table
+    from signalprop.results.text import listing
 
-    lines = [f"{one.id}: {one.title} ({one.source})", f"claim    {one.claim}", f"verdict  {one.verdict}: {one.reason}"]
-    if one.findings is None:
-        return "\n".join(lines)
-    cells = [[check.what, check.paper, check.shown, check.criterion, check.state] for check in one.checks]
-    lines += ["", text_table(["quantity", "paper", "ours", "holds from", ""], cells, left=2), ""]
-    lines += [f"reduced  {one.findings.reduced}", *(f"note     {line}" for line in one.findings.notes)]
-    return "\n".join([*lines, f"time     {one.seconds:.1f} s"])
+    head = f"{one.id}: {one.title} ({one.source})"
+    said = [("claim", one.claim), ("verdict", f"{one.verdict}: {one.reason}")]
+    if one.findings is not None:
+        said += [
+            (check.state, f"{check.what}: paper {check.paper}, ours {check.shown}; holds from {check.criterion}")
+            for check in one.checks
+        ]
+        said += [("reduced", one.findings.reduced), *(("note", line) for line in one.findings.notes)]
+        said.append(("time", f"{one.seconds:.1f} s"))
+    return f"{head}\n{listing(said)}"
 
 
 def _summary(found: Sequence[Reproduction]) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from signalprop.cli import output
+from signalprop.results.text import listing
 
 
 def sweep(
@@ -50,8 +51,7 @@ def sweep(
 
     require("yaml", "training")
     if source is None:
-        for name in shipped_sweeps():
-            output.echo(f"{name:<28}{load_sweep(name).sweep.title}".rstrip())
+        output.echo(listing([(name, load_sweep(name).sweep.title) for name in shipped_sweeps()]))
         return
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results

@@ -96,7 +96,7 @@ def train(
 
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
-    from signalprop.results.text import text_table
+    from signalprop.results.text import listing
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
@@ -113,14 +113,12 @@ def _list(json_file: str | None) -> None:
         }
         for name, recipe in recipes.items()
     }
-    cells = [
-        [name, row["reads"], *("yes" if row[key] else "no" for key in ("network", "gpu")), _time(row["seconds"]),
-         row["description"]]
+    lines = [
+        (name, row["description"] + (f" {_time(row['seconds'])}{' of a GPU' * row['gpu']}" if row["seconds"] else ""))
         for name, row in rows.items()
-    ]  # fmt: skip
-    table = text_table(["recipe", "reads", "network", "GPU", "time", "what for"], cells, left=6)
-    note = "time: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores"
-    output.deliver(json_file, lambda: rows, lambda: output.echo(f"{table}\n\n{note}"))
+    ]
+    note = "times: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores; `train NAME --show` prints a recipe"
+    output.deliver(json_file, lambda: rows, lambda: output.echo(f"{listing([*lines, ('', ''), ('', note)])}"))
 
 
 def _seconds(recipe: Recipe) -> float | None:
