@@ -37,6 +37,7 @@ from signalprop.streams.placement import weights_here
 from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import with_adapters_merged, without_adapters
 
+SHAPE = ("shape_in", "shape_out", "shape_gain")  # columns
 _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dropout")
 
 
@@ -102,7 +103,7 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
             biases[i] = 0.0 if bias is None else own * rms(bias, f"{where} bias")
         columns[f"weight__{role}"], columns[f"bias__{role}"] = weights, biases
     places = [PLACEMENTS[p] for p in rows.placement]
-    found = [_multipliers(row, place, a, mapping.gain_offset) for row, place in zip(attached.rows, places, strict=True)]
+    found = [_columns(row, place, a, mapping.gain_offset) for row, place in zip(attached.rows, places, strict=True)]
     columns |= {name: np.array([one[name] for one in found]) for name in found[0]}
     columns["norm_bias"] *= a.streams is None
     return replace(
@@ -117,22 +118,29 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
     )
 
 
-def _multipliers(row: AttachedRow, place: str, a: Architecture, offset: float) -> dict[str, float]:
+def _columns(row: AttachedRow, place: str, a: Architecture, offset: float) -> dict[str, float]:
     """The numbers of a sublayer beside its weights, by column of the table; `place`: of its norm."""
-    attends = row.kind.attends
-    norm = None if place == "none" else row.norm
-    return {
-        "skip": number(row.skip),
-        "branch": number(row.multiplier),
-        "norm_gain": gain(norm, offset, f"{row.label} norm"),
+    found = multipliers_of(row, a, offset)
+    found["norm_scale"] = 1.0 if place == "none" else row.norm_scale
+    return found | {
+        "norm_gain": gain(None if place == "none" else row.norm, offset, f"{row.label} norm"),
         "norm_bias": norm_bias(row.norm, f"{row.label} norm") if place in NORM_BEFORE | NORM_AFTER else 0.0,
         "post_norm_gain": gain(row.post_norm, offset, f"{row.label} second norm"),
         "norm_slope": slope(row.norm),
-        "norm_scale": 1.0 if place == "none" else row.norm_scale,
-        "score_scale": score_scale(row, a, offset),
+    }
+
+
+def multipliers_of(row: AttachedRow, a: Architecture, offset: float, *, now: bool = False) -> dict[str, float]:
+    """The multipliers of a sublayer, by column of the table; `now`: the factor on scores as the model holds it."""
+    attends = row.kind.attends
+    return {
+        "skip": number(row.skip),
+        "branch": number(row.multiplier),
+        "norm_scale": row.norm_scale,
+        "score_scale": score_scale(row, a, offset, now=now),
         "value_skip": number(row.value_skip) if attends else 0.0,
         "attention_gain": number(row.attention_gain) if attends else 1.0,
-        **dict(zip(("shape_in", "shape_out", "shape_gain"), row.shape, strict=True)),
+        **dict(zip(SHAPE, row.shape, strict=True)),
     }
 
 

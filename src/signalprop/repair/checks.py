@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles
-from signalprop.attachment.mapping import Mapping, SublayerMap, number
-from signalprop.attachment.parametrization_of import score_scale, trainable
+from signalprop.attachment.mapping import Mapping, SublayerMap
+from signalprop.attachment.parametrization_of import SHAPE, multipliers_of, trainable
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import whole
@@ -36,7 +36,6 @@ from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
 
 FALSE_ALARM = 1e-4  # chance that a right model fails
-_SHAPE = ["shape_in", "shape_out", "shape_gain"]
 _EXACT = 1e-6  # relative, of multipliers that Python or float32 holds: a product of a few float32 numbers
 
 
@@ -265,7 +264,7 @@ def _multipliers(
         kind = here.kind
         names = ["branch", "norm_scale"] if p.parallel[i] else ["skip", "branch", "norm_scale"]
         names += ["value_skip", "attention_gain", "score_scale"] if kind.attends else []
-        names += _SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
+        names += SHAPE if kind.attends_itself and (shaped or p.shaping.kind != "none") else []
         now = _now(attached, record, i)
         for name in names:
             put(i, "", name, float(getattr(p, name)[i]), now[name], _roundings(here, name))
@@ -286,15 +285,7 @@ def _multipliers(
 def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
     """The multipliers of a sublayer as the model has them now."""
     row = attached.rows[i]
-    out = {
-        "skip": number(row.skip),
-        "branch": number(row.multiplier),
-        "norm_scale": row.norm_scale,
-        "value_skip": number(row.value_skip),
-        "attention_gain": number(row.attention_gain),
-        "score_scale": score_scale(row, attached.mapping.architecture, attached.mapping.gain_offset, now=True),
-        **dict(zip(_SHAPE, row.shape, strict=True)),
-    }
+    out = multipliers_of(row, attached.mapping.architecture, attached.mapping.gain_offset, now=True)
     if record is None:
         return out
     # as the modules hold them: something that wrapped or replaced one may have lost its multiplier
