@@ -140,9 +140,9 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
     """Of its weights as they are, without dropout where it is in evaluation mode; a note; statistics of its inputs."""
     from signalprop.attachment.arguments import batch_in, statistics_in
     from signalprop.attachment.attached import attach, require_roles
-    from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.streams.calls import remember
+    from signalprop.streams.live_model import in_its_mode
     from signalprop.streams.wrappers import unwrapped
 
     arguments = remember(unwrapped(model), inputs)

@@ -158,10 +158,10 @@ def _live(
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
     from signalprop.attachment.attached import attach, require_roles
-    from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.measurement import measure
     from signalprop.streams.calls import remember
+    from signalprop.streams.live_model import in_its_mode
     from signalprop.streams.wrappers import unwrapped
 
     given = [batches] if isinstance(batches, Batch) else batches
@@ -202,9 +202,9 @@ def _called(
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """As `_live`, of a model that is called as its user calls it, once."""
     from signalprop.attachment.arguments import batch_in
-    from signalprop.attachment.live_model import in_its_mode
     from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.measurement import measure
+    from signalprop.streams.live_model import in_its_mode
 
     a = attached.mapping.architecture
     batch = batch_in(attached.mapping, arguments)

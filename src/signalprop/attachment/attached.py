@@ -91,7 +91,7 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`; wrappers (see
-            `live_model.unwrapped`) are taken off. Of any other the stream is found by `signalprop.streams`.
+            `wrappers.unwrapped`) are taken off. Of any other the stream is found by `signalprop.streams`.
         arguments: keyword arguments of its forward, to find the stream with; default: random ones.
     """
     outer, model = model, unwrapped(model)

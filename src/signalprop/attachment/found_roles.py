@@ -24,9 +24,9 @@ from signalprop.streams.calls import first_sequence
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import anatomy_of, as_it_was
+from signalprop.streams.live_model import device_of
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
-from signalprop.streams.placement import device_of
 from signalprop.streams.proof import epsilon, gain_and_bias
 from signalprop.streams.replay import AttentionShape, Replayed
 from signalprop.streams.roles import Proof, prove_roles

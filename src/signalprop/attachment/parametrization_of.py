@@ -33,7 +33,7 @@ from signalprop.network.parametrization import (
     layout,
 )
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import weights_here
 from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import with_adapters_merged, without_adapters
 

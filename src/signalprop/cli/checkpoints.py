@@ -72,9 +72,9 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     """Logits, or what else the model outputs first, in evaluation mode."""
     import torch
 
-    from signalprop.attachment.live_model import evaluating
     from signalprop.hooks import logits_of
     from signalprop.streams.calls import call
+    from signalprop.streams.live_model import evaluating
 
     with evaluating(model), torch.no_grad():
         return logits_of(call(model, arguments))

@@ -24,7 +24,7 @@ from signalprop.attachment.rows import AttachedRow
 from signalprop.diagnosis.result import Numbers, number
 from signalprop.hooks import Hooks
 from signalprop.network.moments import FloatArray
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import weights_here
 from signalprop.watching.first_positions import Streams
 
 _SCORES = 1 << 24  # entries of a score matrix that are formed at a time

@@ -23,7 +23,7 @@ from signalprop.hooks import first_tensor
 from signalprop.measurement.measuring import arguments_of
 from signalprop.results.findings import Finding
 from signalprop.results.text import named, ranges
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import weights_here
 
 _EPSILON = 0.5  # of the variance of what a norm reads. Fresh models: 0.025, a table of deviation 0.02 and 1e-5
 _COLLAPSED = 0.95  # share of tokens whose first choice is one expert

@@ -14,7 +14,6 @@ from torch import nn
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
 from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.found import UNKNOWN
-from signalprop.attachment.live_model import evaluating, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
@@ -42,7 +41,7 @@ from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
 from signalprop.results.findings import Finding
 from signalprop.streams.calls import remember
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import evaluating, weights_here, without_gradient
 from signalprop.streams.wrappers import unwrapped
 
 Stage = Callable[[str, int, int], None]

@@ -31,7 +31,7 @@ from signalprop.measurement.losses import lent_gradients, loss_of
 from signalprop.measurement.measuring import arguments_of
 from signalprop.measurement.result import factor_of, site_of, tables
 from signalprop.network.moments import FloatArray
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import weights_here
 from signalprop.streams.proof import gain_and_bias
 from signalprop.watching.first_positions import Positions, Streams, check_length
 from signalprop.watching.recording import Recorder

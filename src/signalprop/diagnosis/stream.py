@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.families import mapping_for
-from signalprop.attachment.live_model import evaluating, placed
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, SYNTHETIC, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
@@ -32,6 +31,7 @@ from signalprop.hooks import loss_and_logits
 from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
+from signalprop.streams.live_model import evaluating, placed
 from signalprop.streams.wrappers import unwrapped
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer

@@ -10,7 +10,6 @@ from torch import nn
 
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import asks_for_the_next, bad_tensors
@@ -23,6 +22,7 @@ from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import unlike_draws
 from signalprop.results.findings import Finding
 from signalprop.streams.arguments import tiny_arguments
+from signalprop.streams.live_model import evaluating
 
 _TOKENS = 64
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import read_by
 from signalprop.attachment.attached import Attached, attach, reading_batches
-from signalprop.attachment.live_model import placed, without_gradient
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
@@ -29,7 +28,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.results.series import SEQUENCES
 from signalprop.streams.calls import call, is_function, remember
-from signalprop.streams.placement import without_numbers
+from signalprop.streams.live_model import placed, without_gradient, without_numbers
 from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_call import attached_now_or_later

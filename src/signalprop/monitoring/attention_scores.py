@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import groups, run
@@ -20,6 +19,7 @@ from signalprop.diagnosis.result import Number, Numbers
 from signalprop.measurement.measuring import arguments_of
 from signalprop.monitoring.processes import gathered
 from signalprop.network.moments import FloatArray
+from signalprop.streams.live_model import evaluating
 from signalprop.watching.first_positions import Streams
 
 Layers = dict[str, list[Number]]

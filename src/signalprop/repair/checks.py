@@ -31,7 +31,7 @@ from signalprop.results.text import ranges
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.calls import remember
-from signalprop.streams.placement import weights_here
+from signalprop.streams.live_model import weights_here
 from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
 

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.live_model import evaluating
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
@@ -41,6 +40,7 @@ from signalprop.repair.weight_assignment import walk
 from signalprop.schemes import SCHEMES
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.calls import call
+from signalprop.streams.live_model import evaluating
 
 _DEVIATIONS = 6.0  # of a normal number: 1e-9 on one side
 _TRACY_WIDOM = 10.0  # the quantile of 1 - 1e-10, of the law for real matrices

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.live_model import evaluating
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
 from signalprop.measurement.measuring import output_of
 from signalprop.network.kinds import ROLE
+from signalprop.streams.live_model import evaluating
 from signalprop.sublayers.experts.roles import Settings as ExpertsSettings
 
 # Who divides by what: of attention and cross-attention, of feed-forwards, and of experts.

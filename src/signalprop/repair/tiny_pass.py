@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.live_model import evaluating, placed
 from signalprop.data.batches import Batch, default_statistics, shortened
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import Hooks, Site
@@ -20,6 +19,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.network.architecture import Architecture
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.calls import call
+from signalprop.streams.live_model import evaluating, placed
 from signalprop.streams.proof import gain_and_bias
 
 TOKENS = 6

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.streams.calls import UnknownCall, remembered
-from signalprop.streams.placement import device_of
+from signalprop.streams.live_model import device_of
 
 TOKENS = 7  # a number that few dimensions of a model have
 

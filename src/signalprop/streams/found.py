@@ -17,7 +17,7 @@ from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.calls import UnknownCall, first_sequence, remember, remembered
 from signalprop.streams.finder import Finder
-from signalprop.streams.placement import device_of, without_numbers
+from signalprop.streams.live_model import device_of, evaluating, without_numbers
 from signalprop.streams.proof import Norm, prove
 from signalprop.streams.tape import record
 from signalprop.streams.token_axis import with_token_axis
@@ -87,20 +87,16 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
 
     A model that accelerate has prepared for mixed precision has a forward that casts, in the place of its own.
     """
-    before = [(module, module.training) for module in model.modules()]
     states = torch.get_rng_state(), random.getstate()
     device = device_of(model)
     own, casting = (vars(model).get(name) for name in ("_original_forward", "forward"))
     if own is not None and casting is not None:
         vars(model)["forward"] = own
-    model.eval()
     try:
-        with torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False):
+        with evaluating(model), torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False):
             yield
     finally:
         if own is not None and casting is not None:
             vars(model)["forward"] = casting
         torch.set_rng_state(states[0])
         random.setstate(states[1])
-        for module, training in before:
-            module.training = training

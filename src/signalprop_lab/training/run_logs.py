@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from signalprop.attachment.live_model import evaluating
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.measurement import measure
 from signalprop.network.layout import KINDS, layout
 from signalprop.results.profile import Profile
+from signalprop.streams.live_model import evaluating
 from signalprop_lab.training.json_lines import JsonLines, read_lines
 from signalprop_lab.training.networks import Network
 from signalprop_lab.training.plateau import left_at

@@ -1,13 +1,16 @@
-"""Where a model has its numbers: on its devices, or fetched by hooks of accelerate (`device_map` with offloading)."""
+"""A live PyTorch model: where it has its numbers, on its devices or fetched by hooks of accelerate; and its mode."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from signalprop.network.architecture import Architecture
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -28,13 +31,15 @@ def without_numbers(model: nn.Module) -> bool:
     )
 
 
-def kept_elsewhere(model: nn.Module) -> str | None:
-    """Path of the first module whose own weights a hook of accelerate fetches when it runs; None: there is none."""
+def without_gradient(model: nn.Module) -> str:
+    """Why no gradient goes through: a layer is quantised, or its weights are elsewhere; empty where one does."""
     for name, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.quantized"):
+            return f"{name} is quantised to integers"
         away = any(p.is_meta for p in module.parameters(recurse=False))
         if away and any(hook.offload for hook in _align_hooks(module)):
-            return str(name)
-    return None
+            return f"device_map keeps the weights of {name} elsewhere and fetches them for the forward pass alone"
+    return ""
 
 
 @contextmanager
@@ -53,6 +58,32 @@ def weights_here(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, p in away:
             module._parameters[name] = p
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards every module is in the mode it was in."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
+def in_its_mode(architecture: Architecture, model: nn.Module) -> Architecture:
+    """The same; without dropout where the model is in evaluation mode."""
+    dry = {} if model.training else {"dropout": 0.0, "attention_dropout": 0.0, "embedding_dropout": 0.0}
+    return architecture.replace(**dry)
+
+
+def placed(model: nn.Module, arguments: Dictionary[str, Any]) -> dict[str, Any]:
+    """The arguments on the model's device."""
+    device = device_of(model)
+    with torch.inference_mode(False):  # a tensor of inference mode takes no part in a backward pass, its copy does
+        usable = {k: v.clone() if isinstance(v, Tensor) and v.is_inference() else v for k, v in arguments.items()}
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in usable.items()}
 
 
 def _align_hooks(module: nn.Module) -> list[Any]:
