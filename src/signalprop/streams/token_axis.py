@@ -15,6 +15,7 @@ from signalprop.streams.calls import call
 from signalprop.streams.parts import Seen, Stack
 
 _CHANGED = 1e-5  # of the largest entry
+_LARGEST = 2  # stacks, of which one may read the other's stream
 
 
 class _Stream(NamedTuple):
@@ -45,6 +46,9 @@ class _Noise:
     def __init__(self, model: nn.Module, given: Dictionary[str, Any], stacks: tuple[Stack, ...]) -> None:
         self.model, self.given, self.stacks = model, given, stacks
         self.plain = self.streams()
+        entries = [stream.entry for stream in self.plain]
+        self._seen: dict[int, list[_Stream]] = {}
+        self.middles = [(0, 0) if x is None or x.ndim < 2 else (x.shape[0] // 2, x.shape[1] // 2) for x in entries]
 
     def told(self, i: int) -> Stack:
         """A stack, with where its tokens stand, whether they reach earlier ones, and whose stream it reads."""
@@ -56,7 +60,7 @@ class _Noise:
         """The fields of a stack that say which axis of its stream holds tokens, and whether they reach earlier ones."""
         n, length = entry.shape[:2]
         turned = {"tokens_first": True, "reads_tokens_first": rows_of(self.given.values()) == (n, length)}
-        middle, last = (n // 2, length // 2), (n - 1, length - 1)
+        middle, last = self.middles[i], (n - 1, length - 1)
         for at in (middle, (0, 0), last):
             reached = self.reached(i, at)
             first, second = reached[:, at[1]], reached[at[0]]
@@ -76,7 +80,7 @@ class _Noise:
 
     def reached(self, i: int, at: tuple[int, int]) -> Tensor:
         """Which other places of a stack's stream noise at one of them reaches: its first two axes."""
-        plain, noisy = self.plain[i], self.streams(i, at)[i]
+        plain, noisy = self.plain[i], (self.in_the_middle(i) if at == self.middles[i] else self.streams(i, at))[i]
         assert plain.entry is not None
         reached = torch.zeros(plain.entry.shape[:2], dtype=torch.bool)
         for k in plain.outputs.keys() & noisy.outputs.keys():
@@ -87,16 +91,22 @@ class _Noise:
 
     def memory(self, i: int) -> str:
         """The path of another stack whose stream this one reads, which enters it in no other way; '' for none."""
-        for j, other in enumerate(self.stacks):
+        for j, other in enumerate(self.stacks[:_LARGEST] if i < _LARGEST else ()):
             entry = self.plain[j].entry
             if j == i or entry is None or entry.ndim != 3 or other.width != self.stacks[i].width:
                 continue
-            plain, noisy = self.plain[i], self.streams(j, (entry.shape[0] // 2, entry.shape[1] // 2))[i]
+            plain, noisy = self.plain[i], self.in_the_middle(j)[i]
             if plain.entry is None or noisy.entry is None or _changed(plain.entry, noisy.entry).any():
                 continue
             if any(_changed(plain.outputs[k], noisy.outputs[k]).any() for k in plain.outputs.keys() & noisy.outputs):
                 return other.path
         return ""
+
+    def in_the_middle(self, i: int) -> list[_Stream]:
+        """As `streams`, with noise in the middle of a stack's stream."""
+        if i not in self._seen:
+            self._seen[i] = self.streams(i, self.middles[i])
+        return self._seen[i]
 
     def streams(self, noisy: int | None = None, at: tuple[int, int] = (0, 0)) -> list[_Stream]:
         """Of every stack what a pass shows, with noise at a place of the stream that enters one of them."""
@@ -135,7 +145,9 @@ class _Noise:
 
 
 def _changed(plain: Tensor, noisy: Tensor) -> Tensor:
-    """Which places differ by more than rounding, all axes but the last."""
+    """Which places differ by more than rounding, all axes but the last; all, where there are more or fewer now."""
+    if plain.shape != noisy.shape:
+        return torch.ones(plain.shape[:-1], dtype=torch.bool)
     limit = _CHANGED * float(plain.abs().max())
     return ((plain - noisy).abs().amax(-1) > limit).cpu()
 
