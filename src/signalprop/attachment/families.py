@@ -23,10 +23,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
 from signalprop.streams.arguments import text_config
-from signalprop.streams.replay import fused_rows as rows_in_fused
+from signalprop.streams.replay import fused_rows
 from signalprop.streams.wrappers import adds_tokens, unwrapped
-
-HEAD = "lm_head"  # of a model that does not tell its own
 
 
 def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
@@ -77,34 +75,23 @@ def mapping_of(model: nn.Module) -> Mapping:
         if of_streams is None:
             raise InputError(f"{type(model).__name__}: no layers with several residual streams; give a mapping")
         return of_streams
-    place = place_of(model, family.paths, architecture)
-    if place is None:
+    base: nn.Module = getattr(model, str(getattr(model, "base_model_prefix", "")), model)  # without its head
+    paths = next((one for one in family.paths if not _missing(base, one, architecture)), None)
+    if paths is None:
         raise InputError(
             f"{type(model).__name__}: the modules are not where family {model_type!r} has them "
             f"(expected {family.paths[0].stacks[0].layers}); give a mapping"
         )
-    return mapping_at(model, family, architecture, *place)
+    return _mapping_at(model, family, architecture, base, paths)
 
 
-def place_of(model: nn.Module, several: tuple[ModelPaths, ...], a: Architecture) -> tuple[nn.Module, ModelPaths] | None:
-    """(the base model, the first paths that fit it)."""
-    base = base_of(model)
-    return next(((base, paths) for paths in several if not missing(base, paths, a)), None)
-
-
-def base_of(model: nn.Module) -> nn.Module:
-    """The model without its head."""
-    found: nn.Module = getattr(model, str(getattr(model, "base_model_prefix", "")), model)
-    return found
-
-
-def mapping_at(
-    model: nn.Module, family: Family, architecture: Architecture, base: nn.Module, paths: ModelPaths, head: str = HEAD
+def _mapping_at(
+    model: nn.Module, family: Family, architecture: Architecture, base: nn.Module, paths: ModelPaths
 ) -> Mapping:
-    """The mapping of a model whose modules are at these paths in `base`; `head`: of one that does not name it."""
+    """The mapping of a model whose modules are at these paths in `base`."""
     prefix = next((f"{name}." for name, module in model.named_modules() if module is base and name), "")
     token = _get(base, paths.token)
-    ending = _head(model, family, paths, architecture, head)
+    ending = _head(model, family, paths, architecture)
     if architecture.head == "lm" and isinstance(ending.weight, nn.Module):
         tied = getattr(ending.weight, "weight", None) is getattr(token, "weight", 0)
         if architecture.tied_embeddings != tied:
@@ -174,7 +161,9 @@ def _sublayer(
     reads = "" if bare or (index == 0 and k == 0 and a.placements[0] == "post") else row.reads
     weights: dict[str, Weight] = {role: f"{place}.{path}" for role, path in row.weights.items()}
     if row.fused:
-        weights |= {role: (f"{place}.{row.fused}", rows) for role, rows in fused_rows(a, paths.fused_order).items()}
+        together = paths.fused_order == "blocks"
+        for role, rows in fused_rows(a.n_heads, a.n_kv_heads, a.d_head, paths.fused_order).items():
+            weights[role] = f"{place}.{row.fused}", slice(rows[0], rows[-1] + 1) if together else rows
     for path, roles in row.blocks.items():
         turns = row.turns[path](a) if path in row.turns else 1
         weights |= {role: (f"{place}.{path}", rows) for role, rows in _rows_of(a, roles, turns).items()}
@@ -218,13 +207,7 @@ def _rows_of(a: Architecture, roles: Sequence[str], turns: int) -> dict[str, sli
     return {role: rows[:, slice(*two)].ravel().tolist() for role, two in zip(roles, pairwise(ends), strict=True)}
 
 
-def fused_rows(a: Architecture, order: str) -> dict[str, slice | list[int]]:
-    """Output features that are query, key and value in a fused map: three `blocks`, or by turns in `groups`."""
-    rows = rows_in_fused(a.n_heads, a.n_kv_heads, a.d_head, order)
-    return {role: slice(part[0], part[-1] + 1) if order == "blocks" else part for role, part in rows.items()}
-
-
-def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, named: str) -> HeadMap:
+def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture) -> HeadMap:
     if a.head == "none":
         return HeadMap()
     if a.head == "classes":
@@ -236,13 +219,13 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture, 
     if family.tied_head_scale and getattr(config, "scale_decoder_outputs", tied):
         scale = family.tied_head_scale(a)
     tells = hasattr(model, "get_output_embeddings")
-    head: nn.Module | None = model.get_output_embeddings() if tells else _get(model, named)  # type: ignore[operator]
+    head: nn.Module | None = model.get_output_embeddings() if tells else _get(model, "lm_head")  # type: ignore[operator]
     if not a.head_transform:
         return HeadMap(weight=head, scale=scale)
     return HeadMap(weight=head, scale=scale, transform=paths.transform, activation=paths.transform_activation)
 
 
-def missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
+def _missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
     """The first path that the model does not have; '' where it has all. Of equal layers one is looked at."""
     for stack, branches in _stacks(paths, a):
         layers = _get(base, stack.layers)
