@@ -292,7 +292,7 @@ class Probe:
         def take(attached: Attached) -> None:
             self._recorders = Recorders(attached, backward=backward, compiled=compiled, groups=groups)
 
-        self._waits = attached_now_or_later(
+        self._wait_no_longer = attached_now_or_later(
             model, mapping, inputs, take, self._first_call, now=bool(compiled) or bool(groups)
         )
 
@@ -307,8 +307,7 @@ class Probe:
         self._inside = False
         last = self._end()
         self._left = last if last is not None and last.calls else None
-        if self._waits is not None:
-            self._waits.remove()
+        self._wait_no_longer()
         if self._recorders is not None:
             self._recorders.close()
 

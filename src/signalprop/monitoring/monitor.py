@@ -148,7 +148,7 @@ class SignalMonitor:
         self._ring = ring
         self._known = False
         self._wanted = scores, skip_first, compiled
-        self._waits = attached_now_or_later(
+        self._wait_no_longer = attached_now_or_later(
             model, mapping, inputs, self._take, self._first_call, now=bool(compiled) or bool(self._groups)
         )
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
@@ -235,8 +235,7 @@ class SignalMonitor:
     def close(self) -> None:
         """Take all hooks off and close the file; harmless when there is nothing to do."""
         self.detach()
-        if self._waits is not None:
-            self._waits.remove()
+        self._wait_no_longer()
         if self._known:
             self._recorders.close()
         self._sampling = self._recorder = None
