@@ -200,3 +200,19 @@ def test_what_nobody_can_run_is_one_line() -> None:
         arguments_in(Conditioned(), {"input_ids": IDS})
     with pytest.raises(sp.InputError, match="TorchScript hides its modules"):
         sp.measure(torch.jit.trace(model, IDS), IDS)  # type: ignore[no-untyped-call]
+
+
+class OfTheLast(Conditioned):
+    """Gives the logits of the last token alone where it is given no targets, as nanoGPT does."""
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:  # type: ignore[override]
+        logits = super().forward(ids, torch.zeros(len(ids), 3))
+        if targets is None:
+            return logits[:, [-1]], None
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_what_its_loss_needs_is_named_as_it_names_it() -> None:
+    with pytest.raises(sp.InputError, match="add `targets` to the arguments"):
+        sp.measure(OfTheLast(), IDS)
+    assert sp.measure(OfTheLast(), {"ids": IDS, "targets": IDS.roll(-1, 1)}).gradient is not None

@@ -115,6 +115,11 @@ PAIR = (IDS, IDS.flip(1)[:, :9])
 
 def test_both_stacks_of_an_encoder_decoder() -> None:
     model = Translator().eval()
+    drawn = str(sp.anatomy(model, PAIR)).splitlines()
+    assert [line.split(" parameters")[1] for line in drawn if " parameters" in line] == [
+        ", causal, reads what first gives",
+        "",
+    ]
     encoder, decoder = (
         next(s for s in sp.anatomy(model, PAIR).stacks if s.path == path) for path in ("first", "second")
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Mapping as Dictionary
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,18 @@ _MASK = "attention_mask"
 
 
 def loss_of(
-    output: Any, batch: Batch | Dictionary[str, Any], loss: Loss | None, *, tokens_first: bool = False
+    output: Any,
+    batch: Batch | Dictionary[str, Any],
+    loss: Loss | None,
+    *,
+    tokens_first: bool = False,
+    model: nn.Module | None = None,
 ) -> Tensor:
-    """The loss to differentiate; see `measure`. tokens_first: the model is called with ids (tokens, batch)."""
+    """The loss to differentiate; see `measure`.
+
+    Args:
+        tokens_first: the model is called with ids (tokens, batch). model: for messages.
+    """
     if loss is not None:
         value = loss(output)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
@@ -45,8 +55,10 @@ def loss_of(
             "(--no-gradient)"
         )
     if not isinstance(batch, Batch):
+        taken = () if model is None else signature(model.forward).parameters
+        name = next((name for name in ("labels", "targets", "target") if name in taken), "labels")
         raise InputError(
-            "there are no labels for the loss; give loss=, a function of the model's output, add `labels` to the "
+            f"there are no labels for the loss; give loss=, a function of the model's output, add `{name}` to the "
             "arguments, or give backward=False (--no-gradient)"
         )
     targets = torch.as_tensor(np.ascontiguousarray(batch.targets), device=logits.device)

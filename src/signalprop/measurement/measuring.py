@@ -114,7 +114,7 @@ def measure(
                         given = output_of(model, arguments, inputs)
                         told = loss is not None or isinstance(batch, Batch)
                         assumed.append(not told and takes_next(given, arguments, turned))
-                        value = loss_of(given, batch, loss, tokens_first=turned)
+                        value = loss_of(given, batch, loss, tokens_first=turned, model=attached.model)
                         problem = not_finite(recorder, tables(recorder)[0])
                         if problem:
                             raise InputError(problem)

@@ -81,7 +81,8 @@ class Anatomy(Shown):
 def _stack(found: Anatomy, stack: Stack) -> Iterator[str]:
     n = len(stack.layers)
     size = f"width {stack.width}, {stack.parameters:,} parameters"
-    yield f"{stack.path or 'the model itself'}: {n} layer{'s' * (n > 1)}, {size}"
+    more = ", causal" * bool(stack.causal) + f", reads what {stack.memory} gives" * bool(stack.memory)
+    yield f"{stack.path or 'the model itself'}: {n} layer{'s' * (n > 1)}, {size}{more}"
     if stack.why:
         yield f"  not understood: {stack.why}"
     start = 0
