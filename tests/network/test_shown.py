@@ -25,7 +25,8 @@ def test_a_table_is_shown_and_becomes_a_data_frame() -> None:
     assert list(frame["kind"]) == ["attention", "feed_forward"] * 2
     assert list(frame["weight.query"]) == list(table.weights["query"])
     assert table.summary() == str(table)
-    assert "pre-wrap" in str(table._repr_html_())
+    page = str(table._repr_html_())
+    assert "pre-wrap" in page and page.count("<img") == 1
 
 
 @pytest.mark.slow

@@ -255,6 +255,9 @@ class Diagnosis(Value, Document, Shown):
     def _figure(self) -> Any:
         return report_module("diagnoses").figure([self])
 
+    def _in_notebook(self) -> str:
+        return cast("str", report_module("diagnosis_tables").screen(self)).replace("--all prints", "print() has")
+
     def __repr__(self) -> str:
         found = ", ".join(f"{v.severity} {v.name}" for v in self.findings) or "nothing found"
         loss = "" if self.loss is None or self.loss.value is None else f", loss {self.loss.value:.4g}"

@@ -37,7 +37,7 @@ from signalprop.network.parametrization_document import UNSHAPED, Parametrizatio
 from signalprop.network.parametrization_document import Shaping as Shaping
 from signalprop.network.parametrization_document import Trainable as Trainable
 from signalprop.network.parametrization_text import RARE, records, table_text
-from signalprop.network.shown import Shown
+from signalprop.network.shown import Shown, report_module
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
@@ -365,6 +365,9 @@ class Parametrization(Document, Shown):
 
     def __repr__(self) -> str:
         return f"<Parametrization: {self.scheme}; {self.skip.shape[-1]} sublayers, d_model {self.architecture.d_model}>"
+
+    def _figure(self) -> Any:
+        return report_module("parametrizations").figure(self) if self.skip.ndim == 1 else None
 
     def __str__(self) -> str:
         return self.table() if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"

@@ -56,6 +56,10 @@ class Shown:
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError
 
+    def _in_notebook(self) -> str:
+        """The text of the page that a notebook shows."""
+        return self.summary()
+
     def _figure(self) -> Any:
         """A matplotlib Figure; None: there is none."""
         return None
@@ -63,7 +67,7 @@ class Shown:
     def _repr_html_(self) -> str | None:
         """For notebooks: the summary, and a chart where matplotlib is installed; None (plain repr) of a sweep."""
         try:
-            text = wrapped(self.summary())
+            text = wrapped(self._in_notebook())
         except InputError:
             return None
         page = f'<pre style="white-space: pre-wrap">{html.escape(text)}</pre>'
@@ -76,7 +80,7 @@ class Shown:
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=70)
         encoded = base64.b64encode(data.getvalue()).decode()
-        return f'{page}<img alt="the signal over depth" src="data:image/png;base64,{encoded}">'
+        return f'{page}<img alt="the signal over depth" style="max-width: 100%" src="data:image/png;base64,{encoded}">'
 
 
 def report_module(name: str) -> Any:

@@ -108,6 +108,9 @@ class Check(Shown):
             f"wrong, first {first.place} {first.name}{f' ({first.path})' if first.path else ''}: {why or first.verdict}"
         )
 
+    def _in_notebook(self) -> str:
+        return f"{self.summary()}\n\n{self.table()}"
+
     def _rows(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]
 

@@ -45,7 +45,8 @@ def screen(d: Diagnosis) -> str:
     while findings and (not shown or len(shown) + _paragraph(findings[0]).count("\n") + len(below) < SCREEN - 4):
         shown += _paragraph(findings.pop(0)).splitlines()
     more = [f"also: {_named(findings)}"] if findings else []
-    more.append(f"--all prints every layer, every number{f' and {len(d.notes)} notes' if d.notes else ''}")
+    notes = f" and {len(d.notes)} note{'s' * (len(d.notes) > 1)}" if d.notes else ""
+    more.append(f"--all prints every layer, every number{notes}")
     shown = shown or ["no fault, no warning, no note"]
     return "\n".join([*shown, *below, "", *textwrap.wrap("; ".join(more), COLUMNS)])
 

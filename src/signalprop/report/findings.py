@@ -36,7 +36,7 @@ def described(result: Profile | Comparison) -> str:
     profile = result.predicted if isinstance(result, Comparison) else result
     if profile.forward["stream_out"].variance.ndim > 1:
         raise InputError("a summary needs a single profile, this is a sweep; select one of its members")
-    lines = [*headline(profile), *(f"{'warning':<20}{line}" for line in warnings(profile)), *summary(profile)]
+    lines = [*(f"{'warning':<20}{line}" for line in warnings(profile)), *headline(profile), *summary(profile)]
     if isinstance(result, Comparison):
         lines += ["", agreement_table(result)]
     return "\n".join(lines)

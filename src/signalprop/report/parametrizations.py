@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from signalprop.network.kinds import kinds_where
 from signalprop.network.parametrization import SCHEMA, Parametrization
 from signalprop.report.parts import Part
-from signalprop.report.sections import Section, Table
+from signalprop.report.plots import sections_figure
+from signalprop.report.sections import Chart, Curve, Section, Table
 from signalprop.results.text import number
 
 _WORDS = {kind.name: kind.words for kind in kinds_where(lambda _: True)}
@@ -25,6 +28,19 @@ def _table(name: str, p: Parametrization) -> Table:
     title = p.scheme if p.scheme == name else f"{p.scheme} ({name})"
     caption = f"Embedding: {_end(p.embedding)}. Head: {_end(p.head)}." + (f" Options: {options}." if options else "")
     return Table(title, [*first, *extra], cells, left=len(first), caption=caption)
+
+
+def figure(p: Parametrization) -> Any:
+    """A matplotlib Figure: multipliers and standard deviations over the sublayers; weights that are 0 are left out."""
+    at = np.arange(float(p.skip.shape[-1]))
+    multipliers = [Curve("skip", at, p.skip, colour=0), Curve("branch", at, p.branch, colour=1)]
+    there = [(role, std, std > 0) for role, std in p.weights.items() if (std > 0).any()]
+    weights = [Curve(role, at[kept], std[kept], colour=k) for k, (role, std, kept) in enumerate(there)]
+    charts = [
+        Chart("Multipliers", multipliers, "sublayer", "factor"),
+        Chart("Weights", weights, "sublayer", "standard deviation"),
+    ]
+    return sections_figure([Section("", charts)], p.scheme, columns=2)
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, str]:
