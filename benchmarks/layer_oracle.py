@@ -69,9 +69,8 @@ def in_order(x: Tensor, batch: int) -> Tensor | None:
     """A stream as (batch, tokens, features), by the number of sequences alone; None where that fits two axes or none.
 
     Args:
-        x: (batch, tokens, features), (tokens, batch, features) or (batch, height, width, features).
+        x: (batch, tokens, features) or (tokens, batch, features); of others nothing is said.
     """
-    x = x.flatten(1, 2) if x.ndim == 4 and x.shape[0] == batch else x
     if x.ndim != 3 or (x.shape[0] == batch) == (x.shape[1] == batch):
         return None
     x = x if x.shape[0] == batch else x.transpose(0, 1)

@@ -19,10 +19,11 @@ _LARGEST = 2  # stacks, of which one may read the other's stream
 
 
 class _Stream(NamedTuple):
-    """Of a stack in a pass: the stream that enters it, and what its branches output."""
+    """Of a stack in a pass: the stream that enters it, what its branches output, and which stacks had ended before."""
 
     entry: Tensor | None
     outputs: dict[int, Tensor]
+    before: tuple[int, ...]
 
 
 def with_token_axis(model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
@@ -90,10 +91,10 @@ class _Noise:
         return reached
 
     def memory(self, i: int) -> str:
-        """The path of another stack whose stream this one reads, which enters it in no other way; '' for none."""
+        """The path of a stack before it whose stream it reads, which enters it in no other way; '' for none."""
         for j, other in enumerate(self.stacks[:_LARGEST] if i < _LARGEST else ()):
             entry = self.plain[j].entry
-            if j == i or entry is None or entry.ndim != 3 or other.width != self.stacks[i].width:
+            if j not in self.plain[i].before or entry is None or entry.ndim != 3 or other.width != self.stacks[i].width:
                 continue
             plain, noisy = self.plain[i], self.in_the_middle(j)[i]
             if plain.entry is None or noisy.entry is None or _changed(plain.entry, noisy.entry).any():
@@ -111,12 +112,14 @@ class _Noise:
     def streams(self, noisy: int | None = None, at: tuple[int, int] = (0, 0)) -> list[_Stream]:
         """Of every stack what a pass shows, with noise at a place of the stream that enters one of them."""
         entries: dict[int, Tensor] = {}
+        before: dict[int, tuple[int, ...]] = {}
         outputs: list[dict[int, Tensor]] = [{} for _ in self.stacks]
 
         def enters(index: int, tensor: Tensor | None) -> Tensor | None:
             if tensor is None or index in entries:
                 return None
             entries[index] = tensor.detach().clone()
+            before[index] = tuple(j for j, found in enumerate(outputs) if len(found) == len(wanted[j]))
             if index != noisy or tensor.ndim != 3:
                 return None
             changed = tensor.clone()
@@ -125,14 +128,15 @@ class _Noise:
             return changed
 
         hooks = Hooks(self.model)
-        sites: list[tuple[int, Seen]] = []
+        wanted: list[list[Seen]] = []
         for index, stack in enumerate(self.stacks):
             first = next((b.stream_in for b in stack.branches if b.stream_in is not None), None)
             if first is not None:
                 module = self.model.get_submodule(first.path)
                 watch = hooks.reads if first.side == "input" else hooks.outputs
                 watch(module, partial(enters, index))
-            sites += [(index, seen) for seen in dict.fromkeys(b.output for b in stack.branches) if seen is not None]
+            wanted.append([seen for seen in dict.fromkeys(b.output for b in stack.branches) if seen is not None])
+        sites = [(index, seen) for index, of_one in enumerate(wanted) for seen in of_one]
 
         def leaves(k: int, tensor: Tensor | None) -> None:
             if tensor is not None:
@@ -141,7 +145,7 @@ class _Noise:
         hooks.sites([_site(self.model, seen) for _, seen in sites], leaves)
         with hooks, torch.no_grad():
             call(self.model, self.given)
-        return [_Stream(entries.get(index), found) for index, found in enumerate(outputs)]
+        return [_Stream(entries.get(i), found, before.get(i, ())) for i, found in enumerate(outputs)]
 
 
 def _changed(plain: Tensor, noisy: Tensor) -> Tensor:
