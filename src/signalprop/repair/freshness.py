@@ -21,7 +21,6 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -32,7 +31,7 @@ from signalprop.attachment.attached import Attached
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
-from signalprop.network.parametrization import Parametrization, blank
+from signalprop.network.parametrization import Parametrization
 from signalprop.repair.goodness_of_fit import fault, sample
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.repair.undoing import Saved
@@ -118,9 +117,14 @@ class Outputs:
 def _fused(attached: Attached) -> dict[int, list[Callable[[Tensor], Tensor]]]:
     """By the parameter's id: what takes the numbers of each role out of one that several share, or padding out."""
     found: dict[int, list[Callable[[Tensor], Tensor]]] = {}
-    for part in walk(attached, blank(attached.mapping.architecture, "")):
-        if part.tensor is not None and part.rows is not None:
-            found.setdefault(id(part.tensor), []).append(partial(part.of, outputs=part.outputs))
+    every = (slice(None),)
+    for held in (held for row in attached.rows for held in row.weights.values()):
+        if held.rows is None or held.problem:
+            continue
+        weight, bias = (*every * held.copies, *every * held.transposed, held.rows), (*every * held.copies, held.rows)
+        for tensor, at in ((held.weight, weight), (held.bias, bias)):
+            if isinstance(tensor, Tensor):
+                found.setdefault(id(tensor), []).append(itemgetter(at))
     for table in attached.model.modules():
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
             rows = torch.arange(table.num_embeddings) != table.padding_idx
