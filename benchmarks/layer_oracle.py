@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -65,12 +66,13 @@ def correlation(x: Tensor) -> float:
     return float(pairs / x.square().mean())
 
 
-def in_order(x: Tensor, batch: int) -> Tensor | None:
+def in_order(x: Tensor, batch: int, *, grid: bool) -> Tensor | None:
     """A stream as (batch, tokens, features), by the number of sequences alone; None where that fits two axes or none.
 
     Args:
-        x: (batch, tokens, features) or (tokens, batch, features); of others nothing is said.
+        x: (batch, tokens, features) or (tokens, batch, features). grid: or (batch, height, width, features).
     """
+    x = x.flatten(1, 2) if grid and x.ndim == 4 and x.shape[0] == batch else x
     if x.ndim != 3 or (x.shape[0] == batch) == (x.shape[1] == batch):
         return None
     x = x if x.shape[0] == batch else x.transpose(0, 1)
@@ -100,14 +102,15 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     seen = [Layers(path) for path, _ in lists]
     handles = []
     batch = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
+    order = partial(in_order, batch=batch, grid="pixel_values" in inputs)
     for layers, (_, members) in zip(seen, lists, strict=True):
         for member in members:
             if member is not None:
-                handles += _watch(member, layers, batch, norm=norms.get(member))
+                handles += _watch(member, layers, order, norm=norms.get(member))
     additions = [m for m in model.modules() if type(m).__name__ in ADDITIONS]
     seen.append(Layers("every addition"))
     for member in additions:
-        handles += _watch(member, seen[-1], batch, stream=1)
+        handles += _watch(member, seen[-1], order, stream=1)
     try:
         with torch.enable_grad():
             output = model(**inputs)
@@ -123,7 +126,13 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     return [layers for layers in seen if layers.leaving and len(layers.leaving) == len(layers.entering)]
 
 
-def _watch(member: nn.Module, layers: Layers, batch: int, stream: int = 0, norm: nn.Module | None = None) -> list[Any]:
+def _watch(
+    member: nn.Module,
+    layers: Layers,
+    order: Callable[[Tensor], Tensor | None],
+    stream: int = 0,
+    norm: nn.Module | None = None,
+) -> list[Any]:
     """Hooks on one layer and on the norms in it; the stream is that floating argument, or what leaves that norm."""
 
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -133,7 +142,7 @@ def _watch(member: nn.Module, layers: Layers, batch: int, stream: int = 0, norm:
 
     def begin(tensor: Tensor) -> None:
         layers.entering.append(variance(tensor))
-        ordered = in_order(tensor, batch)
+        ordered = order(tensor)
         layers.correlations.append(float("nan") if ordered is None else correlation(ordered))
         layers.norms.append([])
         if tensor.requires_grad:

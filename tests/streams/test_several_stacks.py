@@ -116,3 +116,32 @@ def test_a_stream_that_ends_in_tokens_is_refused() -> None:
     )
     with pytest.raises(sp.InputError, match=r"writes 32 features.*its tokens come last"):
         sp.measure(SqueezeBertModel(config).eval(), {"input_ids": torch.arange(24).view(2, 12)}, backward=False)
+
+
+class Turning(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.map(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class ChannelsFirst(torch.nn.Module):
+    """ConvNeXt's blocks: the stream is (batch, features, height, width), and linear maps write it turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 16, 4, 4)
+        self.blocks = torch.nn.ModuleList(Turning() for _ in range(3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.stem(images)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def test_linear_maps_that_write_a_stream_turned_are_refused() -> None:
+    with pytest.raises(sp.InputError, match=r"map writes 16 features.* ends in 8: its tokens come last"):
+        sp.measure(ChannelsFirst(), torch.randn(2, 3, 32, 32), backward=False)

@@ -103,11 +103,14 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
 
 
 def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> None:
-    """Raise InputError for a stream whose last dimension is not its features: a convolution writes other ones to it."""
+    """Raise InputError for a stream whose last dimension is not its features: a map writes other ones to it."""
     for stack in stacks:
-        paths = [path for layer in stack.layers for branch in layer.branches for path in branch.modules if path]
-        for path in paths:
-            channels = getattr(model.get_submodule(path), "out_channels", stack.width)
+        pairs = [(branch, path) for branch in stack.branches for path in branch.modules if path]
+        for branch, path in pairs:
+            module = model.get_submodule(path)
+            channels = getattr(module, "out_channels", stack.width)
+            if not branch.proved:  # of a linear map its entries may be put in another order
+                channels = getattr(module, "out_features", channels)
             if channels != stack.width:
                 raise InputError(
                     "only streams whose last dimension is the features can be measured: of "
