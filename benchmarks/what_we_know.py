@@ -43,8 +43,10 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
     "SPA": [
         ("gallery", "spa-fig1-7"),
         ("spa-tab3", "networks of 72 and 108 layers without skips and norms train"),
-        ("spa-longer", "E-SPA of 1000 steps ends below Pre-LN of 200"),
         ("spa-longer", "in 200 steps Pre-LN ends below E-SPA"),
+        ("spa-longer", "in 1000 steps Pre-LN ends below E-SPA"),
+        ("spa-longer", "E-SPA of 3000 steps ends below Pre-LN of 1000"),
+        ("spa-longer", "E-SPA of 5000 steps ends below Pre-LN of 1000"),
         ("spa-tab2", "E-SPA with norms ends below Pre-LN"),
         ("spa-tab2", "without norms E-SPA ends below normalised skips"),
         ("spa-fig8-10", "E-SPA: orthogonal weights end below Gaussian ones"),
