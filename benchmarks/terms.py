@@ -60,11 +60,11 @@ TERMS: dict[str, list[Without]] = {
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
     "scatter: draws of hidden units": [(_SCATTER, "hidden_units", "no hidden units")],
     "scatter: overlaps of kernels": [("signalprop.kernels.predicting", "Overlaps", lambda *_: None)],
-    "scatter: curvature": [(_SCATTER, "_Response._bends", "no curvature")],
-    "scatter: tokens' sizes after sums": [(_SCATTER, "_Response._of_token_sizes", lambda self, at_start: 0 * at_start)],
+    "scatter: curvature": [(_SCATTER, "Response._bends", "no curvature")],
+    "scatter: tokens' sizes after sums": [(_SCATTER, "Response._of_token_sizes", lambda self, at_start: 0 * at_start)],
     "scatter: tokens' sizes before branches": [(_SCATTER, "bend_of_own_sizes", lambda own, *_: 0.0 * own[0])],
-    "scatter: tokens' sizes in post-norms": [(_SCATTER, "_Response._by_own_sizes", lambda self, sent: 0 * sent)],
-    "scatter: causal gradients' derivatives": [(_SCATTER, "_Response._recalibrate", lambda *_: None)],
+    "scatter: tokens' sizes in post-norms": [(_SCATTER, "Response._by_own_sizes", lambda self, sent: 0 * sent)],
+    "scatter: causal gradients' derivatives": [(_SCATTER, "recalibrate", lambda *_: None)],
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def _special(module: Any, name: str, what: str) -> Any:
         log_sum = module.log_sum
         return lambda s, n: (log_sum(s, n)[0], 0.0 * np.asarray(s, float))
     if what == "no hidden units":
-        return lambda p, *_: np.zeros((p.n_sublayers, 2))
+        return lambda p, *_, **__: np.zeros((p.n_sublayers, 2))
     if what == "no curvature":
         return lambda self, entering, _: (np.zeros((self.n, 2)), np.zeros((self.n, 2)))
     return lambda kernel, score: module.SimilarKeys(

@@ -12,14 +12,12 @@ from signalprop.data.batches import default_batch
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.moments import FloatArray
 from signalprop.prediction import predict
 from signalprop.results.comparison import compare, spread_over
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
-from signalprop.theory.scatter.error_chains import bend_of_ratio, of_own_sizes
-from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
+from signalprop.theory.scatter.error_chains import bend_of_ratio, of_gaussian_sizes
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -128,43 +126,8 @@ def test_cosines_of_narrow_gaussian_tokens_are_smaller() -> None:
     y = r * x + np.sqrt(1 - r**2) * y
     cosine = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
     one_size = bend_of_ratio(np.array(r), np.full((2, 2), 2 * r**2 / d))[1]  # of very many tokens
-    lengths = of_own_sizes(np.array(r), 2 / d, np.array(2 * r / d), np.array(2 * r**2 / d))
+    lengths = of_gaussian_sizes(np.array(r), d)
     assert cosine.mean() - r == pytest.approx(one_size + lengths, rel=0.1)
-
-
-def test_norms_before_branches_divide_by_the_own_size_of_every_token() -> None:
-    n, tokens, d, size, networks = 6, 32, 48, 0.2, 600
-    rng = np.random.default_rng(0)
-    x, met = rng.standard_normal((networks, tokens, d)), []
-
-    def normed(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        root = np.sqrt((x**2).mean(-1, keepdims=True))
-        return x / root, root
-
-    def back(g: FloatArray, unit: FloatArray, root: FloatArray) -> FloatArray:
-        return np.asarray((g - (g * unit).mean(-1, keepdims=True) * unit) / root)
-
-    for _ in range(n):
-        w = rng.standard_normal((networks, d, d)) * (size / d) ** 0.5
-        met.append((w, *normed(x)))
-        x = x + met[-1][1] @ w
-    g = back(rng.standard_normal(x.shape), *normed(x))
-    top, sizes = (g**2).mean((1, 2)), []
-    for w, unit, root in met[::-1]:
-        g = g + back(g @ np.swapaxes(w, 1, 2), unit, root)
-        sizes.append((g**2).mean((1, 2)) / top)
-    grown = 1 + size * np.arange(n + 1)
-    f, sent = (
-        size / grown[1:],
-        size / grown[1:],
-    )  # of the sum, and of what comes back: 1 / q of what is read, on top of 1
-    wide = -np.log1p(-sent)[::-1].cumsum()
-    many = 1 - 1 / tokens
-    own = own_part(1 - f, many * (4 * f * (1 - f) + 2 * f**2) / d, many * 2 / d)
-    derived = bend_of_own_sizes(own, 1 - f, sent, np.ones(n, bool), True) - sent / d
-    se = np.std(sizes, 1) / np.mean(sizes, 1) / networks**0.5
-    left = np.log(np.mean(sizes, 1)) - wide - derived[::-1].cumsum()
-    assert (np.abs(left) < 0.2 * derived[::-1].cumsum() + 3 * se).all()  # the next order is 1 / d of it, ten times
 
 
 def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPatch) -> None:

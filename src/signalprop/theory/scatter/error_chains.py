@@ -10,11 +10,6 @@ from signalprop.network.moments import FloatArray
 from signalprop.results.series import Series
 
 
-def outer(x: FloatArray) -> FloatArray:
-    """x x^T, of vectors (..., k)."""
-    return np.asarray(x[..., :, None] * x[..., None, :])
-
-
 def congruent(by: FloatArray, covariance: FloatArray) -> FloatArray:
     """A C A^T."""
     return np.asarray(by @ covariance @ np.swapaxes(by, -1, -2))
@@ -37,43 +32,25 @@ def bend_of_ratio(r: FloatArray, noise: FloatArray) -> FloatArray:
     return np.stack([-noise[..., 0, 0] / 2, r * noise[..., 0, 0] - noise[..., 0, 1]], -1)
 
 
-def of_own_sizes(r: FloatArray, sizes: FloatArray | float, with_pair: FloatArray, common: FloatArray) -> FloatArray:
-    """Mean cosine of two tokens over what their covariance by one size of all tokens is, to second order.
-
-    Args:
-        sizes, with_pair, common: covariance of a token's |x|^2 / d, of mean 1, with itself, with its covariance with
-            another token, and with the size of another token. r: correlation of two tokens.
-    """
-    return np.asarray(0.75 * r * (sizes - common) - (with_pair - common))
-
-
-def root(covariance: FloatArray) -> FloatArray:
-    """Lower triangular L with L L^T = C, (..., 2, 2); of what is singular too."""
-    a, b, c = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]
-    out = np.zeros_like(covariance)
-    out[..., 0, 0] = np.sqrt(np.maximum(a, 0.0))
-    out[..., 1, 0] = np.divide(b, out[..., 0, 0], out=np.zeros_like(b), where=out[..., 0, 0] > 0)
-    out[..., 1, 1] = np.sqrt(np.maximum(c - out[..., 1, 0] ** 2, 0.0))
-    return out
+def of_gaussian_sizes(r: FloatArray, d: int) -> FloatArray:
+    """Mean cosine of two Gaussian tokens of d features over what their covariance by one size of all tokens is."""
+    return np.asarray(r * (1 - r) * (1.5 * r - 0.5) / d)
 
 
 def affine(matrix: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
-    """x_(l+1) = matrix_l x_l + added_l for all l, by doubling; (n, k)."""
-    matrix, out = matrix.copy(), added.copy()
-    out[0] += matrix[0] @ start
-    step = 1
-    while step < len(out):
-        out[step:] = out[step:] + np.einsum("nij,nj->ni", matrix[step:], out[:-step])
-        matrix[step:] = matrix[step:] @ matrix[:-step]
-        step *= 2
-    return out
+    """x_(l+1) = matrix_l x_l + added_l for all l, (n, k)."""
+    out = [start]
+    for a, x in zip(matrix, added, strict=True):
+        out.append(a @ out[-1] + x)
+    return np.array(out[1:])
 
 
 def chained(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
     """C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
-    n = len(by)
-    matrix = np.einsum("nij,nkl->nikjl", by, by).reshape(n, 4, 4)
-    return affine(matrix, noise.reshape(n, 4), start.reshape(4)).reshape(n, 2, 2)
+    out = [start]
+    for a, c in zip(by, noise, strict=True):
+        out.append(a @ out[-1] @ a.T + c)
+    return np.array(out[1:])
 
 
 def banded(

@@ -7,37 +7,33 @@ what came before by the derivative of its moments. Derivation, and measured agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from signalprop.network.kinds import rows_where
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
-from signalprop.theory.branches import ForwardState, backward_maps, branches_of, forward_state_of, from_the_sum, placed
+from signalprop.results.series import Series
+from signalprop.theory.branches import backward_maps, branches_of, forward_state_of, from_the_sum, placed
 from signalprop.theory.scatter.error_chains import (
     affine,
     banded,
     bend_of_ratio,
     chained,
     congruent,
-    of_own_sizes,
-    outer,
-    root,
+    of_gaussian_sizes,
     to_state,
 )
-from signalprop.theory.scatter.hidden_units import hidden_units
-from signalprop.theory.scatter.token_sizes import bend_of_own_sizes, own_part
-from signalprop.theory.scatter.way_back import WayBack, recalibrate
 from signalprop.theory.signals import BranchBackward
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
+_HELD = 50.0  # ln of a ratio that is still a double when it is squared
 _UP = slice(None, None, -1)  # sublayers from the last to the first
 
 
@@ -51,22 +47,12 @@ class Overlaps(NamedTuple):
     backward: FloatArray | None
 
 
-class _Ahead(NamedTuple):
-    """Every sublayer at one forward signal: ln variance and correlation of branch and sum."""
+class Point(NamedTuple):
+    """Every sublayer at one forward signal, (sublayers,)."""
 
-    branch: tuple[FloatArray, FloatArray]
-    total: tuple[FloatArray, FloatArray]  # before a norm after it
+    branch: tuple[FloatArray, FloatArray]  # ln variance and correlation
+    total: tuple[FloatArray, FloatArray]  # of the sum, before a norm after it
     share: FloatArray  # of the branch in the sum's variance
-    state: ForwardState
-
-
-class _Point(NamedTuple):
-    """The same, and the way back."""
-
-    branch: tuple[FloatArray, FloatArray]
-    total: tuple[FloatArray, FloatArray]
-    share: FloatArray
-    state: ForwardState
     skip2: FloatArray  # factor on a gradient along the skip, norms included
     maps: BranchBackward
 
@@ -76,11 +62,30 @@ class _Point(NamedTuple):
         return np.log(v), (self.skip2 * r + self.maps.cv + self.maps.cc * r) / v
 
 
+class WayBack(NamedTuple):
+    """The linear response of the gradient, (sublayers, ...).
+
+    Attributes:
+        r: correlation of what arrives at a sublayer. v: variance of what it makes of 1. sent: the branch's share of it.
+        through: derivative by what arrives, by_signal: by the stream that is read, in (ln variance, correlation).
+        to_state: as the function. noise, beyond: as of sums, of the gradient: all, and what is beyond averages.
+    """
+
+    r: FloatArray
+    v: FloatArray
+    sent: FloatArray
+    through: FloatArray
+    by_signal: FloatArray
+    to_state: FloatArray
+    noise: FloatArray
+    beyond: FloatArray
+
+
 class Response:
     """Of one network and its profile, to the draws of its weights."""
 
     def __init__(self, p: Parametrization, profile: Profile, overlaps: Overlaps | None) -> None:
-        self.p, self.profile = p, profile
+        self.p, self.profile, self.overlaps = p, profile, overlaps
         a = p.architecture
         self.n, self.d, self.tokens = p.n_sublayers, a.d_model, float(a.seq_len)
         self.after = np.broadcast_to(placed(p, NORM_AFTER), self.n)
@@ -92,86 +97,49 @@ class Response:
         self.attends = rows_where(p, lambda kind: kind.attends)
         # random maps in a branch, in units of one to d_model features: values and output; down
         self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
-        self.hidden = np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(
-            p, self.here.state, self.here.state.r_read, self._gradient_r()
-        )
-        skipped, added = (
-            self._modes(1 - self.here.share, stream), self._modes(self.here.share, self.here.branch[1])
-        )  # fmt: skip
-        known = None if overlaps is None else overlaps.forward
-        self.beyond = self._beyond_averages(skipped, added, known)
-        self.raw_noise = self.noise(skipped, added, self.hidden[:, 0]) + self.beyond
+        skipped, added = self.modes(1 - self.here.share, stream), self.modes(self.here.share, self.here.branch[1])
+        self.beyond = self._beyond_averages(skipped, added, None if overlaps is None else overlaps.forward)
+        self.raw_noise = self.noise(skipped, added) + self.beyond
         self.to_state = to_state(self.here.total[1], ~self.after)
         self.passed = self.derivative(lambda point: point.total)
         self.passed[self.after, 0] = 0.0
-        self.overlaps = overlaps
 
-    def ahead(self, log_v: FloatArray | float, r: FloatArray | float) -> _Ahead:
-        """The forward signal of every sublayer, its input's ln variance and correlation moved by so much."""
+    def at(self, log_v: float, r: FloatArray | float) -> Point:
+        """Every sublayer, its input's ln variance and correlation moved by so much."""
         p, stream = self.p, self.profile.forward["stream_in"]
         moved = np.clip(stream.token_correlation + r, -1.0, 1.0)
-        lv = stream.log_variance + log_v
-        read = replace(stream, log_variance=lv, token_correlation=moved)
-        state, output = forward_state_of(
-            p, self.branches, replace(self.profile, forward={**self.profile.forward, "stream_in": read})
-        )
-        skipped, added = np.log(p.skip**2) + lv, np.log(p.branch**2) + output[0]
-        total = np.logaddexp(skipped, added)
+        read = replace(stream, log_variance=stream.log_variance + log_v, token_correlation=moved)
+        forward = {**self.profile.forward, "stream_in": read}
+        state, output = forward_state_of(p, self.branches, replace(self.profile, forward=forward))
+        added = np.log(p.branch**2) + output[0]
+        total = np.logaddexp(np.log(p.skip**2) + read.log_variance, added)
         share = np.exp(added - total)
-        return _Ahead(output, (total, share * output[1] + (1 - share) * moved), share, state)
-
-    def _gradient_r(self) -> FloatArray:
-        gradient = self.profile.gradient
-        return np.zeros(self.n) if gradient is None else gradient["stream_out"].token_correlation
-
-    def at(self, log_v: float, r: FloatArray | float) -> _Point:
-        """The same, with the way back."""
-        p, ahead = self.p, self.ahead(log_v, r)
-        maps = from_the_sum(p, ahead.state, backward_maps(p, self.branches, ahead.state)[0])
-        norm = np.logaddexp(ahead.total[0], np.log(float(p.architecture.norm_eps)))
+        maps = from_the_sum(p, state, backward_maps(p, self.branches, state)[0])
+        norm = np.logaddexp(total, np.log(float(p.architecture.norm_eps)))
         out = np.exp(np.where(self.after, np.log(p.norm_output**2) - norm, 0.0))
-        return _Point(*ahead, out * p.skip**2, BranchBackward(*(out * column for column in maps)))
+        sums = total, share * output[1] + (1 - share) * moved
+        return Point(output, sums, share, out * p.skip**2, BranchBackward(*(out * column for column in maps)))
 
-    def derivative(self, of: Callable[[_Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
+    def derivative(self, of: Callable[[Point], tuple[FloatArray, FloatArray]]) -> FloatArray:
         """Of (ln variance, correlation) of something by those of the stream that is read, (sublayers, 2, 2)."""
         at = [of(point) for point in (self.here, self.by_v, self.by_r)]
         columns = [[(moved - base) / step for base, moved in zip(at[0], there, strict=True)]
                    for there, step in ((at[1], _STEP), (at[2], self.turn))]  # fmt: skip
         return np.moveaxis(np.array(columns), (0, 1), (2, 1))
 
-    def hidden_between(self, r: FloatArray, r_g: FloatArray) -> FloatArray:
-        """`hidden` of two sequences whose tokens have these correlations, and their gradients."""
-        return np.where(self.attends, 0.0, 1.0)[:, None] * hidden_units(
-            self.p, self.here.state, r, r_g, one_sequence=False
-        )
-
     # --- noise ---
 
-    def _modes(self, v: FloatArray, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def modes(self, v: FloatArray, r: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Variance of what all tokens share, times T, and of what is a token's own."""
         return v * (1 + (self.tokens - 1) * r), v * (1 - r)
 
-    def _mean(self, one: tuple[FloatArray, FloatArray], other: tuple[FloatArray, FloatArray]) -> FloatArray:
-        """Product of two signals' kernels over all pairs of tokens, per T^2."""
-        return np.asarray((one[0] * other[0] + (self.tokens - 1) * one[1] * other[1]) / self.tokens**2)
-
-    def _pair(self, modes: tuple[FloatArray, FloatArray]) -> FloatArray:
-        """(variance, covariance) of modes, (sublayers, 2)."""
-        shared, specific = modes
-        t = self.tokens
-        return np.stack([(shared + (t - 1) * specific) / t, (shared - specific) / t], -1)
-
-    def noise(
-        self, skipped: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray], hidden: FloatArray
-    ) -> FloatArray:
+    def noise(self, skipped: tuple[FloatArray, FloatArray], added: tuple[FloatArray, FloatArray]) -> FloatArray:
         """Covariance of the noise in (variance, covariance) of a sum of variance 1, (sublayers, 2, 2)."""
         t = self.tokens
         vectors = (1.0, np.array([1.0, 1.0]) / t), (max(t - 1, 1.0), np.array([t - 1, -1.0]) / t)
         out = np.zeros((self.n, 2, 2))
         for skip, branch, (members, by) in zip(skipped, added, vectors, strict=True):
-            variance = self._of_sum(skip * branch, branch**2) / members
-            out += variance[:, None, None] * np.outer(by, by)
-        out += hidden[:, None, None] * outer(self._pair(added))
+            out += (self._of_sum(skip * branch, branch**2) / members)[:, None, None] * np.outer(by, by)
         return out
 
     def _beyond_averages(
@@ -180,10 +148,18 @@ class Response:
         """The same of what kernels know beyond position averages: noise in the size of the sum alone."""
         if known is None:
             return np.zeros((self.n, 2, 2))
-        v, w = self._pair(skipped)[:, 0], self._pair(added)[:, 0]
-        cross = np.maximum(known[:, 0] * v * w - self._mean(skipped, added), 0.0)
-        specific = np.maximum(known[:, 1] * w * w - self._mean(added, added), 0.0)
-        return self._of_sum(cross, specific)[:, None, None] * outer(self._pair(skipped) + self._pair(added))
+        t = self.tokens
+        by_mode = [self._pair(modes) for modes in (skipped, added)]
+        of_average = [(a[0] * b[0] + (t - 1) * a[1] * b[1]) / t**2 for a, b in ((skipped, added), (added, added))]
+        v, w = (pair[:, 0] for pair in by_mode)
+        cross, specific = np.maximum(known.T * [v * w, w * w] - of_average, 0.0)
+        total = by_mode[0] + by_mode[1]
+        return np.asarray(self._of_sum(cross, specific)[:, None, None] * total[:, :, None] * total[:, None, :])
+
+    def _pair(self, modes: tuple[FloatArray, FloatArray]) -> FloatArray:
+        """(variance, covariance) of modes, (sublayers, 2)."""
+        (shared, specific), t = modes, self.tokens
+        return np.stack([(shared + (t - 1) * specific) / t, (shared - specific) / t], -1)
 
     def _of_sum(self, cross: FloatArray, specific: FloatArray) -> FloatArray:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
@@ -198,9 +174,9 @@ class Response:
         start = self._start(r, 0.0 if self.p.architecture.embedding_norm else 1.0)
         branch = self.derivative(lambda point: point.branch)
         none = 0 * self.here.share
-        specific = self.noise((none, none), self._modes(np.ones(self.n), self.here.branch[1]), self.hidden[:, 0])
+        specific = self.noise((none, none), self.modes(np.ones(self.n), self.here.branch[1]))
         covariances = self.spread_ahead(branch, start, self.raw_noise, specific)
-        means = self._means(covariances["stream_in"], branch, specific)
+        means = self._means(branch, specific)
         for name, covariance in covariances.items():
             means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
         forward = {name: banded(profile.forward[name], covariances[name], *mean.T) for name, mean in means.items()}
@@ -228,13 +204,7 @@ class Response:
 
     def _start(self, r: float, size: float) -> FloatArray:
         """Covariance of (ln variance, correlation) of Gaussian tokens; size 0: relative to their own variance."""
-        turn = np.array([[size, 0.0], [-r, 1.0]])
-        return congruent(turn, self._gaussian(r))
-
-    def start_between(self, r: float, size: float) -> FloatArray:
-        """As `_start`, between two sequences; r: correlation of their tokens, which is that of one's."""
-        turn = np.array([[size, 0.0], [-r, 1.0]])
-        return congruent(turn, np.full((2, 2), 2 / self.d * r**2))
+        return congruent(np.array([[size, 0.0], [-r, 1.0]]), self._gaussian(r))
 
     def _gaussian(self, r: float) -> FloatArray:
         """Covariance of (variance, covariance) of Gaussian tokens of variance 1."""
@@ -244,69 +214,32 @@ class Response:
         raw = shared**2 * np.outer(one, one) + specific**2 / max(t - 1, 1) * np.outer(other, other)
         return np.asarray(2 / self.d * raw)
 
-    # --- means ---
-
-    def _means(self, entering: FloatArray, by_stream: FloatArray, specific: FloatArray) -> dict[str, FloatArray]:
+    def _means(self, by_stream: FloatArray, specific: FloatArray) -> dict[str, FloatArray]:
         """Means of (ln variance, correlation) over what is predicted, to second order, by point; (sublayers, 2).
 
         Args:
-            entering: covariance of the stream that is read. by_stream: derivative of the branch by that stream's. own:
-                covariance of the branch's own noise in its (variance, covariance).
+            by_stream: derivative of the branch by the stream that it reads. specific: covariance of the branch's own
+                noise in its (variance, covariance).
         """
-        stream, here, d = self.profile.forward["stream_in"].token_correlation, self.here, self.d
+        stream, here = self.profile.forward["stream_in"].token_correlation, self.here
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
-        at_branch, at_sum = self._bends(entering, ~self.attends & (before | self.after))
-        lengths = of_own_sizes(stream, 2 / d, 2 * stream / d, 2 * stream**2 / d)  # of Gaussian tokens
-        read = np.stack([0 * stream, np.where(before, lengths, 0.0)], -1)
-        at_branch += np.einsum("nij,nj->ni", by_stream, read)
-        f, made_r, total_r = here.share, here.branch[1], here.total[1]
-        to_sum = np.moveaxis(np.array([[f, 0 * f], [f * (made_r - total_r), f]]), -1, 0)
-        at_sum += np.einsum("nij,njk,nk->ni", to_sum, by_stream, read) + bend_of_ratio(total_r, self.raw_noise)
-        at_sum[:, 1] += np.where(self.after, self._of_token_sizes(lengths), 0.0)
+        lengths = of_gaussian_sizes(stream, self.d)
+        at_branch = np.einsum("nij,nj->ni", by_stream, np.stack([0 * stream, np.where(before, lengths, 0.0)], -1))
+        f, branch_r, total_r = here.share, here.branch[1], here.total[1]
+        to_sum = np.moveaxis(np.array([[f, 0 * f], [f * (branch_r - total_r), f]]), -1, 0)
+        at_sum = np.einsum("nij,nj->ni", to_sum, at_branch) + bend_of_ratio(total_r, self.raw_noise)
         at_sum[self.after, 0] = 0.0
         start = bend_of_ratio(stream[0], self._gaussian(stream[0]))
         if self.p.architecture.embedding_norm:
             start = np.array([0.0, start[1] + lengths[0]])
         out = affine(self.passed, at_sum, start)
         above = np.concatenate([start[None], out[:-1]])
-        branch = np.einsum("nij,nj->ni", by_stream, above) + at_branch + bend_of_ratio(made_r, specific)
+        branch = np.einsum("nij,nj->ni", by_stream, above) + at_branch + bend_of_ratio(branch_r, specific)
         return {"stream_in": above, "branch": branch, "stream_out": out}
-
-    def _bends(self, entering: FloatArray, by_pairs: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-        """What curvature adds to the means of branch and sum, (sublayers, 2): averages over four points around here.
-
-        Args:
-            by_pairs: which branches take a function of every pair of tokens, whose own scatter bends it too.
-        """
-        r = self.profile.forward["stream_in"].token_correlation
-        around = entering.copy()
-        around[:, 1, 1] += np.where(by_pairs, (1 - r) ** 2 * (1 + 2 * r - r**2) / self.d, 0.0)
-        steps = np.sqrt(2) * root(around)
-        points = [self.ahead(*(sign * steps[:, :, k]).T) for k in (0, 1) for sign in (1, -1)]
-
-        def mean(at: Sequence[tuple[FloatArray, FloatArray]], here: tuple[FloatArray, FloatArray]) -> FloatArray:
-            return np.asarray(np.mean([np.stack(x, -1) for x in at], 0) - np.stack(here, -1))
-
-        return mean([x.branch for x in points], self.here.branch), mean([x.total for x in points], self.here.total)
-
-    def _of_token_sizes(self, at_start: FloatArray) -> FloatArray:
-        """What norms of every token by its own size add to the correlation of sums, over what one size would.
-
-        Args:
-            at_start: as much, of Gaussian tokens.
-        """
-        f, r, made_r = self.here.share, self.profile.forward["stream_in"].token_correlation, self.here.branch[1]
-        cross = f * (1 - f)
-        sizes = [
-            self._of_sum(cross * c, f**2 * o) for c, o in ((1, 1), ((r + made_r) / 2, made_r), (r * made_r, made_r**2))
-        ]
-        found = of_own_sizes(self.here.total[1], *sizes)
-        if not self.p.architecture.embedding_norm:
-            found[0] += (1 - f[0]) ** 2 * at_start[0]
-        return found
 
     @cached_property
     def way(self) -> WayBack:
+        """The linear response of the gradient."""
         gradient = self.profile.gradient
         assert gradient is not None
         r = gradient["stream_out"].token_correlation
@@ -321,17 +254,10 @@ class Response:
         by_signal = self.derivative(lambda point: point.back(r))
         v, maps = np.exp(base[0]), self.here.maps
         sent, shared = (maps.vv + maps.vc * r) / v, (maps.cv + maps.cc * r) / v
-        skipped, added = self._modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
-        known = None if self.overlaps is None else self.overlaps.backward
-        beyond = self._beyond_averages(skipped, added, known)
-        noise = self.noise(skipped, added, self.hidden[:, 1]) + beyond
-        turned = np.einsum("nij,nlk->nikjl", through, self.passed).reshape(self.n, 4, 4)  # Z -> M Z T
-        z = affine(turned[_UP], by_signal.reshape(self.n, 4)[_UP], np.zeros(4))[_UP].reshape(-1, 2, 2)
-        above = np.concatenate([z[1:], np.zeros((1, 2, 2))])
-        at_norm = np.zeros((self.n, 2, 2))
-        at_norm[self.after, 0, 0] = -1.0  # the norm after a sum divides gradients by its size
-        by_sums = through @ above @ self.to_state + at_norm
-        return WayBack(r, v, sent, through, by_signal, z, by_sums, to_state(base[1]), noise, beyond)
+        skipped, added = self.modes(self.here.skip2 / v, r), (sent + (self.tokens - 1) * shared, sent - shared)
+        beyond = self._beyond_averages(skipped, added, None if self.overlaps is None else self.overlaps.backward)
+        noise = self.noise(skipped, added) + beyond
+        return WayBack(r, v, sent, through, by_signal, to_state(base[1]), noise, beyond)
 
     def sources(
         self, way: WayBack, entering: FloatArray, sums: FloatArray, noise: FloatArray, top: FloatArray
@@ -341,9 +267,17 @@ class Response:
         Args:
             entering: of the stream that is read. sums, noise: of sums and of gradients there. top: of the last.
         """
-        through, nothing = way.through[_UP], np.zeros((2, 2))
-        by_signals = chained(through, congruent(way.by_sums, sums)[_UP], nothing)[_UP] + congruent(way.z, entering)
-        return by_signals, chained(through, congruent(way.to_state, noise)[_UP], top)[_UP]
+        by_signals, by_maps = np.zeros((2, self.n, 2, 2))
+        by_stream, from_sums = np.zeros((2, 2, 2))
+        for i in range(self.n - 1, -1, -1):
+            through = way.through[i]
+            by_sum = through @ by_stream @ self.to_state[i]
+            by_sum[0, 0] -= self.after[i]  # the norm after a sum divides gradients by its size
+            from_sums = congruent(through, from_sums) + congruent(by_sum, sums[i])
+            top = congruent(through, top) + congruent(way.to_state[i], noise[i])
+            by_stream = through @ by_stream @ self.passed[i] + way.by_signal[i]
+            by_signals[i], by_maps[i] = from_sums + congruent(by_stream, entering[i]), top
+        return by_signals, by_maps
 
     def _back(self, way: WayBack, entering: FloatArray, mean: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Covariances of the gradient at every sublayer's input, and ln of its mean over the prediction.
@@ -355,21 +289,11 @@ class Response:
         by_signals, by_maps = self.sources(way, entering, self.raw_noise, way.noise, top)
         summed = congruent(self.derivative(lambda point: point.total), entering) + self.raw_noise
         before = np.broadcast_to(placed(self.p, NORM_BEFORE), self.n)
-        bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2 + self._by_own_norms(sent, before)
+        bend = np.where(before, sent * (2 - sent), 0.0) * entering[:, 0, 0] / 2
         bend = np.where(self.after, self._by_own_sizes(sent) - summed[:, 0, 0] / 2, bend)
         lifted = affine(way.through[_UP], np.einsum("nij,nj->ni", way.by_signal, mean)[_UP], np.zeros(2))[_UP, 0]
         excess = np.cumsum(bend[_UP])[_UP] + by_signals[:, 0, 0] / 2 + lifted
         return by_signals + by_maps, excess
-
-    def _by_own_norms(self, sent: FloatArray, before: NDArray[np.bool_]) -> FloatArray:
-        """ln of the mean of what norms before branches make of a gradient, beyond what one size of all tokens would."""
-        a, f, made_r = self.p.architecture, self.here.share, self.here.branch[1]
-        r, many = self.profile.forward["stream_in"].token_correlation, 1 - 1 / self.tokens
-        skipped = np.where(before, 1 - f, 1.0) * ~self.after
-        drawn = ~self.after * self._of_sum(f * (1 - f) * (1 - r * made_r), f**2 * (1 - made_r**2))
-        start = 0.0 if a.embedding_norm else 2 * (1 - r[0] ** 2) / self.d
-        specific, through = own_part(skipped, many * drawn, float(many * start)), np.where(before, sent, 0.0)
-        return bend_of_own_sizes(specific, skipped, through, ~self.attends, a.has_final_norm) - through / self.d
 
     def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
         """ln of the mean of what a post-norm's own token sizes make of a gradient, less what a branch does not see.
@@ -378,8 +302,27 @@ class Response:
             sent: share of the branch in the gradient of the stream that is read.
         """
         share = self.here.share
-        sizes = self._of_sum(share * (1 - share), share**2) + self.hidden[:, 0] * share**2
+        sizes = self._of_sum(share * (1 - share), share**2)
         if not self.p.architecture.embedding_norm:
             sizes[0] += 2 * (1 - share[0]) ** 2 / self.d  # rows of the embedding are Gaussian
         unseen = sent * self._of_sum(1 - share, share) / 2  # the norm's gradient is orthogonal to the sum
         return np.asarray(sizes - unseen)
+
+
+def recalibrate(
+    through: FloatArray, r: FloatArray, gradient: Mapping[str, Series], maps: BranchBackward, skip: FloatArray
+) -> None:
+    """What averages over positions get wrong in a causal stack, from what its kernels say of the same step.
+
+    There the gradient's variance and correlation become known numbers; the parts that come from the correlation
+    are given the size that makes it so.
+    """
+    inner, outer = gradient["stream_in"], gradient["stream_out"]
+    v = np.exp(np.clip(inner.log_variance - outer.log_variance, -_HELD, _HELD))
+    r_in = inner.token_correlation
+    by_v, by_c = maps.vc * r, maps.cc * r
+    v_scale = np.where(by_v > 1e-9, np.clip((v - skip - maps.vv) / by_v, 0.0, 3.0), 1.0)
+    c_scale = np.where(by_c > 1e-9, np.clip((r_in * v - skip * r - maps.cv) / by_c, 0.0, 3.0), 1.0)
+    to_v, to_c = maps.vc * v_scale, skip + maps.cc * c_scale
+    through[:, 0, 1] = to_v / v
+    through[:, 1, 1] = (to_c - r_in * to_v) / v

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import Profile
-from signalprop.theory.scatter.error_chains import banded_of_many
+from signalprop.theory.scatter.error_chains import banded_of_many, congruent
 from signalprop.theory.scatter.response import Response
 
 NODES = (0.0, 0.5, 1.0)  # correlations through which a feed-forward's output correlation is a parabola
@@ -87,14 +87,13 @@ def with_several(x: Response, profile: Profile) -> Profile:
     )
     none = 0 * share
 
-    def sums(kept: FloatArray, added: FloatArray, hidden: FloatArray) -> FloatArray:
-        return x.noise((t * kept, none), (t * added, none), hidden)
+    def sums(kept: FloatArray, added: FloatArray) -> FloatArray:
+        return x.noise((t * kept, none), (t * added, none))
 
-    hidden = x.hidden_between(between.stream, none)[:, 0]
-    raw = sums((1 - share) * between.stream, share * between.branch, hidden) + x.beyond
+    raw = sums((1 - share) * between.stream, share * between.branch) + x.beyond
     turned = x.derivative(lambda point: point.branch)
     size = 0.0 if x.p.architecture.embedding_norm else 1.0
-    spread = x.spread_ahead(turned, x.start_between(first, size), raw, sums(none, between.branch, hidden))
+    spread = x.spread_ahead(turned, _start_between(first, size, x.d), raw, sums(none, between.branch))
     forward = {name: banded_of_many(profile.forward[name], spread[name]) for name in spread}
     g = profile.gradient
     if g is None:
@@ -113,8 +112,8 @@ def with_several(x: Response, profile: Profile) -> Profile:
     )
     top = float(g["stream_out"].token_correlation[-1])
     arrives, sent, _ = back(top, kept, made, added)
-    noise = sums(kept * arrives, sent, x.hidden_between(r, arrives)[:, 1]) + way.beyond
-    at_top = x.start_between(top, 0.0)
+    at_top = _start_between(top, 0.0, x.d)
+    noise = sums(kept * arrives, sent) + way.beyond
     found = np.sum(x.sources(way, spread["stream_in"], raw, noise, at_top), axis=0)
     gradient = {
         **g,
@@ -122,3 +121,8 @@ def with_several(x: Response, profile: Profile) -> Profile:
         "stream_out": banded_of_many(g["stream_out"], np.concatenate([found[1:], at_top[None]])),
     }
     return replace(profile, forward=forward, gradient=gradient)
+
+
+def _start_between(r: float, size: float, d: int) -> FloatArray:
+    """As `Response._start`, between two sequences; r: correlation of their tokens, which is that of one's."""
+    return congruent(np.array([[size, 0.0], [-r, 1.0]]), np.full((2, 2), 2 / d * r**2))
