@@ -16,7 +16,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,35 +34,13 @@ def _zero(*_: Any, **__: Any) -> Any:
     return 0.0
 
 
-def _one(*_: Any, **__: Any) -> Any:
-    return 1.0
-
-
-def _zeros_like(i: int) -> Callable[..., Any]:
-    return lambda *given, **_: 0.0 * np.asarray(given[i], float)
-
-
-_SPHERE = "signalprop.theory.equal_norm_tokens"
 _SCATTER = "signalprop.theory.scatter.response"
-_HEADS = "signalprop.sublayers.attention.heads"
 TERMS: dict[str, list[Without]] = {
-    "tokens of one length, without QK-norm": [(_HEADS, name, frozenset()) for name in ("NORM_BEFORE", "NORM_AFTER")],
-    "one length: turns of two queries": [(_SPHERE, "turns", _zero)],
-    "one length: flatness of scores": [(_SPHERE, "flatness", _zero)],
-    "one length: crowding of keys": [(_SPHERE, "crowding", lambda *_: (0.0, 0.0))],
-    "one length: shorter keys": [(_SPHERE, "shorter", _one)],
-    "longer keys along the query": [(_SPHERE, "along_query", _zero)],
-    "QK-norm: through the norm of keys": [(_SPHERE, "through_key_norm", _one)],
-    "QK-norm: what two queries like by chance": [(_SPHERE, "by_chance", _one)],
     "keys that are alike": [("signalprop.kernels.bidirectional_attention", "similar_keys", "nothing alike")],
     "tied head: along the stream": [("signalprop.kernels.predicting", "along_of", lambda *_: None)],
     "tied head: logarithm of the others' sum": [("signalprop.theory.loss_gradient", "log_sum", "at its mean")],
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
-    "scatter: draws of hidden units": [(_SCATTER, "hidden_units", "no hidden units")],
     "scatter: overlaps of kernels": [("signalprop.kernels.predicting", "Overlaps", lambda *_: None)],
-    "scatter: curvature": [(_SCATTER, "Response._bends", "no curvature")],
-    "scatter: tokens' sizes after sums": [(_SCATTER, "Response._of_token_sizes", lambda self, at_start: 0 * at_start)],
-    "scatter: tokens' sizes before branches": [(_SCATTER, "bend_of_own_sizes", lambda own, *_: 0.0 * own[0])],
     "scatter: tokens' sizes in post-norms": [(_SCATTER, "Response._by_own_sizes", lambda self, sent: 0 * sent)],
     "scatter: causal gradients' derivatives": [(_SCATTER, "recalibrate", lambda *_: None)],
 }  # fmt: skip
@@ -73,10 +51,6 @@ def _special(module: Any, name: str, what: str) -> Any:
     if what == "at its mean":
         log_sum = module.log_sum
         return lambda s, n: (log_sum(s, n)[0], 0.0 * np.asarray(s, float))
-    if what == "no hidden units":
-        return lambda p, *_, **__: np.zeros((p.n_sublayers, 2))
-    if what == "no curvature":
-        return lambda self, entering, _: (np.zeros((self.n, 2)), np.zeros((self.n, 2)))
     return lambda kernel, score: module.SimilarKeys(
         np.eye(len(kernel)), np.eye(len(kernel)), np.where(np.eye(len(kernel)) > 0, 0.0, -np.inf),
         np.ones(len(kernel)), 1.0, 0.0,
@@ -84,10 +58,6 @@ def _special(module: Any, name: str, what: str) -> Any:
 
 
 _TESTS = {  # by the beginning of a term's name
-    "one length": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py", "kernels/test_causal_attention.py"),
-    "tokens of one length": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py"),
-    "longer keys": ("theory/test_equal_norm_tokens.py", "theory/test_attention.py", "kernels/test_causal_attention.py"),
-    "QK-norm": ("kernels/test_query_norm.py", "theory/test_equal_norm_tokens.py"),
     "keys that": ("kernels/test_bidirectional_attention.py", "theory/test_repeated_keys.py"),
     "tied head: along": ("kernels/test_tied_head.py",),
     "tied head": ("theory/test_loss_gradient.py",),

@@ -17,7 +17,6 @@ from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.similar_keys import LARGEST, SimilarKeys, centred, similar_keys
 from signalprop.kernels.softmax_rows import Rows, of_rows, rows_of
 from signalprop.network.moments import FloatArray
-from signalprop.theory import equal_norm_tokens as sphere
 from signalprop.theory.repeated_keys import Groups, softmax_of_groups
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 
@@ -35,7 +34,7 @@ class Weights(NamedTuple):
             and of the Jacobians, (2, n); with `same` the sum over pairs is 1. moves: the same of Var A_k.
         apart: how weights of keys that are not the same are spread, (n, n); sums to 1.
         unlike: how far different keys lie apart, unturned. different: how many there are.
-        variance: s of every row. spread: s_0 S_ii times that is s. r: correlation of different keys.
+        variance: s of every row. spread: s_0 S_ii times that is s.
     """
 
     rows: Rows
@@ -50,7 +49,6 @@ class Weights(NamedTuple):
     different: float
     variance: FloatArray
     spread: float
-    r: float
 
 
 class Pairs(NamedTuple):
@@ -84,13 +82,9 @@ class UnmaskedAttention(TokenAttention):
         gap = float((self._moving * values).sum()) - apart
         more, near = self._pairs
         out = more * (of_one + near * (gap - of_one))
-        slope, (left, retained, overlap) = self._slope + self._rest, self._left_of_crowds
-        out += (
-            np.sqrt(np.outer(slope, slope)) * self._asks + low * np.outer(left, left) - np.add.outer(overlap, overlap)
-        )
-        per_token = (
-            low * left**2 + retained + (w.rows.second - w.overlap) * gap + self._own_slope * self._asks_per_token
-        )
+        slope = self._slope + self._rest
+        out += np.sqrt(np.outer(slope, slope)) * self._asks + low
+        per_token = low + (w.rows.second - w.overlap) * gap + self._own_slope * self._asks_per_token
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
         per_token = np.maximum(per_token, 0.0) + w.rows.second * alone * dropped
         root = np.sqrt(per_token)
@@ -177,15 +171,13 @@ class UnmaskedAttention(TokenAttention):
         if groups is not None:
             same = similar.same(groups.counted_as_one(similar.size))
             different = n**2 / float(same.sum())
-        r = 1 - min(unlike / max(float(np.diagonal(self.kernel).mean()), 1e-150), 1.0)
-        flat = self._flat(np.full(1, r), np.full(1, min(unlike / max(spread, 1e-150), 1.0)))
         length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
-        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n, **flat)
+        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n)
         every = np.full(n, math.sqrt(1 / n))
         mean, shapes = every**2, [every] * 4
         if groups is not None:
-            unflattened = rows_of(np.full(1, typical), length[-1:], self._fluctuation, n, turns=flat.get("turns", 0.0))
-            rows, mean, shapes = self._of_groups(rows, unflattened, groups, same)
+            one = rows_of(np.full(1, typical), length[-1:], self._fluctuation, n)
+            rows, mean, shapes = self._of_groups(rows, one, groups, same)
         mean_favour, favour = rows.favour[:, -1]
         mean = mean * self._distance**mean_favour
         mean /= mean.sum()
@@ -208,7 +200,6 @@ class UnmaskedAttention(TokenAttention):
             different,
             variance,
             float(spread),
-            r,
         )
 
     def _of_groups(
@@ -298,21 +289,6 @@ class UnmaskedAttention(TokenAttention):
         return self._rest
 
     @cached_property
-    def _key_correlation(self) -> FloatArray:
-        return np.full(len(self._asks), self._weights.r)
-
-    @cached_property
-    def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """As of `TokenAttention`; crowds that are no chance are in the weights."""
-        w, none = self._weights, np.zeros(len(self._asks))
-        if not self.one_length:
-            return none + 1, none, none
-        retained, overlap = self._near_by_chance
-        shared, squared = 2 * w.rows.favour[:, :-1] * self._of_values.mean_square
-        lost = shared * retained / max(float(w.mean @ self._values @ w.mean), 1e-150)
-        return 1 - np.minimum(lost, 1), 2 * w.rows.second * squared * retained, shared * overlap / w.different
-
-    @cached_property
     def _rest(self) -> FloatArray:
         """The same of what is left of structure, to first order in the scores: keys that avoid each other."""
         rho, values, n = self._similar.rho, self._values, len(self.kernel)
@@ -343,14 +319,12 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _moves(self) -> tuple[FloatArray, FloatArray]:
         """(E of two rows' Jacobians, summed over keys that are the same; E c times it)."""
-        w, (x, near) = self._weights, self._near
+        w, (x, _) = self._weights, self._near
         per_token = np.maximum(w.variance, 1e-12)
         _, jacobian, weighted = w.rows.with_others
         itself = np.exp(jacobian.sum(0))
         overlap = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
-        passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
-        liked = passing * of_rows(weighted, x) + (1 - passing) * near
-        return _symmetric(overlap), _symmetric(liked * overlap * per_token[:, None])
+        return _symmetric(overlap), _symmetric(of_rows(weighted, x) * overlap * per_token[:, None])
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
 

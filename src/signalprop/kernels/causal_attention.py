@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from signalprop.kernels.causal_sums import Sums
 from signalprop.kernels.softmax_rows import Averages, Longer, Rows, favoured, held, longer, of_rows, rows_of
 from signalprop.network.moments import FloatArray
-from signalprop.theory import equal_norm_tokens as sphere
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 from signalprop.theory.softmax import vanishing
@@ -38,7 +36,6 @@ class TokenAttention(Sums):
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
         d_head: width of a head, by which rows' scores differ in size.
         values: kernel of the input of values, where it is not `kernel`; results are in its units then.
-        one_length, norms: as of `theory.attention.Sizes`.
     """
 
     kernel: FloatArray
@@ -52,8 +49,6 @@ class TokenAttention(Sums):
     gain: float = 1.0
     d_head: float = math.inf
     values: FloatArray | None = None
-    one_length: bool = False
-    norms: sphere.HeadNorms = sphere.NO_NORMS
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
@@ -107,15 +102,12 @@ class TokenAttention(Sums):
             return out, np.maximum(per_token, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows.second
         out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
-        left, retained, overlap = self._left_of_crowds
-        if self.one_length:
-            out -= overlap[:, None]
-            out -= overlap
+        left = self._left_of_crowds
         out *= self._mean_overlap
         out += double_mean * np.outer(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
         out += np.outer(linear, linear) * self._asks
-        per_token = per_token * left**2 + retained + (second - 1 / n) * spread + self._own_slope * own_scale
+        per_token = per_token * left**2 + (second - 1 / n) * spread + self._own_slope * own_scale
         return out, np.maximum(per_token, 0.0) + second * mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
@@ -229,37 +221,16 @@ class TokenAttention(Sums):
         """Every row of weights."""
         variance = self._row_score_variance
         length = np.broadcast_to(self._row_length, variance.shape)
-        return rows_of(variance, length, self._fluctuation, **self._flat(self._key_correlation, self._turned_part))
-
-    def _flat(self, r: FloatArray, per_token: FloatArray) -> dict[str, Any]:
-        """What else `rows_of` takes of tokens of one length: their correlation, and the keys' own part of s."""
-        if not self.one_length:
-            return {}
-        flatness = sphere.flatness(r, per_token, self.d_model, self.norms)
-        return {"turns": sphere.turns(self.d_model, self.norms), "flatness": flatness}
+        return rows_of(variance, length, self._fluctuation)
 
     @property
     def _fluctuation(self) -> float:
-        return float(sphere.score_spread(self.d_model, self.d_head, self.norms, one_length=self.one_length))
-
-    @cached_property
-    def _key_correlation(self) -> FloatArray:
-        """Per row, the token correlation of its keys."""
-        return self._per_row(1 - self._spread / np.maximum(self._mean_square, 1e-150))
-
-    @cached_property
-    def _turned_part(self) -> FloatArray:
-        """Per row, what of its score variance is the keys' own, unturned."""
-        per_token = self.qk * (self._asks_per_token + self.query_bias) * self._spread
-        whole = self._row_score_variance
-        return np.divide(per_token, whole, out=np.ones_like(per_token), where=whole > 0)
+        """Relative variance of the score variance of a row, over heads and queries."""
+        return 2 / self.d_head + 4 / self.d_model
 
     @cached_property
     def _longer(self) -> Longer:
-        widths, s, how = (self.d_model, self.d_head), self._row_score_variance, (self.one_length, self.norms)
-        raw = self.qk * (self._asks_per_token + self.query_bias) * self._mean_square
-        share = s / np.maximum(raw, 1e-150)
-        return longer(self._rows, s, self._key_correlation, share, widths, self.dropout, *how)
+        return longer(self._rows, self._row_score_variance, self.d_model, self._fluctuation, self.dropout)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -295,9 +266,6 @@ class TokenAttention(Sums):
         overlap *= (vanishing(s) / beyond / self._finite)[:, None]
         overlap *= ratio
         weighted *= per_token[:, None]
-        passing = sphere.by_chance(self.d_model, self.d_head, self.norms)
-        if passing < 1:
-            weighted += (1 - passing) * (c - weighted)
         weighted *= overlap
         return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)
 
@@ -345,8 +313,7 @@ class TokenAttention(Sums):
     def _own_slope(self) -> FloatArray:
         """Both slopes, of a row with itself."""
         rows, h = self._rows, self.dropout / (1 - self.dropout)
-        longer = -1.0 if self.one_length else h
-        return self._structural_slope + self._chance_met * (rows.response + 4 * longer * rows.second * rows.tilt)
+        return self._structural_slope + self._chance_met * (rows.response + 4 * h * rows.second * rows.tilt)
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
@@ -377,23 +344,11 @@ class TokenAttention(Sums):
         return share * (n / self._sum_over_visible(share))[:, None]
 
     @cached_property
-    def _left_of_crowds(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Per row, what is left of its mean value: keys in a crowd get less than their share. Of crowds by chance, what
-        a row by itself keeps, and what two rows lose where they meet in a key."""
+    def _left_of_crowds(self) -> FloatArray:
+        """Per row, what is left of its mean value: keys in a crowd get less than their share."""
         mean, n = self._of_values.mean, self._row_length
         moved = self._sum_over_visible((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
         size = np.diagonal(self._of_values.double_mean)
         far = size > 1e-9 * self._of_values.mean_square
         found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
-        left, none = self._per_row(1 + np.clip(found, -1.0, 0.0)), np.zeros(len(self._asks))
-        if not self.one_length:
-            return left, none, none
-        retained, overlap = self._near_by_chance
-        shared, squared = 2 * self._rows.favour * self._of_values.mean_square
-        lost = shared * retained * self._per_row(np.divide(1, size, out=np.zeros_like(size), where=far))
-        return left - np.minimum(lost, left), 2 * self._rows.second * squared * retained, shared * overlap
-
-    @property
-    def _near_by_chance(self) -> tuple[FloatArray, FloatArray]:
-        turned = self._turned_part * (1.0 if self.omega is None else self.omega)
-        return sphere.crowding(self._key_correlation, turned, self.d_model)  # type: ignore[return-value]
+        return self._per_row(1 + np.clip(found, -1.0, 0.0))

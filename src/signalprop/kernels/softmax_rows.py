@@ -9,12 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory import equal_norm_tokens as sphere
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.row_overlaps import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
 from signalprop.theory.softmax import (
     Spline,
-    flattening,
     linear_response,
     node_moments,
     node_variances,
@@ -67,22 +65,12 @@ class Longer(NamedTuple):
     in_common: FloatArray
 
 
-def longer(
-    rows: Rows, s: FloatArray, r: FloatArray, share: FloatArray, widths: tuple[int, float], dropout: float,
-    one_length: bool, norms: sphere.HeadNorms,
-) -> Longer:  # fmt: skip
-    """Of rows of score variance s, that share of the raw one, and of keys of token correlation r; widths: of the input,
-    and of a head."""
-    (d, d_head), rescaling, tilted = widths, 1 / (1 - dropout), s * rows.tilt
-    shorter, common = np.ones_like(tilted), np.zeros_like(tilted)
-    if one_length:
-        shorter = np.asarray(sphere.shorter(s, rows.tilt, d))
-        common = np.asarray(sphere.shorter(s * (1 + r / 2), rows.tilt, d)) - 1
-    to_key = (1 + (4 * rescaling - 3) * tilted / d) * shorter
-    twice = [sphere.of_varying_length(r, x, one_length=one_length) / d for x in (rescaling, 1.0)]
-    far = rows.tilt * rows.jacobian / rows.second
-    to_query = to_key * (1 + sphere.along_query(d, d_head, norms) * tilted) * shorter + twice[0]
-    return Longer(to_key * sphere.through_key_norm(s, far, share, norms), to_query, 1 + common + twice[1])
+def longer(rows: Rows, s: FloatArray, d: int, spread: float, dropout: float) -> Longer:
+    """Of rows of score variance s in an input of width d; spread: relative variance of s over heads and queries."""
+    rescaling, tilted = 1 / (1 - dropout), s * rows.tilt
+    to_key = 1 + (4 * rescaling - 3) * tilted / d
+    to_query = to_key * (1 + spread / 2 * tilted) + (2 * rescaling - 1) / d
+    return Longer(to_key, to_query, np.full_like(tilted, 1 + 1 / d))
 
 
 @lru_cache(maxsize=32)
@@ -93,15 +81,14 @@ def _knots(length: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=32)
-def _tabulated(lengths: tuple[int, ...], spread: float, turns: float) -> FloatArray:
+def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
     """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
-    splines = [(*fluctuating(n, spread, turns), _alone(n, spread)) for n in lengths]
+    splines = [(*fluctuating(n, spread), _alone(n, spread)) for n in lengths]
     return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
 
 
 def _alone(length: int, spread: float) -> Spline:
-    """`favour` … `tilt` of `Rows` where two rows are tabulated, and the derivatives of ln P and ln J by flatness; two
-    keys are always as far from their mean."""
+    """`favour` … `tilt` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
     response = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
     moments = node_moments(length)
     log_spread = math.log1p(spread)
@@ -111,47 +98,32 @@ def _alone(length: int, spread: float) -> Spline:
     second, square, moved, tilt = (np.asarray(y) for y in found)
     scatter = np.maximum(square @ HERMITE_W - (second @ HERMITE_W) ** 2, 0.0)
     slopes = [(y * size) @ HERMITE_W for y in (moved, tilt)]
-    return Spline(np.column_stack([response, scatter, *slopes, flattening(length)])[::STRIDE])
+    return Spline(np.column_stack([response, scatter, *slopes])[::STRIDE])
 
 
-def rows_of(
-    score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None, *,
-    turns: float = 0.0, flatness: FloatArray | None = None,
-) -> Rows:  # fmt: skip
+def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
     """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
 
     Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
-    but for lengths that are no whole numbers, which stand between those up to `longest`. Of tokens of one length:
-    `turns` as of `theory.row_overlaps.fluctuating`, `flatness` of `theory.equal_norm_tokens`, (T,).
+    but for lengths that are no whole numbers, which stand between those up to `longest`.
     """
     one_length = np.ptp(row_length) == 0 and longest is None
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
     within, beyond = map(np.asarray, within_table(s))
-    index, offset = fluctuating(lengths[0], spread, turns).value.place(within)
-    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread, turns)[at, index[:, None]])
+    index, offset = fluctuating(lengths[0], spread).value.place(within)
+    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
     columns = np.asarray(horner(cubic, offset))
     found, alone = columns[:_PAIRED].reshape(3, DEGREE + 1, -1), columns[_PAIRED:]
-    alone[:-2] = np.maximum(alone[:-2], 0.0)
+    alone = np.maximum(alone, 0.0)
     alone[3:5] /= beyond
-    if flatness is not None:
-        flat = _of_two_rows(within)
-        found[0, : len(flat)] += flat * (flatness * alone[-2] / within)
-        found[1, : len(flat)] += flat * (flatness * alone[-1])
     alone[:, row_length < 2] = 0.0
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
     return Rows(second, many, many * weighted, found, alone[:2], *alone[2:5])
-
-
-def _of_two_rows(s: FloatArray) -> FloatArray:
-    """Coefficients in x, ascending, of `theory.equal_norm_tokens.of_two_rows`: c/s is a x - b x^2 there; (5, T)."""
-    root = np.sqrt(s + 4)
-    a, b = 2 * root / (root + 2), (root - 2) / (root + 2)
-    return np.stack([np.ones_like(s), 4 * a, 2 * a * a - 4 * b, -4 * a * b, 2 * b * b]) / 7
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from signalprop.network.moments import Array
-from signalprop.theory import equal_norm_tokens as sphere
 from signalprop.theory.attention_rows import (
     Band,
     Mask,
@@ -44,20 +43,16 @@ class Sizes:
             positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
             positions differ: pass rotary_coherence(…, causal="pairs") and (…, causal="rows").
-        one_length: tokens have one length, as norms leave them; else that of Gaussian vectors. norms: of queries and
-            keys; with them tokens have one length, as far as scores see them.
     """
 
     def __init__(
         self, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
-        omega: Array = 1.0, omega_rows: Array | None = None, one_length: bool = False,
-        norms: sphere.HeadNorms = sphere.NO_NORMS,
+        omega: Array = 1.0, omega_rows: Array | None = None,
     ) -> None:  # fmt: skip
         given = n_queries, n_keys, d, d_head, p, omega, omega if omega_rows is None else omega_rows
         self.n_queries, self.n_keys, self.d, self.d_head, self.p, self.omega, self.omega_rows = map(plain, given)
-        self.causal, self.one_length, self.norms = causal, one_length, norms
-        self.spread = sphere.score_spread(self.d, self.d_head, norms, one_length=one_length)  # v
-        self.turns = sphere.turns(self.d, norms) if one_length else 0.0
+        self.causal = causal
+        self.spread = 2.0 / self.d_head + 4.0 / self.d  # v, relative variance of the score variance of a row
         xp = namespace(self.n_queries, self.n_keys, self.spread, self.p, self.omega, self.omega_rows)
         self.numbers = xp is not np
         # n tokens that all have the same correlation cannot have one below -1/(n-1)
@@ -125,21 +120,19 @@ class Attention(NamedTuple):
 
 def on_itself(
     r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
-    omega: Array = 1.0, omega_rows: Array | None = None, one_length: bool = False, **read: Array,
+    omega: Array = 1.0, omega_rows: Array | None = None, **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.on_itself` of `length` tokens, once."""
-    sizes = Sizes(
-        length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows, one_length=one_length
-    )
+    sizes = Sizes(length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows)
     return sizes.on_itself(r, s0, **read)
 
 
 def across(
     r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0,
-    one_length: bool = False, **read: Array,
+    **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.across`, once."""
-    return Sizes(n_queries, n_keys, d, d_head, p, one_length=one_length).across(r_query, r_key, s0, **read)
+    return Sizes(n_queries, n_keys, d, d_head, p).across(r_query, r_key, s0, **read)
 
 
 class _Scores(NamedTuple):
@@ -150,8 +143,6 @@ class _Scores(NamedTuple):
     c: Array
     q0: Array
     value_overlap: Array  # Λ_V
-    flatness: Array  # ε, 0 where lengths are those of Gaussian vectors
-    crowds: Pair  # what keys near the others lose of one row's output, of the product of two rows'
     # averages over its rows, as `row_moments` gives them
     second: Array
     response: Array
@@ -179,44 +170,22 @@ def _scores(x: Attention) -> _Scores:
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
     per_token = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
     c = xp.minimum(xp.maximum(r_query * per_token, LEAST * s), s)
-    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.turns, sizes.causal)
+    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
     q0 = (1.0 - x.r_key) * per_token / sizes.d
-    if not sizes.one_length:
-        return _Scores(r_query, s, c, q0, xp.exp(value), 0.0, (0.0, 0.0), *rows)
-    second, response, tilt, flat, moved, moved_pairs = rows
-    least = xp.maximum(s, 1e-300)
-    part = per_token / least  # how far a key's own part makes its scores
-    flatness = sphere.flatness(x.r_key, part, sizes.d, sizes.norms)
-    apart, near = sphere.crowding(x.r_key, sizes.omega_rows * part, sizes.d)
-    flat = flatness * flat
-    second = xp.minimum(second * xp.exp(flat), 1.0)
-    value = value + flat * sphere.of_two_rows(c / least)
-    crowds = 4.0 * moved_pairs * apart, 4.0 * moved * (apart + near * sizes.mean_overlap)
-    return _Scores(r_query, s, c, q0, xp.exp(value), flatness, crowds, second, response, tilt)
+    return _Scores(r_query, s, c, q0, xp.exp(value), *rows)
 
 
-def _of_weights(s: Array, c: Array, length: int, spread: float, turns: float, causal: Mask) -> tuple[Array, ...]:
-    rows = row_moments(s, length, spread, causal, one_length=turns > 0)
-    return log_value(s, c, pair_length(length, causal), spread, turns), *rows
+def _of_weights(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
+    return log_value(s, c, pair_length(length, causal), spread), *row_moments(s, length, spread, causal)
 
 
 def _slopes(x: Attention, scores: _Scores) -> _Slopes:
-    sizes, xp = x.sizes, x.xp
-    shape = sizes.n_keys, sizes.spread, sizes.turns, sizes.causal
-    overlap, weighted, *rows = by_shape(_of_jacobians, scores.s, scores.c, *shape)
-    passing = sphere.by_chance(sizes.d, sizes.d_head, sizes.norms)
-    weighted = passing * weighted + (1.0 - passing) * scores.c * overlap
-    if not sizes.one_length:
-        return _Slopes(overlap, weighted, *rows)
-    jacobian, weighted_jacobian, remaining, flat = rows
-    less = xp.exp(scores.flatness * flat)
-    flatter = xp.exp(scores.flatness * flat * sphere.of_two_rows(scores.c / xp.maximum(scores.s, 1e-300)))
-    return _Slopes(overlap * flatter, weighted * flatter, jacobian * less, weighted_jacobian * less, remaining)
+    sizes = x.sizes
+    return _Slopes(*by_shape(_of_jacobians, scores.s, scores.c, sizes.n_keys, sizes.spread, sizes.causal))
 
 
-def _of_jacobians(s: Array, c: Array, length: int, spread: float, turns: float, causal: Mask) -> tuple[Array, ...]:
-    rows = row_slopes(s, length, spread, causal, one_length=turns > 0)
-    return *slopes(s, c, pair_length(length, causal), spread, turns), *rows
+def _of_jacobians(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
+    return *slopes(s, c, pair_length(length, causal), spread), *row_slopes(s, length, spread, causal)
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -243,8 +212,8 @@ def forward(x: Attention) -> Pair:
     rescaling = 1.0 / (1.0 - sizes.p)
     per_token = rescaling * scores.second
     variance = x.r_key * (1.0 + sizes.p * per_token) + (1.0 - x.r_key) * per_token
-    longer = 0.0 if sizes.one_length else 4.0 * sizes.p * per_token * scores.squared_tilt
-    variance = variance + scores.q0 * (scores.response + longer) - scores.crowds[0]
+    longer = 4.0 * sizes.p * per_token * scores.squared_tilt
+    variance = variance + scores.q0 * (scores.response + longer)
     if sizes.causal:
         score_pairs = sizes.pairs[1]
         overlap = sizes.mean_overlap + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
@@ -252,7 +221,7 @@ def forward(x: Attention) -> Pair:
         overlap = scores.value_overlap / sizes.n_keys
     linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
     variance = xp.maximum(variance, 0.0)
-    covariance = x.r_key + (1.0 - x.r_key) * overlap + linear - scores.crowds[1]
+    covariance = x.r_key + (1.0 - x.r_key) * overlap + linear
     return variance, _within(covariance, variance, xp)
 
 
@@ -268,27 +237,20 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     # w as the output is, which adds q₀, more under dropout
     h = sizes.p * rescaling
     tilt = scores.squared_tilt * scores.q0
-    half_spread = sphere.along_query(sizes.d, sizes.d_head, sizes.norms)
-    shorter = sphere.shorter(scores.s, scores.squared_tilt, sizes.d) if sizes.one_length else 1.0
-    noise = (rescaling - x.r_key + (4.0 * h + 1.0) * tilt) * shorter
+    noise = rescaling - x.r_key + (4.0 * h + 1.0) * tilt
     # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
-    twice = sphere.of_varying_length(x.r_key, rescaling, one_length=sizes.one_length) * (1.0 - x.r_key) / sizes.d
-    longer = noise * (1.0 + half_spread * scores.s * scores.squared_tilt) * shorter + twice
+    twice = (2.0 * rescaling - 1.0) * (1.0 - x.r_key) / sizes.d
+    longer = noise * (1.0 + sizes.spread / 2.0 * scores.s * scores.squared_tilt) + twice
 
     through_value = _through_value(x, scores)
     popular = x.r_g * score_pairs * back.weighted_overlap
-    share = scores.s / xp.maximum(x.s0, 1e-300)
-    tilted = scores.squared_tilt * back.jacobian / scores.second
-    normed = sphere.through_key_norm(scores.s, tilted, share, sizes.norms)
-    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise * normed
+    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
     query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
-    common = sphere.of_varying_length(x.r_key, 1.0, one_length=sizes.one_length) / sizes.d
-    if sizes.one_length:
-        common = common + sphere.shorter(scores.s + 0.5 * scores.c, scores.squared_tilt, sizes.d) - 1.0
-    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * (1.0 + common)
+    common = 1.0 + 1.0 / sizes.d
+    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * common
     query_covariance = x.r_g * (scores.q0 * (1.0 - scores.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all

@@ -14,11 +14,9 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.softmax import (
     SoftmaxMoments,
     Spline,
-    flattening,
     linear_response,
     node_moments,
     node_variances,
-    response_to_key_variance,
     vanishing,
 )
 
@@ -128,21 +126,13 @@ def _columns(m: SoftmaxMoments) -> FloatArray:
     return np.stack([m.second, m.jacobian, linear_response(m), m.second * m.squared_tilt], axis=1)
 
 
-def _of_one_length(length: int, m: SoftmaxMoments) -> FloatArray:
-    """What beside `_columns` counts where tokens have one length: P and J by ε, η₁ and P η; (nodes, 4)."""
-    flat = flattening(length) * np.stack([m.second, m.jacobian], axis=1)
-    moved, squares = response_to_key_variance(length).T if length > 2 else np.zeros((2, len(flat)))
-    return np.column_stack([flat, moved, m.second * squares])
-
-
 @lru_cache(maxsize=1024)
-def _row_tables(length: int, spread: float, causal: Mask, one_length: bool) -> tuple[Spline, Spline]:
+def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Spline]:
     """Of `row_moments` and `row_slopes`, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
     causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
     s = node_variances()
     far = np.asarray(vanishing(s))
-    lengths = [(n, weight, node_moments(n)) for n, weight in over_rows(length, causal)]
-    rows = [(weight, _columns(m)) for _, weight, m in lengths]
+    rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
     mean = np.sum([weight * row for weight, row in rows], axis=0)
     # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
     remaining = 1.0 - np.sum([w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows], axis=0)
@@ -153,13 +143,9 @@ def _row_tables(length: int, spread: float, causal: Mask, one_length: bool) -> t
         remaining / far**2,
         mean[:, 3] / mean[:, 0] / far**2,
     ]
-    if one_length:
-        on_sphere = np.sum([weight * _of_one_length(n, m) for n, weight, m in lengths], axis=0)
-        smooth[2] = smooth[2] - 4.0 * mean[:, 3] / far**2
-        smooth += [on_sphere[:, 0] / mean[:, 0], on_sphere[:, 1] / np.maximum(mean[:, 1], 1e-300), *on_sphere[:, 2:].T]
     log_spread = math.log1p(spread)
     factor = np.exp(math.sqrt(log_spread) * HERMITE_X - 0.5 * log_spread)
-    p, j, response, rest, tilt, *others = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
+    p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
     slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
     moments = [
         np.log(np.exp(p) @ HERMITE_W),
@@ -171,10 +157,6 @@ def _row_tables(length: int, spread: float, causal: Mask, one_length: bool) -> t
         np.log((np.exp(j) * slower * factor) @ HERMITE_W),
         (rest * slower**2) @ HERMITE_W,
     ]
-    if one_length:
-        flat_p, flat_j, moved, moved_squares = others
-        moments += [x @ HERMITE_W for x in (flat_p, moved, moved - moved_squares)]
-        slopes.append(flat_j @ HERMITE_W)
     return Spline(np.stack(moments, axis=1)), Spline(np.stack(slopes, axis=1))
 
 
@@ -182,38 +164,35 @@ def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-def row_moments(s: Array, length: int, spread: float, causal: Mask, *, one_length: bool = False) -> tuple[Array, ...]:
+def row_moments(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
     """Averages over the rows of an attention matrix, of one length and spread; floats, or arrays of the shape of s.
 
     P = E ΣA², 1/P being the effective number of attended tokens; how far the scores' own direction is tilted,
     (E(ΣAz)² - P)/s; how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
-
-    one_length: of tokens that have one, the second less 4 P times the third, E Σ_{k≠l} A_k A_l z_k z_l/s; beside them
-        d ln P/dε, η₁ and η₁ - P η (docs/theory/attention.md, "Tokens of one length").
     """
     xp, far = namespace(s), vanishing(s)
-    p, response, tilt, *others = _row_tables(length, spread, causal, one_length)[0](s)
-    return xp.minimum(xp.exp(p), 1.0), response * far**2, tilt * far**2, *others
+    p, response, tilt = _row_tables(length, spread, causal)[0](s)
+    return xp.minimum(xp.exp(p), 1.0), response * far**2, tilt * far**2
 
 
-def row_slopes(s: Array, length: int, spread: float, causal: Mask, *, one_length: bool = False) -> tuple[Array, ...]:
+def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
     """The same of what gradients meet.
 
     J = E ‖diag A - AAᵀ‖²_F; E J(s_i) s_i / s, rows with larger scores counting more; E (1 - P_i)(1 - P_j) for two
-    rows, the common factor of what is linear in the query. one_length: d ln J/dε, too.
+    rows, the common factor of what is linear in the query.
     """
     xp, far = namespace(s), vanishing(s)
-    j, weighted, rest, *others = _row_tables(length, spread, causal, one_length)[1](s)
-    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2, *others
+    j, weighted, rest = _row_tables(length, spread, causal)[1](s)
+    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2
 
 
 def by_shape(
-    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, turns: Array, causal: Mask
+    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, causal: Mask
 ) -> Sequence[Array]:
-    """of(s, c, length, spread, turns, causal), for arrays once per distinct (length, spread, turns)."""
+    """of(s, c, length, spread, causal), for arrays once per distinct (length, spread)."""
     if is_number(length) and is_number(spread):
-        return of(s, c, int(length), spread, turns, causal)
-    s, c, *shape = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread, turns))
+        return of(s, c, int(length), spread, causal)
+    s, c, *shape = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread))
     shapes, group = np.unique(np.stack([x.ravel() for x in shape]), axis=1, return_inverse=True)
     found = []
     for k, (n, *widths) in enumerate(shapes.T.tolist()):

@@ -162,7 +162,7 @@ ALONE = np.outer([0.0, -700.0, 0.0], np.arange(DEGREE + 1) == 0)  # coefficients
 
 
 @lru_cache(maxsize=256)
-def fluctuating(length: int, spread: float, turns: float = 0.0) -> Polynomials:
+def fluctuating(length: int, spread: float) -> Polynomials:
     """Averages over pairs of rows. Against random heads within their standard errors of 1 to 2 % where heads have 32
     features or more; with 8 features E Λ_V is 5 %, E c Λ_J 11 % low at s = 4.
 
@@ -170,16 +170,15 @@ def fluctuating(length: int, spread: float, turns: float = 0.0) -> Polynomials:
         spread: v, the relative variance of the score variance of a row. Two rows of covariance c between their scores
             have s_i s_j of logarithmic variance 2 v (1 + c²/s²) and a cosine c_ij/√(s_i s_j) = tanh(z), z normal with
             variance v/2, and both covary.
-        turns: variance of z beyond that of weights: of the cosine of two tokens, where they have one length.
     """
     if length == 1:
         return Polynomials(*(Spline(np.tile(column, (len(NODES), 1))) for column in ALONE))
     s = np.maximum(NODES, 1e-6)[:, None, None]
     r = share(s, _AT[:, None])
     log_spread = math.log1p(spread)
-    half, angle = math.sqrt(log_spread / 2), math.sqrt(log_spread / 2 + turns)
-    cosine = np.tanh(np.arctanh(np.minimum(r, 1 - 1e-12)) + r * angle**2 / 2 + angle * _ANGLE)
-    size = s * np.exp(half * (_SIZE + r * half / max(angle, 1e-150) * _ANGLE) - log_spread / 2)
+    half = math.sqrt(log_spread / 2)
+    cosine = np.tanh(np.arctanh(np.minimum(r, 1 - 1e-12)) + r * half**2 / 2 + half * _ANGLE)
+    size = s * np.exp(half * (_SIZE + r * _ANGLE) - log_spread / 2)
     c = size * cosine
     c = np.minimum(c + s * r - (c @ _WEIGHT)[..., None], size)  # E c is what it is
     first, *rest = steady(length)(size)
@@ -196,16 +195,16 @@ def fluctuating(length: int, spread: float, turns: float = 0.0) -> Polynomials:
     return Polynomials(*(Spline(y @ _POLYNOMIAL.T) for y in columns))
 
 
-def log_value(s: Array, c: Array, length: int, spread: float, turns: float = 0.0) -> Array:
+def log_value(s: Array, c: Array, length: int, spread: float) -> Array:
     """ln(E Λ_V) of two rows of one length, of numbers or arrays; c from LEAST s to s."""
     s, beyond = within_table(s + 1e-12)
-    return s * horner(fluctuating(length, spread, turns).value(s), position(s, c / beyond))
+    return s * horner(fluctuating(length, spread).value(s), position(s, c / beyond))
 
 
-def slopes(s: Array, c: Array, length: int, spread: float, turns: float = 0.0) -> tuple[Array, Array]:
+def slopes(s: Array, c: Array, length: int, spread: float) -> tuple[Array, Array]:
     """(E Λ_J, E c Λ_J), as `log_value`."""
     within, beyond = within_table(s + 1e-12)
-    x, found = position(within, c / beyond), fluctuating(length, spread, turns)
+    x, found = position(within, c / beyond), fluctuating(length, spread)
     jacobian = horner(found.jacobian(within), x)
     overlap = exp(jacobian) * vanishing(within) / beyond
     return overlap, s * horner(found.weighted(within), x) * overlap

@@ -51,10 +51,7 @@ class SoftmaxMoments(NamedTuple):
 
 
 class Laplace(NamedTuple):
-    """ln φ, ψ₁ … ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other.
-
-    flat_…: φ, ψ₂, ψ₃, ψ₄ with the fourth Hermite polynomial z⁴ - 6z² + 3 before them.
-    """
+    """ln φ, ψ₁ … ψ₄, E z e^y exp(-e^y) and E z² e^2y exp(-e^y) on the u-grids of all s, one after the other."""
 
     start: NDArray[np.int64]
     u: FloatArray
@@ -65,10 +62,6 @@ class Laplace(NamedTuple):
     psi4: FloatArray
     z_psi1: FloatArray
     zz_psi2: FloatArray
-    flat_phi: FloatArray
-    flat_psi2: FloatArray
-    flat_psi3: FloatArray
-    flat_psi4: FloatArray
 
 
 _Y = np.arange(-70, 11) * STEP  # exp(y - e^y) is below 1e-12 outside [-28, 4]
@@ -78,12 +71,8 @@ _PSI = [_GUMBEL * _EXP_Y**n for n in range(4)]  # weights of ψ₁ … ψ₄
 _WEIGHTS = [*_PSI, _Y * _PSI[0], _Y * _PSI[1], _Y * _Y * _PSI[1]]
 
 
-def _laplace_narrow(std: Array, u: FloatArray, *, plain: bool = False) -> list[FloatArray]:
-    """φ and ψ by a trapezoidal sum over z, (..., u), for logits with standard deviations (...) up to about 1.
-
-    Args:
-        plain: ln φ and ψ₁ … ψ₄ alone.
-    """
+def _laplace_narrow(std: Array, u: FloatArray) -> list[FloatArray]:
+    """φ and ψ by a trapezoidal sum over z, (..., u), for logits with standard deviations (...) up to about 1."""
     z = np.arange(-12, 13) * 0.7
     weight = np.exp(-0.5 * z * z)
     weight /= weight.sum()
@@ -92,17 +81,8 @@ def _laplace_narrow(std: Array, u: FloatArray, *, plain: bool = False) -> list[F
     miss = -np.expm1(-ey) @ weight  # 1 - φ
     e1, e2 = decay * ey, decay * ey * ey
     e3, e4 = e2 * ey, e2 * ey * ey
-    found = [np.log1p(-np.minimum(miss, 1.0 - 1e-16)), *(e @ weight for e in (e1, e2, e3, e4))]
-    if plain:
-        return found
-    flat = weight * (z**4 - 6.0 * z * z + 3.0)
-    return [
-        *found,
-        e1 @ (weight * z),
-        e2 @ (weight * z * z),
-        np.expm1(-ey) @ flat,
-        *(e @ flat for e in (e2, e3, e4)),
-    ]
+    plain = (e @ weight for e in (e1, e2, e3, e4))
+    return [np.log1p(-np.minimum(miss, 1.0 - 1e-16)), *plain, e1 @ (weight * z), e2 @ (weight * z * z)]
 
 
 def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
@@ -117,7 +97,6 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
 
     miss = over_y(tail, _GUMBEL)  # 1 - φ, kept apart for its relative accuracy
     psi1, psi2, psi3, psi4, y_psi1, y_psi2, yy_psi2 = (over_y(density, weights) for weights in _WEIGHTS)
-    flat = density * (z**4 - 6.0 * z * z + 3.0)
     return [
         np.log1p(-np.minimum(miss, 1.0 - 1e-16)),
         psi1,
@@ -126,8 +105,6 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
         psi4,
         (y_psi1 - u * psi1) / std,  # z = (y - u)/√s
         (yy_psi2 - 2.0 * u * y_psi2 + u * u * psi2) / std**2,
-        -over_y(density * std * (z**3 - 3.0 * z), _GUMBEL),  # the tail of the fourth polynomial is the third
-        *(over_y(flat, weights) for weights in _PSI[1:]),
     ]
 
 
@@ -154,7 +131,7 @@ def laplace_on(std: float, reach: float) -> FloatArray:
     """ln φ and ψ₁ … ψ₄ of one standard deviation on the grid of u of another, at least as large; (5, u)."""
     u = _grid(reach)
     narrow = std <= 1.0  # all is 0 far before e^u overflows
-    return np.stack(_laplace_narrow(std, np.minimum(u, 100.0), plain=True) if narrow else _laplace_wide(std, u)[:5])
+    return np.stack((_laplace_narrow(std, np.minimum(u, 100.0)) if narrow else _laplace_wide(std, u))[:5])
 
 
 def _one_hot(one: FloatArray) -> SoftmaxMoments:
@@ -324,27 +301,6 @@ def response_to_key_variance(length: int) -> FloatArray:
     curved = itself + (2.0 * itself - other) / others + 2.0 * (itself - other) / (others * (others - 1.0))
     mean = np.stack([np.ones_like(s), m.second])
     return np.asarray((s * (1.0 - 1.0 / length) / (2.0 * mean) * curved).T, dtype=np.float64)
-
-
-@lru_cache(maxsize=256)
-def flattening(length: int) -> FloatArray:
-    """d ln P, d ln J by ε at the nodes, (nodes, 2), where logits have the fourth cumulant -6 ε s² and no other.
-
-    Their density is the Gaussian one times 1 - ε (z⁴ - 6z² + 3)/4: docs/theory/attention.md, "Tokens of one length".
-    """
-    if length == 1:
-        return np.zeros((len(_NODES), 2))
-    x, m, n = node_laplace(), node_moments(length), float(length)
-    single, pair, triple = (np.exp((n - k) * x.log_phi) for k in (1.0, 2.0, 3.0))
-
-    def total(psi: FloatArray, flat: FloatArray) -> FloatArray:
-        return np.asarray(STEP * np.add.reduceat(flat * single + (n - 1) * psi * x.flat_phi * pair, x.start))
-
-    second, third, fourth = total(x.psi2, x.flat_psi2), total(x.psi3, x.flat_psi3), total(x.psi4, x.flat_psi4)
-    paired = x.psi2 * (2 * x.flat_psi2 * pair + (n - 2) * x.psi2 * x.flat_phi * triple)
-    square = fourth / 6 + (n - 1) / 6 * STEP * np.add.reduceat(paired, x.start)
-    jacobian = second - third + square
-    return np.asarray(-n / 4 * np.stack([second / m.second, jacobian / m.jacobian], axis=1))
 
 
 @lru_cache(maxsize=256)

@@ -11,10 +11,8 @@ import numpy as np
 from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.sublayers.attention.roles import score_variances
 from signalprop.theory.attention_rows import Mask
-from signalprop.theory.equal_norm_tokens import NO_NORMS, HeadNorms
 from signalprop.theory.log_arithmetic import correlation, rows_of
 from signalprop.theory.signals import Rows, Sublayers
 
@@ -67,7 +65,6 @@ class Heads(Sublayers):
     Attributes:
         table: the fields of Row, (11, ..., sublayers). mixes: whether any of them does more than average.
         n_queries, n_keys: tokens. nodes: as of `Sublayers`.
-        one_length: tokens are normed before they are read, or queries and keys are. norms: on these.
         attentions: of sublayers that went forward, for the way back.
     """
 
@@ -82,8 +79,6 @@ class Heads(Sublayers):
     norm_eps: float
     causal: Mask = False
     nodes: Any = None
-    one_length: bool = False
-    norms: HeadNorms = NO_NORMS
     attentions: dict[int, Any] = field(default_factory=dict)
 
     @cached_property
@@ -108,7 +103,6 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
     """The fields of Heads that an architecture says, for one stack (index into STACKS)."""
     after_encoder = a.kind == "encoder-decoder" and stack == 1
     n_queries = (a.target_len or a.seq_len) if after_encoder else a.seq_len
-    placements = a.placements[a.n_layers :] if after_encoder else a.placements[: a.n_layers]
     return {
         "n_queries": n_queries,
         "n_keys": n_queries,
@@ -118,16 +112,7 @@ def settings(a: Architecture, stack: int) -> dict[str, Any]:
         "qk_norm": bool(a.qk_norm),
         "norm_eps": a.norm_eps,
         "causal": stack == 1,
-        "one_length": bool(a.qk_norm) or (NORM_BEFORE | NORM_AFTER).issuperset(placements),
-        "norms": _norms(a),
     }
-
-
-def _norms(a: Architecture) -> HeadNorms:
-    """Over how many features QK-norm makes queries and keys one length."""
-    if not a.qk_norm:
-        return NO_NORMS
-    return HeadNorms(*(a.d_head * (n if a.qk_norm == "whole" else 1) for n in (a.n_heads, a.n_kv_heads)))
 
 
 def mixes(p: Parametrization) -> bool:

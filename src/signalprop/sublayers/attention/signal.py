@@ -168,8 +168,6 @@ class SelfAttention(Heads):
             "value_skip": skip,
             "gain": gain,
             "d_head": self.d_head,
-            "one_length": self.one_length,
-            "norms": self.norms,
         }
         if read.norms is not None:
             fields["values"] = read.values
@@ -294,6 +292,5 @@ def sizes_of(a: Architecture, fields: Mapping[str, Any], sight: Sight) -> attent
         if causal:
             turns["omega_rows"] = attention_scores.rotary_coherence(*turned, causal="rows")
     return attention.Sizes(
-        n, n, a.d_model, a.d_head, fields["attention_dropout"], causal=mask, one_length=fields["one_length"],
-        norms=fields["norms"], **turns,
+        n, n, a.d_model, a.d_head, fields["attention_dropout"], causal=mask, **turns,
     )  # fmt: skip

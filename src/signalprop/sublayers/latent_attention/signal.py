@@ -18,7 +18,6 @@ from signalprop.sublayers.attention.roles import Sight, Sights
 from signalprop.sublayers.attention.signal import OneNode, SelfAttention, size_of
 from signalprop.sublayers.latent_attention.roles import Settings
 from signalprop.theory import attention, attention_scores
-from signalprop.theory.equal_norm_tokens import NO_NORMS
 from signalprop.theory.log_arithmetic import plain
 from signalprop.theory.signals import Rows, Sent, Signal, inner_correlation, linear, through_inner_norm
 
@@ -117,7 +116,6 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
     before = d * w["latent_query_down"] if s.query_rank else zero
     parts = Scores(query, before, per_token * scale * value, s.d_rotary * scale * latent, latent)
     fields = settings(a, stack) | {"d_model": 1 / (1 / d + 1 / s.rank), "norm_eps": s.eps_in(a)}
-    fields |= {"one_length": False, "norms": NO_NORMS}
     n = fields["n_queries"]
     turns: dict[str, Any] = {}
     if a.positions == "rotary":
