@@ -12,7 +12,8 @@ import torch
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.errors import InputError
-from signalprop.network.parametrization import ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import ROLES, Parametrization
 
 from .conftest import models
 

@@ -23,8 +23,9 @@ from signalprop.models.surroundings import Surroundings
 from signalprop.models.weights import draw
 from signalprop.network import activations
 from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.kinds import kind_named
-from signalprop.network.parametrization import Distribution, Embedding, Parametrization
+from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.results.profile import POINTS
 from signalprop.schemes import scheme
 

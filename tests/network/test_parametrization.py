@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 
 from commandline import refusal_of
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import (
-    KINDS,
-    STACKS,
-    Embedding,
-    Head,
-    Parametrization,
-    fan,
-    layout,
-    role_mask,
-)
+from signalprop.network.layout import STACKS, role_mask
+from signalprop.network.parametrization import KINDS, Embedding, Head, Parametrization, fan, layout
 from signalprop.schemes import scheme
 from strategies import architectures, schemes, statistics, table_or_none
 

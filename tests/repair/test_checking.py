@@ -21,7 +21,8 @@ from signalprop.errors import InputError
 from signalprop.models import build
 from signalprop.models.weights import draw
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.repair import apply
 from signalprop.repair.check_result import Check, Row
 from signalprop.repair.checks import check

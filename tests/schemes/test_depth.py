@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 
 from signalprop.network.architecture import Architecture
-from signalprop.network.parametrization import PLACEMENTS, ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import PLACEMENTS, ROLES, Parametrization
 from signalprop.schemes import scheme
 from signalprop.schemes.base import xavier_std
 from strategies import architectures

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import LEARNING_RATES, ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import LEARNING_RATES, ROLES, Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from signalprop.schemes.mup import epsilon_factors

@@ -12,7 +12,8 @@ import pytest
 from commandline import refusal_of
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import SCHEMES, Scheme, register, scheme
 from signalprop.schemes.base import fill, xavier_std

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import ROLES, Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.schemes import scheme

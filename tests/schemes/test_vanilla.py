@@ -13,7 +13,8 @@ from signalprop.errors import InputError
 from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import zipf
-from signalprop.network.parametrization import Parametrization, role_mask
+from signalprop.network.layout import role_mask
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 from signalprop.theory.embedding import embed
 

@@ -30,8 +30,9 @@ from signalprop.models.synthetic import gaussian, synthetic_batch
 from signalprop.models.transformer import batch_tensors, refuse_sweep, rows_of, stack_names, surroundings
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import STACKS
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import STACKS, Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import POINTS, Profile, average
 from signalprop.results.series import SEQUENCES, Series

@@ -12,8 +12,9 @@ from signalprop.models.multipliers import trainable
 from signalprop.models.residual import Branch, Sublayer, make_norm
 from signalprop.models.shaping import TorchShape, torch_shape
 from signalprop.models.weights import draw
+from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.kinds import kind_of
-from signalprop.network.parametrization import PLACEMENTS, Distribution, Parametrization
+from signalprop.network.parametrization import PLACEMENTS, Parametrization
 
 
 def torch_shapes(parametrization: Parametrization) -> list[TorchShape | None]:

@@ -23,7 +23,8 @@ from signalprop.models.shaping import Positions, TorchShape
 from signalprop.models.sublayers import make_sublayer, torch_shapes
 from signalprop.models.surroundings import Surroundings, rotation_table
 from signalprop.network.architecture import ADDED, Architecture
-from signalprop.network.parametrization import ROLES, STACKS, Parametrization
+from signalprop.network.layout import STACKS
+from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.network.residual import through
 from signalprop.results.cost import count_parameters
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.network.parametrization import Distribution, Parametrization, fan
+from signalprop.network.embedding_and_head import Distribution
+from signalprop.network.parametrization import Parametrization, fan
 
 # Standard deviation of a standard normal that is cut off at +-2: sqrt(1 - 4 pdf(2) / (2 cdf(2) - 1)).
 _TRUNCATED_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))

@@ -17,19 +17,16 @@ from signalprop.errors import InputError, check_index
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture
-from signalprop.network.embedding_and_head import LARGEST
-from signalprop.network.embedding_and_head import Distribution as Distribution
+from signalprop.network.embedding_and_head import LARGEST, Distribution
 from signalprop.network.embedding_and_head import Embedding as Embedding
 from signalprop.network.embedding_and_head import Head as Head
 from signalprop.network.kinds import ROLE, kind_of, roles_in
 from signalprop.network.layout import KINDS as KINDS
 from signalprop.network.layout import PLACEMENTS as PLACEMENTS
 from signalprop.network.layout import ROLES as ROLES
-from signalprop.network.layout import STACKS as STACKS
-from signalprop.network.layout import IntColumn, roles_of
+from signalprop.network.layout import STACKS, IntColumn, roles_of
 from signalprop.network.layout import fan as fan
 from signalprop.network.layout import layout as layout
-from signalprop.network.layout import role_mask as role_mask
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization_document import LEARNING_RATES as LEARNING_RATES
 from signalprop.network.parametrization_document import SCHEMA as SCHEMA

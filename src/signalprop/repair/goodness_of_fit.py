@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from signalprop.network.parametrization import Distribution
+from signalprop.network.embedding_and_head import Distribution
 
 SMALLEST = 1e-3  # relative difference that is never called off
 _CHUNK = 1 << 22  # numbers that are made float64 at a time

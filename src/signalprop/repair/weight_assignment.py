@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
+from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS, STACKS
-from signalprop.network.parametrization import Distribution, Parametrization
+from signalprop.network.parametrization import Parametrization
 from signalprop.streams.proof import gain_and_bias
 
 Rows = slice | Sequence[int]

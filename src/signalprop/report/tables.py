@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.kinds import kind_of
-from signalprop.network.layout import layer_starts
+from signalprop.network.layout import STACKS, layer_starts
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import STACKS, layout
+from signalprop.network.parametrization import layout
 from signalprop.results.between_streams import alike
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile

@@ -9,8 +9,9 @@ from signalprop.families import find
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import Kind, kind_of, kinds_in
 from signalprop.network.layer_inputs import changed
+from signalprop.network.layout import STACKS
 from signalprop.network.operations import ACTIVATION, ADD, DROPOUT, NORM, SOFTMAX
-from signalprop.network.parametrization import PLACEMENTS, STACKS, Parametrization, layout
+from signalprop.network.parametrization import PLACEMENTS, Parametrization, layout
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE, NORM_ON_BRANCH
 from signalprop.results.text import text_table
 

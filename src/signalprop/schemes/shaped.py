@@ -14,9 +14,11 @@ from signalprop.kernels import schedules
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation, kinked
 from signalprop.network.architecture import Architecture
+from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.layout import role_mask
 from signalprop.network.moments import FloatArray
-from signalprop.network.parametrization import ROLES, Distribution, Parametrization, Shaping, role_mask
+from signalprop.network.parametrization import ROLES, Parametrization, Shaping
 from signalprop.schemes.base import Scheme, fill, register
 from signalprop.schemes.feasible import followed, rounded_down, rounded_up, smallest_that_fits
 from signalprop.schemes.options import Share, within

@@ -13,10 +13,11 @@ from signalprop.families import find
 from signalprop.families.base import SINUSOIDS
 from signalprop.files.validation import typed
 from signalprop.network.architecture import ADDED, Architecture
+from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import KINDS, ROLE
 from signalprop.network.layout import layout
-from signalprop.network.parametrization import ROLES, Distribution, Embedding, Head, Parametrization, fan
+from signalprop.network.parametrization import ROLES, Embedding, Head, Parametrization, fan
 from signalprop.schemes.base import Scheme, fill, register, xavier_std
 from signalprop.schemes.options import Positive
 from signalprop.theory.embedding import activated
