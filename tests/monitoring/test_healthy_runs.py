@@ -16,7 +16,7 @@ from torch import nn
 from monitored import batches, gpt2, llama
 from signalprop.monitoring import SignalMonitor
 
-PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
+RECORD = Path(__file__).parents[2] / "records" / "healthy-runs.md"
 
 
 class Lion(torch.optim.Optimizer):
@@ -80,8 +80,8 @@ def row_of(name: str, losses: list[float], seen: list[dict[str, float]], monitor
     return f"| {' | '.join([name, *numbers])} |"
 
 
-def test_the_page_has_these_runs() -> None:
-    found = re.findall(r"^\| ((?:GPT-2|Llama|Mixtral), (?:AdamW|Muon|Lion)[^|]*) \|", PAGE.read_text("utf-8"), re.M)
+def test_the_record_has_these_runs() -> None:
+    found = re.findall(r"^\| ((?:GPT-2|Llama|Mixtral), (?:AdamW|Muon|Lion)[^|]*) \|", RECORD.read_text("utf-8"), re.M)
     assert found == list(HEALTHY)
 
 
@@ -107,7 +107,7 @@ def test_healthy_runs_are_told_nothing_of(name: str) -> None:
     assert np.mean(losses[-5:]) < 0.8 * losses[0]
     assert [w.text for w in monitor.warnings] == []
     if os.environ.get("SIGNALPROP_WRITE_DOCS"):
-        text = PAGE.read_text("utf-8")
+        text = RECORD.read_text("utf-8")
         written = re.sub(rf"^\| {re.escape(name)} \|.*$", row, text, count=1, flags=re.M)
         assert row in written
-        PAGE.write_text(written, "utf-8")
+        RECORD.write_text(written, "utf-8")
