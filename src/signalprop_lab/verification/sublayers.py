@@ -155,8 +155,7 @@ def _sample_branch(
 
 
 def _predict_branch(case: Case, *, kind: Kind, **columns: float) -> list[Moments]:
-    # tokens of one length, as `_tokens` have, are what a norm leaves
-    p, row = _table(case, kind, "pre" if kind.name in ("attention", "cross_attention") else "none", **columns)
+    p, row = _table(case, kind, "none", **columns)
     made = branches_of(p)[row]
     read, memory = (1.0, case["r"]), (1.0, case["m_r"])
     forward = made.forward(row, read, memory)
