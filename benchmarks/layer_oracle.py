@@ -66,16 +66,22 @@ def correlation(x: Tensor) -> float:
     return float(pairs / x.square().mean())
 
 
-def in_order(x: Tensor, batch: int, *, grid: bool) -> Tensor | None:
+def in_order(x: Tensor, batch: int, *, grid: bool, tokens: int = 0) -> Tensor | None:
     """A stream as (batch, tokens, features), by the number of sequences alone; None where that fits two axes or none.
+
+    Neither where the first axis may hold windows, so many for each sequence, whose tokens are as many as sequences.
 
     Args:
         x: (batch, tokens, features) or (tokens, batch, features). grid: or (batch, height, width, features).
+        tokens: ids of a sequence.
     """
     x = x.flatten(1, 2) if grid and x.ndim == 4 and x.shape[0] == batch else x
-    if x.ndim != 3 or (x.shape[0] == batch) == (x.shape[1] == batch):
+    if x.ndim != 3:
         return None
-    x = x if x.shape[0] == batch else x.transpose(0, 1)
+    if x.shape[1] == batch and (x.shape[0] % batch or x.shape[0] == tokens != batch):
+        x = x.transpose(0, 1)
+    elif x.shape[0] != batch or x.shape[1] == batch:
+        return None
     return x if x.shape[1] > 1 else None
 
 
@@ -102,7 +108,8 @@ def boundaries(model: nn.Module, inputs: dict[str, Any], begins: Mapping[str, st
     seen = [Layers(path) for path, _ in lists]
     handles = []
     batch = len(next(value for value in inputs.values() if isinstance(value, Tensor)))
-    order = partial(in_order, batch=batch, grid="pixel_values" in inputs)
+    tokens = inputs["input_ids"].shape[-1] if "input_ids" in inputs else 0
+    order = partial(in_order, batch=batch, grid="pixel_values" in inputs, tokens=tokens)
     for layers, (_, members) in zip(seen, lists, strict=True):
         for member in members:
             if member is not None:

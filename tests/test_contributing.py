@@ -102,7 +102,7 @@ def test_a_new_file_is_a_new_scheme(copy: Path) -> None:
     assert ADD_A_SCHEME[1].language == "sh"
     predict, table, _ = ADD_A_SCHEME[1].text.splitlines()
     assert re.search(r"^stream, first/last +variance 1\.000 -> 67\.1", run(predict, copy), re.MULTILINE)
-    assert re.search(r"query 0\.0625 .*down 0\.03125", run(table, copy), re.DOTALL)
+    assert re.search(r"query 0\.0625 .*down\s+0\.03125", run(table, copy), re.DOTALL)
 
 
 @pytest.mark.slow

@@ -105,18 +105,21 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
 def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> None:
     """Raise InputError for a stream whose last dimension is not its features: a map writes other ones to it."""
     for stack in stacks:
-        pairs = [(branch, path) for branch in stack.branches for path in branch.modules if path]
-        for branch, path in pairs:
+        written: dict[int, str] = {}
+        for branch, path in [(branch, path) for branch in stack.branches for path in branch.modules if path]:
             module = model.get_submodule(path)
-            channels = getattr(module, "out_channels", stack.width)
+            channels = getattr(module, "out_channels", None)
             if not branch.proved:  # of a linear map its entries may be put in another order
                 channels = getattr(module, "out_features", channels)
-            if channels != stack.width:
-                raise InputError(
-                    "only streams whose last dimension is the features can be measured: of "
-                    f"{found.model} {path} writes {channels} features, and the stream of {stack.path} ends in "
-                    f"{stack.width}: its tokens come last"
-                )
+            if channels is not None:
+                written.setdefault(channels, path)
+        if written and stack.width not in written:  # patches that are merged make streams of several widths
+            channels, path = next(iter(written.items()))
+            raise InputError(
+                "only streams whose last dimension is the features can be measured: of "
+                f"{found.model} {path} writes {channels} features, and the stream of {stack.path} ends in "
+                f"{stack.width}: its tokens come last"
+            )
 
 
 def _items_of(model: nn.Module, stack: Stack, a: Architecture) -> list[SublayerMap]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -143,12 +145,16 @@ def test_warm_up_stable_decay() -> None:
 
 def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train"]) == 0
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line}
-    rows = {name: line[1:4] for name, line in lines.items()}
-    assert rows["recipe"] == ["reads", "network", "GPU"]
-    units = {name: line[5] for name, line in lines.items() if len(line) > 5}
-    assert units["llama-1b"] == "days" and units["bert-192x256"] == "h" and units["bytes-decoder"] == "min"
-    assert rows["vit-small"] == ["digits", "no", "no"] and rows["llama-130m"] == ["allenai/c4", "yes", "yes"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"llama-1b .*?[\d.]+ days of a GPU llama-250m", said)
+    assert re.search(
+        r"bytes-decoder [^;]*; the base of the small sweeps\. Half a minute\. [\d.]+ min bytes-encoder", said
+    )
+    assert run_command(["train", "--json", "-"]) == 0
+    rows = {
+        name: (row["reads"], row["network"], row["gpu"]) for name, row in json.loads(capsys.readouterr().out).items()
+    }
+    assert rows["vit-small"] == ("digits", False, False) and rows["llama-130m"] == ("allenai/c4", True, True)
 
 
 def test_factors_on_the_rates_of_roles(text: str) -> None:
