@@ -106,7 +106,7 @@ def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack])
     """Raise InputError for a stream whose last dimension is not its features: a map writes other ones to it."""
     for stack in stacks:
         written: dict[int, str] = {}
-        for branch, path in [(branch, path) for branch in stack.branches for path in branch.modules if path]:
+        for branch, path in [(one, path) for one in stack.branches for path in one.modules if path]:
             module = model.get_submodule(path)
             channels = getattr(module, "out_channels", None)
             if not branch.proved:  # of a linear map its entries may be put in another order
