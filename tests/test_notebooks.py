@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +40,24 @@ def test_a_notebook_shows_what_it_gives(name: str, tmp_path: Path, monkeypatch: 
     for new, old in zip(found, kept, strict=True):
         numbers = [[float(x) for x in NUMBER.findall(text)] for text in (new, old)]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=1e-6), new
+
+
+@pytest.mark.parametrize("name", notebooks.names())
+def test_its_first_cell_installs_from_the_clone_or_the_index(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing where signalprop is; else the clone that the notebook is in, or the index, with extras that exist."""
+    first = "".join(next(cell["source"] for cell in notebooks.stored(name)["cells"] if cell["cell_type"] == "code"))
+    project = tomllib.loads((notebooks.FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    calls: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, check: calls.append(command))
+    exec(first, {})
+    assert calls == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for folder, source in ((notebooks.FOLDER, str(notebooks.FOLDER.parent)), (tmp_path, project["name"])):
+        monkeypatch.chdir(folder)
+        exec(first, {})
+        *command, asked = calls.pop()
+        found, _, extras = asked.partition("[")
+        assert (command[1:], found) == (["-m", "pip", "install", "--quiet"], source)
+        assert set(filter(None, extras.removesuffix("]").split(","))) <= set(project["optional-dependencies"])
