@@ -109,7 +109,8 @@ def pictures(folder: Path, take: Callable[..., None]) -> None:
         "print": {"media": "print"},
     }.items():
         take(f"tour-6-{name}", lambda _: folder / "tour.html", **options)
-    take("report-diagnosis", lambda _: folder / "diagnosis-plain.html")
+    typed("signalprop report found.json --out diagnosis.html", folder)
+    take("report-diagnosis", lambda _: folder / "diagnosis.html")
     typed("signalprop kernel gpt2 --layers 24 --seq-len 64 --scheme gpt2,xavier --plot kernels.html", folder)
     take("report-kernels", lambda _: folder / "kernels.html")
     typed(f"signalprop report {SWEPT} --out sweep.html", folder)

@@ -48,7 +48,7 @@ def of_checkpoint(path: Path) -> Subject:
     mapping = mapping_for(model, None)
     if mapping.arguments is None:
         raise InputError(
-            f"what a {type(model).__name__} does not read text or images alone; measure it with what it is "
+            f"a {type(model).__name__} does not read text or images alone; measure it with what it is "
             "called with, then sp.advise(architecture, found=profile.findings)"
         )
     architecture = shortened(mapping.architecture)

@@ -127,5 +127,5 @@ def check_one_input(model: nn.Module, mapping: Mapping) -> None:
         which = f", as {' or '.join(models)}" if models else ""
         raise InputError(
             f"give --inside PATH to measure, compare or diagnose a model inside that reads one thing alone{which}: "
-            f"what a {type(model).__name__} does not read text or images alone"
+            f"a {type(model).__name__} does not read text or images alone"
         )
