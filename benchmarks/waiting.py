@@ -43,6 +43,10 @@ for sequences, tokens in {passes}:
     model(ids, labels=ids).loss.backward()
 """
 _REFUSED = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode != 2)"
+_AFRESH = (
+    "import shutil, subprocess, sys; shutil.rmtree(sys.argv[-1], ignore_errors=True); "
+    "sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+)
 COMMAND = ("-m", "signalprop")
 LLAMA_1B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 2048, "intermediate_size": 8192,
@@ -79,7 +83,7 @@ def looking(model: str, out: Path) -> dict[str, tuple[str, ...]]:
         "floor: load": ("-c", _LOAD.format(passes="()"), model),
         "anatomy": (*COMMAND, "anatomy", model),
         "check --scheme huggingface": (*COMMAND, "check", model, "--scheme", "huggingface"),
-        "apply --scheme lns": (*COMMAND, "apply", model, "--scheme", "lns", "--out", str(out), "--overwrite"),
+        "apply --scheme lns": ("-c", _AFRESH, *COMMAND, "apply", model, "--scheme", "lns", "--out", str(out)),
     }
 
 
