@@ -59,3 +59,13 @@ def test_the_module_routes_alike_and_has_that_jacobian(router: Router) -> None:
     x, y = (torch.autograd.functional.jacobian(all_weights, one).numpy() for one in logits)
     by_formula = (a[0] * a[1] * (1 - b[0] - b[1] + b[0] @ b[1])).sum()
     assert (x * y).sum() == pytest.approx(by_formula, rel=1e-10, abs=1e-16)
+
+
+def test_remembered_averages_are_those_of_the_first_call_and_cannot_be_changed() -> None:
+    """A caller that wrote to them would change what the way back is given."""
+    correlations = np.linspace(0.1, 0.9, 5)
+    first = weights(Router(8, 2), 0.5, correlations)
+    assert weights(Router(8, 2), 0.5, correlations.copy()) is first
+    assert weights(Router(8, 2), 0.6, correlations) is not first
+    with pytest.raises(ValueError, match="read-only"):
+        np.asarray(first.product)[0] = 0.0

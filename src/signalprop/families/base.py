@@ -318,7 +318,7 @@ def pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-# --- whether a family says everything: what is missing is told when its file is imported, in one line ---------
+# --- whether a family's file is complete: importing it raises one line that names what is missing -------------
 
 
 def _check_complete(family: Family) -> None:

@@ -176,7 +176,7 @@ class ArchitectureFields(Value):
         """(inputs, outputs, kernel) of convolution `index` of the front end, from 0; a `glu` doubles its outputs.
 
         Raises:
-            InputError: there is no such convolution.
+            InputError: `index` is beyond the last convolution.
         """
         width = self.conv_channels or self.d_model
         index = check_index("convolution", index, len(self.conv_kernels))

@@ -53,7 +53,7 @@ class Embedding(Value):
         """Standard deviation of the biases of convolution `index`, from 0; 0 where none has any.
 
         Raises:
-            InputError: there is no such convolution.
+            InputError: `index` is beyond the last convolution.
         """
         biases = self.convolution_biases
         return biases[check_index("convolution", index, len(biases))] if biases else 0.0

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.arrays_key import ArraysKey
 from signalprop.theory.log_arithmetic import inverse_roots
+from signalprop.theory.remembered import remembered
 
 # Variances that differ by less than this share of their mean count as one.
 _SPREAD = 1e-5
@@ -31,7 +31,6 @@ _ROWS, _COLUMNS = 64, 248
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
 _BOUNDS = (0.7, 0.9, 0.97, 0.99)  # of correlations that are summed together, with as many terms as they need
-_FEW_NODES = 256  # up to which results are remembered
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
 
@@ -42,6 +41,7 @@ Places = NDArray[np.intp]
 Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
+@remembered(results=64, entries=256**2)  # of a grid of 180 nodes 256 kB: the way back meets the same kernels twice
 def dual_of_nodes(
     name: str, derivative: int, per_token: FloatArray, shared: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -51,27 +51,10 @@ def dual_of_nodes(
         per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
             place.
     """
-    if len(per_token) > _FEW_NODES:
-        return _dual_of_nodes(name, derivative, per_token, shared)
-    return _remembered(name, derivative, ArraysKey(per_token, shared))
-
-
-def _dual_of_nodes(
-    name: str, derivative: int, per_token: FloatArray, shared: FloatArray
-) -> tuple[FloatArray, FloatArray]:
     of = dual_of(name, derivative, per_token)
     return _of_equal_sizes(of, len(per_token), 1.0), entry_by_entry(
         of, shared, np.empty(shared.shape), inverse_roots(per_token)
     )
-
-
-@lru_cache(maxsize=64)  # 256 kB of a grid of 180 nodes: the way back meets the kernels of the way forward twice
-def _remembered(name: str, derivative: int, given: ArraysKey) -> tuple[FloatArray, FloatArray]:
-    found = _dual_of_nodes(name, derivative, *given.arrays)
-    given.arrays = ()
-    for array in found:
-        array.flags.writeable = False
-    return found
 
 
 def slope_of_unlike(name: str, per_token: FloatArray) -> FloatArray:

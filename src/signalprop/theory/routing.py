@@ -14,13 +14,12 @@ from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.arrays_key import ArraysKey
+from signalprop.theory.remembered import remembered
 
 _ANGLES = 32  # on a circle through two independent draws: correlations cos(2 pi j / 32)
 _NUMBERS, _CIRCLES = 2**20, 2048  # logits that a table is made of; circles that are enough for few experts
 _DEGREE = 10  # of the polynomial in the angle
 _STEP = 0.125  # of the grid in log s^2
-_MOST_REMEMBERED = 256**2  # pairs of tokens whose averages are remembered
 _SMALLEST, _LARGEST = -6.0, 6.0  # log s^2: beyond, weights are equal, or one expert has it all
 
 
@@ -64,19 +63,10 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
 
     Interpolated linearly in the logarithm of the variance between tables that are drawn once; deterministic.
     """
-    variance, correlation = np.asarray(variance, float), np.asarray(correlation, float)
-    if max(variance.size, correlation.size) > _MOST_REMEMBERED:
-        return _weights(router, variance, correlation)
-    return _remembered(router, ArraysKey(variance, correlation))
+    return _weights(router, np.asarray(variance, float), np.asarray(correlation, float))
 
 
-@lru_cache(maxsize=256)  # 1.6 MB each at most: the way back meets the logits of the way forward
-def _remembered(router: Router, given: ArraysKey) -> Weights:
-    found = _weights(router, *given.arrays)
-    given.arrays = ()
-    return found
-
-
+@remembered(results=256, entries=256**2)  # 1.6 MB each at most: the way back meets the logits of the way forward
 def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> Weights:
     variance, correlation = np.broadcast_arrays(variance, correlation)
     angle = np.arccos(np.clip(correlation, -1.0, 1.0))

@@ -66,7 +66,8 @@ class WayBack(NamedTuple):
     """The linear response of the gradient, (sublayers, ...).
 
     Attributes:
-        r: correlation of what arrives at a sublayer. v: variance of what it makes of 1. sent: the branch's share of it.
+        r: correlation of what arrives at a sublayer. v: variance after the sublayer of a gradient of
+            variance 1 before it. sent: the branch's share of it.
         through: derivative by what arrives, by_signal: by the stream that is read, in (ln variance, correlation).
         to_state: as the function. noise, beyond: as of sums, of the gradient: all, and what is beyond averages.
     """

@@ -1,0 +1,57 @@
+"""Results of functions of arrays, remembered by the bytes of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from hashlib import blake2b
+from typing import Any, TypeVar
+
+import numpy as np
+
+from signalprop.network.moments import FloatArray
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+class ArraysKey:
+    """Arrays as a key: equal where all their bytes are."""
+
+    def __init__(self, *arrays: FloatArray) -> None:
+        self.arrays = arrays
+        self.digest = b"".join(blake2b(np.ascontiguousarray(x).data, digest_size=16).digest() for x in arrays)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ArraysKey) and self.digest == other.digest
+
+
+def remembered(results: int, entries: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A function of settings and, last, two arrays, whose tuple of arrays is remembered and cannot be written to.
+
+    Args:
+        results: how many are remembered. entries: of an array, up to which they are.
+    """
+
+    def decorated(function: Callable[..., T]) -> Callable[..., T]:
+        @lru_cache(maxsize=results)
+        def of_key(settings: tuple[Any, ...], given: ArraysKey) -> T:
+            found = function(*settings, *given.arrays)
+            given.arrays = ()
+            for array in found:
+                if isinstance(array, np.ndarray):
+                    array.flags.writeable = False
+            return found
+
+        @wraps(function)
+        def call(*given: Any) -> T:
+            *settings, one, other = given
+            if max(one.size, other.size) > entries:
+                return function(*given)
+            return of_key(tuple(settings), ArraysKey(one, other))
+
+        return call
+
+    return decorated
