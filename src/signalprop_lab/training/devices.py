@@ -20,7 +20,6 @@ from accelerate.utils import (  # noqa: E402
     DistributedType,
     FullyShardedDataParallelPlugin,
     ParallelismConfig,
-    TorchDynamoPlugin,
     set_seed,
 )
 
@@ -92,7 +91,6 @@ def accelerator_of(recipe: Recipe, network: Network, folder: Path) -> Accelerato
     return Accelerator(
         cpu=on_cpu,
         mixed_precision={"fp32": "no"}.get(recipe.precision, recipe.precision),
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor" if recipe.compile else "no"),
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=False)],
         log_with=list(recipe.report_to) or None,
         project_dir=folder,
@@ -106,3 +104,9 @@ def recompute_layers(network: Network) -> None:
 
     for layer in network.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def compile_layers(network: Network) -> None:
+    """Compile the layers one by one: those that are the same share a graph, so that depth costs no time to compile."""
+    for layer in network.layers:
+        layer.compile()

@@ -349,7 +349,9 @@ class Loop:
         seen: list[tuple[Tensor, Tensor]] = []
         for batch in self._validation_batches:
             labels = batch.pop("labels")
-            with torch.no_grad():
+            # compiling it once more, without gradients, would take longer than it saves
+            uncompiled = torch.compiler.set_stance("force_eager") if self.recipe.compile else nullcontext()
+            with torch.no_grad(), uncompiled:
                 logits = logits_of(self.live(**batch))
                 loss = cross_entropy(logits, labels, len(labels) * self._labels_per_example)
             losses.append(self.accelerator.gather_for_metrics(loss.repeat(self._micro)))

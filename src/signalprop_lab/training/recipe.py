@@ -273,7 +273,8 @@ class Recipe(Value):
         model, data, optimizer, schedule, budget, cadence, parallel: sections, field by field in docs/training.md.
         seed: of weights, order of the data, masks and dropout.
         precision: of the arithmetic; weights and optimizer stay float32.
-        compile: torch.compile. gradient_checkpointing: layers are computed again in the backward pass, for less memory.
+        compile: torch.compile of every layer.
+        gradient_checkpointing: layers are computed again in the backward pass, for less memory.
         report_to: trackers of accelerate beside our own files, such as wandb or mlflow; each has to be installed.
         schema_: version of the format.
     """

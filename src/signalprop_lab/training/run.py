@@ -26,7 +26,7 @@ from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.results.verdicts import findings_of
 from signalprop_lab.training.checkpoints import clear_leftovers, last_good
-from signalprop_lab.training.devices import recompute_layers
+from signalprop_lab.training.devices import compile_layers, recompute_layers
 from signalprop_lab.training.divergence import Diverged
 from signalprop_lab.training.environment import environment
 from signalprop_lab.training.examples import Ordered, as_batch, collate
@@ -112,6 +112,8 @@ class _Run:
         self.main = first()
         if recipe.gradient_checkpointing:
             recompute_layers(network)
+        if recipe.compile:
+            compile_layers(network)
         self.interrupts = Interrupts()
         self.loop = Loop(network, recipe, prepared, folder / "checkpoints", interrupts=self.interrupts)
         by_first(self._describe)
