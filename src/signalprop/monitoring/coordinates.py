@@ -7,8 +7,8 @@ the width (Yang et al. 2022, arXiv:2203.03466, appendix D.1). So the slope of lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -31,10 +31,10 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.repair.groups import parameter_groups
 from signalprop.results.text import number
 
-SCHEMA = "signalprop/coordinates/1"
 Optimizer = Literal["adamw", "muon", "sgd"]
 RATES = {"adamw": 1e-3, "muon": 0.02, "sgd": 0.1}
 _LONGEST = 64  # tokens of a default batch
+_SLOPE = 0.25  # and two standard errors: what a slope further from 0 than that is outside
 _REST = 1e-3  # AdamW's learning rate beside Muon
 Steppers = list[torch.optim.Optimizer]
 
@@ -57,11 +57,7 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """What `coordinates` found.
-
-    Attributes:
-        tolerance: a slope that is further from 0 than this, and two standard errors more, is outside.
-    """
+    """What `coordinates` found; printed, a row for every probe and the verdict."""
 
     scheme: str
     optimizer: str
@@ -69,13 +65,12 @@ class Coordinates:
     steps: int
     seeds: int
     widths: tuple[int, ...]
-    tolerance: float
     probes: tuple[Coordinate, ...]
 
     @property
     def outside(self) -> tuple[Coordinate, ...]:
-        """The probes whose change depends on the width."""
-        return tuple(c for c in self.probes if abs(c.slope) > self.tolerance + 2 * c.error)
+        """The probes whose change depends on the width: slopes of more than 0.25 and two standard errors."""
+        return tuple(c for c in self.probes if abs(c.slope) > _SLOPE + 2 * c.error)
 
     @property
     def ok(self) -> bool:
@@ -86,25 +81,20 @@ class Coordinates:
         """The verdict in one line."""
         given = f"{self.scheme}, {self.optimizer}, {self.steps} steps"
         if self.ok:
-            return f"{given}: no slope is more than {self.tolerance:g} and two standard errors from 0"
+            return f"{given}: no slope is more than {_SLOPE:g} and two standard errors from 0"
         worst = max(self.outside, key=lambda c: abs(c.slope))
         return (
-            f"{given}: {len(self.outside)} of {len(self.probes)} slopes are more than {self.tolerance:g} and two "
+            f"{given}: {len(self.outside)} of {len(self.probes)} slopes are more than {_SLOPE:g} and two "
             f"standard errors from 0, most that of {worst.name}: {worst.slope:.2f} ± {worst.error:.2f}"
         )
 
-    def table(self) -> str:
-        """Change by width, slope and error of every probe, as text."""
+    def __str__(self) -> str:
         out = set(self.outside)
         lines = [f"{'probe':<28}" + "".join(f"{f'd {w}':>11}" for w in self.widths) + f"{'slope':>9}{'error':>8}"]
         for c in self.probes:
             changes = "".join(f"{number(v):>11}" for v in c.change)
             lines.append(f"{c.name:<28}{changes}{c.slope:>9.2f}{c.error:>8.2f}" + ("  outside" if c in out else ""))
-        return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return {"schema": SCHEMA, "ok": self.ok, **asdict(self)}
+        return "\n".join([*lines, self.summary()])
 
 
 @typed
@@ -115,12 +105,7 @@ def coordinates(
     lr: float | None = None,
     steps: int = 4,
     seeds: int = 2,
-    seed: int = 0,
     batch: Batch | None = None,
-    batch_size: int = 4,
-    tolerance: float = 0.25,
-    device: str = "cpu",
-    progress: Callable[[int, int], None] | None = None,
 ) -> Coordinates:
     """Build networks of several widths, train each for a few steps on one batch, and fit the changes' slopes.
 
@@ -130,10 +115,8 @@ def coordinates(
     Args:
         tables: one per width, of one scheme and depth. optimizer: adamw; muon (AdamW for vectors and ends, at a
             learning rate of 1e-3); sgd. lr: default 1e-3, 0.02 and 0.1.
-        steps: of training. seeds: networks per width; seed: of the first, and of the batch.
-        batch: what is trained on; default: `batch_size` sequences of the embedded text, of 64 tokens at most.
-        tolerance: see `Coordinates`. device: where the networks are trained.
-        progress: called with the networks that are done, and all of them.
+        steps: of training. seeds: networks per width.
+        batch: what is trained on; default: 4 sequences of the embedded text, of 64 tokens at most.
 
     Raises:
         InputError: an unknown optimizer, fewer than two widths or three networks, tables of several depths, numbers out
@@ -145,21 +128,13 @@ def coordinates(
     if len(set(widths)) < 2 or len(set(widths)) != len(widths) or len(widths) * seeds < 3:
         raise InputError(f"widths are {list(widths)} with {seeds} seeds; expected two or more, and three networks")
     rate = RATES[optimizer] if lr is None else lr
-    if steps < 1 or seeds < 1 or not 0 < rate < math.inf or not tolerance > 0 or batch_size < 1:
-        raise InputError(
-            f"steps are {steps}, lr {rate:g}, tolerance {tolerance:g}, batch size {batch_size}; expected positive ones"
-        )
+    if steps < 1 or seeds < 1 or not 0 < rate < math.inf:
+        raise InputError(f"steps are {steps}, lr {rate:g}; expected positive ones")
     if len({p.n_sublayers for p in tables}) > 1 or tables[0].architecture.head == "none":
         raise InputError("the check needs tables of one depth, and a head, whose loss is trained")
     if batch is None:
-        batch = default_batch(shortened(tables[0].architecture, _LONGEST), batch_size=batch_size, seed=seed)
-    found: list[list[dict[str, float]]] = []
-    for i, p in enumerate(tables):
-        found.append([])
-        for k in range(seeds):
-            found[-1].append(_changes(p, batch, optimizer, rate, steps, seed + k, device))
-            if progress is not None:
-                progress(i * seeds + k + 1, len(tables) * seeds)
+        batch = default_batch(shortened(tables[0].architecture, _LONGEST))
+    found = [[_changes(p, batch, optimizer, rate, steps, seed) for seed in range(seeds)] for p in tables]
     probes = []
     for name in found[0][0]:
         changes = np.array([[row[name] for row in rows] for rows in found])
@@ -168,14 +143,14 @@ def coordinates(
         if (changes > 0).all():
             slope, error = _slope(np.log(np.repeat(widths, seeds)), np.log(changes).ravel())
             probes.append(Coordinate(name, tuple(changes.mean(1).tolist()), slope, error))
-    return Coordinates(tables[0].scheme, optimizer, rate, steps, seeds, widths, tolerance, tuple(probes))
+    return Coordinates(tables[0].scheme, optimizer, rate, steps, seeds, widths, tuple(probes))
 
 
 def _changes(
-    p: Parametrization, batch: Batch, optimizer: Optimizer, lr: float, steps: int, seed: int, device: str
-) -> Any:
+    p: Parametrization, batch: Batch, optimizer: Optimizer, lr: float, steps: int, seed: int
+) -> dict[str, float]:
     """Root mean square of the change of every probe of one network."""
-    model = build(p, seed=seed).eval().to(device)
+    model = build(p, seed=seed).eval()
     arguments = arguments_of(model, attach(model).mapping, batch)
     before = _probes(model, arguments)
     steppers = _steppers(model, optimizer, lr)
