@@ -218,8 +218,10 @@ def numbers_of(owner: Any) -> Tensor | None:
     Modules that PyTorch has quantised hold theirs packed; a function unpacks them. PEFT's adapters are merged in.
     One that is sharded (FSDP2) is gathered: every process has to ask.
     """
-    owner = with_adapters_merged(owner)
-    found = owner if isinstance(owner, Tensor) else getattr(owner, "weight", owner)
+    found = owner
+    if not isinstance(owner, Tensor):
+        owner = with_adapters_merged(owner)
+        found = getattr(owner, "weight", owner)
     found = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(found, Tensor):
         return None

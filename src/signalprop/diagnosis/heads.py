@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ class HeadSums:
 
 
 class Watch(TorchFunctionMode):
-    """Sees the attention functions of a model, in a block within that of the streams.
+    """Sees the attention functions of a model while the streams are watched; outside of attention it costs nothing.
 
     Args:
         streams: which say the positions that count. outputs: also what the heads output.
@@ -115,14 +116,32 @@ class Watch(TorchFunctionMode):
         self.seen: dict[int, HeadSums] = {}
         self._keep: Callable[[int], Tensor | None] = lambda row: streams.keep.get(int(attached.layout.stack[row]))
         self._row: int | None = None  # that runs
+        self._inside = 0  # how many of the modules that hold an attention are running
+        paths = {module: path for path, module in attached.model.named_modules()}
+        around: dict[str, None] = {}
         for i, row in enumerate(attached.rows):
-            if row.kind.attends_itself:
-                self._follow(streams.hooks, i, row, attached.mapping.architecture.n_heads)
+            maps = [row.weights[role].holder for role in ("query", "output") if role in row.weights]
+            if row.kind.attends_itself and len(maps) == 2 and all(isinstance(one, nn.Module) for one in maps):
+                self._follow(streams.hooks, i, maps[0], maps[1], attached.mapping.architecture.n_heads)
+                both = zip(*(paths[one].split(".") for one in maps), strict=False)
+                around[".".join(one for one, other in takewhile(lambda pair: pair[0] == pair[1], both))] = None
+        for path in around:
+            module = attached.model.get_submodule(path)
+            streams.hooks.before(module, self._enters)
+            streams.hooks.after(module, self._leaves, always=True)
 
-    def _follow(self, hooks: Hooks, index: int, row: AttachedRow, n_heads: int) -> None:
-        query, output = (row.weights[role].holder if role in row.weights else None for role in ("query", "output"))
-        if not (isinstance(query, nn.Module) and isinstance(output, nn.Module)):
-            return
+    def _enters(self, *_: Any) -> None:
+        self._inside += 1
+        if self._inside == 1:
+            self.__enter__()
+
+    def _leaves(self, *_: Any) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self.__exit__(None, None, None)
+
+    def _follow(self, hooks: Hooks, index: int, query: nn.Module, output: nn.Module, n_heads: int) -> None:
+        """The part of a pass from the query map of an attention to its output map."""
 
         def starts(_: Tensor | None) -> None:
             self._row = index

@@ -207,8 +207,7 @@ def observe(
         for k, batch in enumerate(batches):
             arguments = arguments_of(model, mapping, batch)
             seen.begin(arguments)
-            with seen.watch:
-                run(model, arguments)
+            run(model, arguments)
             if not k:
                 check_length(min((n for _, n in seen.shape.values()), default=0), skip_first)
             tell(k + 1)

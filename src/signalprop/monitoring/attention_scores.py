@@ -36,7 +36,7 @@ def attention_scores(attached: Attached, batch: Batch, skip_first: int, mesh: An
     streams = Streams(attached, skip_first, lambda *_: None)
     streams.begin(arguments)
     watch = Watch(attached, streams, outputs=False)
-    with evaluating(model), streams, torch.no_grad(), watch:
+    with evaluating(model), streams, torch.no_grad():
         run(model, arguments)
     for module in model.modules() if mesh is not None else ():
         kept: Any = getattr(module, "reshard", None)  # FSDP2 keeps the root's parameters for a backward pass
