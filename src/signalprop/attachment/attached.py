@@ -102,7 +102,8 @@ def attach(model: nn.Module, mapping: Mapping | None = None, arguments: Dictiona
         raise InputError(
             f"the mapping has {len(items)} sublayers, its architecture {len(table.kind)}; give one each, in order"
         )
-    rows = tuple(row_of(model, table, i, item) for i, item in enumerate(items))
+    scale = mapping.architecture.score_scale
+    rows = tuple(row_of(model, table, i, item, scale) for i, item in enumerate(items))
     return Attached(outer, model, mapping, table, rows, ends_of(model, mapping), arguments)
 
 

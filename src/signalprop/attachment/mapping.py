@@ -234,11 +234,6 @@ def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[in
     return found, odd
 
 
-def own_score_scale(item: SublayerMap, architecture: Architecture) -> float:
-    """Factor on the scalar product of query and key, without the gains of QK-norm."""
-    return architecture.score_scale if item.score_scale is None else item.score_scale
-
-
 def describe(rows: Layout, index: int) -> str:
     """`layer 3 attention`, with the stack where there are two."""
     stack = f"{('encoder', 'decoder')[rows.stack[index]]} " if rows.stack.min() != rows.stack.max() else ""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach, require_roles
-from signalprop.attachment.mapping import Mapping, Number, describe, number, own_score_scale
+from signalprop.attachment.mapping import Mapping, Number, describe, number
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -103,7 +103,7 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
             biases[i] = 0.0 if bias is None else own * rms(bias, f"{where} bias")
         columns[f"weight__{role}"], columns[f"bias__{role}"] = weights, biases
     places = [PLACEMENTS[p] for p in rows.placement]
-    found = [_columns(row, place, a, mapping.gain_offset) for row, place in zip(attached.rows, places, strict=True)]
+    found = [_columns(row, place, mapping.gain_offset) for row, place in zip(attached.rows, places, strict=True)]
     columns |= {name: np.array([one[name] for one in found]) for name in found[0]}
     columns["norm_bias"] *= a.streams is None
     return replace(
@@ -118,9 +118,9 @@ def _read(attached: Attached, a: Architecture) -> Parametrization:
     )
 
 
-def _columns(row: AttachedRow, place: str, a: Architecture, offset: float) -> dict[str, float]:
+def _columns(row: AttachedRow, place: str, offset: float) -> dict[str, float]:
     """The numbers of a sublayer beside its weights, by column of the table; `place`: of its norm."""
-    found = multipliers_of(row, a, offset)
+    found = multipliers_of(row, offset)
     found["norm_scale"] = 1.0 if place == "none" else row.norm_scale
     return found | {
         "norm_gain": gain(None if place == "none" else row.norm, offset, f"{row.label} norm"),
@@ -130,14 +130,14 @@ def _columns(row: AttachedRow, place: str, a: Architecture, offset: float) -> di
     }
 
 
-def multipliers_of(row: AttachedRow, a: Architecture, offset: float, *, now: bool = False) -> dict[str, float]:
+def multipliers_of(row: AttachedRow, offset: float, *, now: bool = False) -> dict[str, float]:
     """The multipliers of a sublayer, by column of the table; `now`: the factor on scores as the model holds it."""
     attends = row.kind.attends
     return {
         "skip": number(row.skip),
         "branch": number(row.multiplier),
         "norm_scale": row.norm_scale,
-        "score_scale": score_scale(row, a, offset, now=now),
+        "score_scale": score_scale(row, offset, now=now),
         "value_skip": number(row.value_skip) if attends else 0.0,
         "attention_gain": number(row.attention_gain) if attends else 1.0,
         **dict(zip(SHAPE, row.shape, strict=True)),
@@ -256,9 +256,9 @@ def norm_bias(norm: nn.Module | None, where: str) -> float:
     return 0.0 if bias is None else rms(bias, f"{where} bias")
 
 
-def score_scale(row: AttachedRow, a: Architecture, offset: float, *, now: bool = False) -> float:
+def score_scale(row: AttachedRow, offset: float, *, now: bool = False) -> float:
     """Factor on the scalar product of query and key, with the gains of QK-norm in it; `now`: as the model holds it."""
-    own = float(getattr(*row.scaling)) if now and row.scaling is not None else own_score_scale(row, a)
+    own = float(getattr(*row.scaling)) if now and row.scaling is not None else row.score_scale
     return own * gain(row.query_norm, offset, "query norm") * gain(row.key_norm, offset, "key norm")
 
 

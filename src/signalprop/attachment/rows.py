@@ -72,7 +72,7 @@ class AttachedRow(SublayerMap):
             `signalprop.network.layout`. layer: in its stack.
         weights (by role), activation: one that is not there is an error where it is needed.
         dropout: (owner, attribute) of the probability with which the branch is dropped out. scaling: likewise of the
-            factor on scores.
+            factor on scores. score_scale: that factor, without the gains of QK-norm.
     """
 
     label: str
@@ -81,6 +81,7 @@ class AttachedRow(SublayerMap):
     layer: int
     placement: str
     parallel: bool
+    score_scale: float
     branch: nn.Module
     norm: nn.Module | None
     post_norm: nn.Module | None
@@ -194,8 +195,8 @@ def _held(model: nn.Module, reference: Weight, where: str, role: str = "") -> He
         return Held(None, rows, str(error), copies)
 
 
-def row_of(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> AttachedRow:
-    """Sublayer `i` of a layout, with the modules that a mapping names."""
+def row_of(model: nn.Module, table: Layout, i: int, item: SublayerMap, score_scale: float) -> AttachedRow:
+    """Sublayer `i` of a layout, with the modules that a mapping names; `score_scale`: where that says none."""
     label = describe(table, i)
     if unknown := set(item.weights) - set(ROLES):
         raise InputError(f"{label}: unknown weight roles {sorted(unknown)}; expected {', '.join(ROLES)}")
@@ -206,6 +207,7 @@ def row_of(model: nn.Module, table: Layout, i: int, item: SublayerMap) -> Attach
         "weights": {role: _held(model, one, f"{label} {role}", role) for role, one in item.weights.items()},
         "dropout": _dropout(model, item, label),
         "scaling": None if item.scaling is None else _attribute(model, item.scaling, label),
+        "score_scale": score_scale if item.score_scale is None else item.score_scale,
     }
     return AttachedRow(
         **{**vars(item), **found},

@@ -133,12 +133,12 @@ class Watch(TorchFunctionMode):
     def _enters(self, *_: Any) -> None:
         self._inside += 1
         if self._inside == 1:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def _leaves(self, *_: Any) -> None:
         self._inside -= 1
         if not self._inside:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _follow(self, hooks: Hooks, index: int, query: nn.Module, output: nn.Module, n_heads: int) -> None:
         """The part of a pass from the query map of an attention to its output map."""

@@ -285,7 +285,7 @@ def _multipliers(
 def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
     """The multipliers of a sublayer as the model has them now."""
     row = attached.rows[i]
-    out = multipliers_of(row, attached.mapping.architecture, attached.mapping.gain_offset, now=True)
+    out = multipliers_of(row, attached.mapping.gain_offset, now=True)
     if record is None:
         return out
     # as the modules hold them: something that wrapped or replaced one may have lost its multiplier

@@ -30,7 +30,7 @@ def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_h
     """
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    plan = make_plan(mapping, table, dtype=dtype)
+    plan = make_plan(attached, table, dtype=dtype)
     carriers = tuple(attached.path_of(row.ending, f"{row.label} carrier") for row in attached.rows)
     record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
     record.ties = ties(model)

@@ -11,16 +11,16 @@ A model's own fixed multipliers (Granite) stay in its code: lambda_k and beta_k 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
-import numpy as np
-
-from signalprop.attachment.mapping import Mapping, SublayerMap, describe, number, own_score_scale
+from signalprop.attachment.attached import Attached
+from signalprop.attachment.mapping import Mapping, SublayerMap, number
+from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
-from signalprop.network.kinds import kind_of
-from signalprop.network.layout import PLACEMENTS, Layout, layout
+from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE
 from signalprop.schemes import SCHEMES, scheme
@@ -89,29 +89,27 @@ def check_shape(model: Architecture, table: Architecture) -> None:
             )
 
 
-def make_plan(mapping: Mapping, p: Parametrization, *, dtype: str) -> Plan:
-    """What has to be done to the model of a mapping.
+def make_plan(attached: Attached, p: Parametrization, *, dtype: str) -> Plan:
+    """What has to be done to a model.
 
     Args:
-        mapping: of the vanilla model. dtype: of its parameters, `float32`, `bfloat16` or `float16`.
+        attached: the vanilla model. dtype: of its parameters, `float32`, `bfloat16` or `float16`.
     """
     if p.skip.ndim != 1:
         raise InputError(f"this parametrization is a sweep of shape {p.skip.shape[:-1]}; give one of its members")
     if p.norm_bias.any():
         raise InputError("a scheme starts the biases of norms at 0, and this table has others; expected norm_bias 0")
+    mapping = attached.mapping
     a = mapping.architecture
     check_shape(a, p.architecture)
-    rows = layout(a)
-    _refuse_other_wiring(mapping, p, rows)
-    planned: list[RowPlan] = [RowPlan()] * p.n_sublayers
+    _refuse_other_wiring(attached, p)
+    planned: list[RowPlan] = []
     finals = []
-    for stack in sorted(set(rows.stack.tolist())):
-        members = np.flatnonzero(rows.stack == stack).tolist()
-        made, last = _stack(mapping, p, rows, members, LARGEST_MULTIPLIER.get(dtype, _LARGEST))
-        for i, row in zip(members, made, strict=True):
-            planned[i] = row
+    for _, members in groupby(enumerate(attached.rows), lambda item: item[1].stack):
+        made, last = _stack(p, list(members), LARGEST_MULTIPLIER.get(dtype, _LARGEST))
+        planned += made
         finals.append(last**-2)
-    planned = _shared_dropouts(mapping, p, rows, planned)
+    planned = _shared_dropouts(attached.rows, p, planned)
     head_ratio = 1.0 if a.head == "none" else p.head.scale / mapping.head.scale
     plan = Plan(tuple(planned), tuple(finals), head_ratio, p.embedding.scale / mapping.embedding.scale)
     if mapping.stream_only:
@@ -134,19 +132,18 @@ def _refuse_what_the_stream_does_not_tell(mapping: Mapping, plan: Plan, p: Param
         )
 
 
-def _refuse_other_wiring(mapping: Mapping, p: Parametrization, rows: Layout) -> None:
+def _refuse_other_wiring(attached: Attached, p: Parametrization) -> None:
     """Raise InputError, with the call of `build`, where a scheme needs other forward code than the model has."""
-    a = mapping.architecture
-    for i, (mine, theirs) in enumerate(zip(rows.placement.tolist(), p.placement.tolist(), strict=True)):
-        has, needs = PLACEMENTS[mine], PLACEMENTS[theirs]
-        kind = kind_of(rows, i)
+    a, shaping = attached.mapping.architecture, attached.mapping.shaping
+    for i, (row, theirs) in enumerate(zip(attached.rows, p.placement.tolist(), strict=True)):
+        has, needs = row.placement, PLACEMENTS[theirs]
         if has != needs:
-            _refuse_wiring(a, p, describe(rows, i), f"norm placement {needs!r} (the model has {has!r})")
-        if kind.attends and (p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable):
-            _refuse_wiring(a, p, describe(rows, i), "values that bypass the attention")
-        if kind.attends_itself and mapping.shaping != p.shaping:
+            _refuse_wiring(a, p, row.label, f"norm placement {needs!r} (the model has {has!r})")
+        if row.kind.attends and (p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable):
+            _refuse_wiring(a, p, row.label, "values that bypass the attention")
+        if row.kind.attends_itself and shaping != p.shaping:
             what = "plain attention" if p.shaping.kind == "none" else "shaped attention"
-            _refuse_wiring(a, p, describe(rows, i), what)
+            _refuse_wiring(a, p, row.label, what)
     if p.architecture.has_final_norm != a.has_final_norm:
         what = "a norm after the last layer" if p.architecture.has_final_norm else "no norm after the last layer"
         _refuse_wiring(a, p, "the model", what)
@@ -167,59 +164,48 @@ def _refuse_wiring(a: Architecture, p: Parametrization, where: str, what: str) -
     )
 
 
-def _stack(
-    mapping: Mapping,
-    p: Parametrization,
-    rows: Layout,
-    members: list[int],
-    largest: float,
-) -> tuple[list[RowPlan], float]:
+_Rows = list[tuple[int, AttachedRow]]  # with their places in the table
+
+
+def _stack(p: Parametrization, members: _Rows, largest: float) -> tuple[list[RowPlan], float]:
     """The rows of one stack, and P after its last one."""
     # whether a carrier has to know the stream: nothing that is added to a stream as it is would do
-    needs = [p.skip_trainable != "fixed" or p.skip[i] <= 0 for i in members if not rows.parallel[i]]
+    needs = [p.skip_trainable != "fixed" or p.skip[i] <= 0 for i, row in members if not row.parallel]
     gauge = not any(needs) and p.architecture.layer_inputs is None  # earlier streams are read in their own units
     made: list[RowPlan] = []
     last = 1.0
     if gauge:
-        made, last = _rows(mapping, p, rows, members, gauge=True)
+        made, last = _rows(p, members, gauge=True)
         raw_end = last != 1 and not p.architecture.has_final_norm
         raw_read = any(
-            row.input_scale != 1 and PLACEMENTS[p.placement[i]] == "none" for i, row in zip(members, made, strict=True)
+            plan.input_scale != 1 and row.placement == "none" for (_, row), plan in zip(members, made, strict=True)
         )
         extreme = any(not 1 / largest <= abs(row.behind) <= largest for row in made) or any(
             row.treatment == "multiplied" and abs(row.scale) > largest for row in made
         )
         gauge = not (raw_end or raw_read or extreme)
     if not gauge:
-        made, last = _rows(mapping, p, rows, members, gauge=False)
+        made, last = _rows(p, members, gauge=False)
     return made, last
 
 
-def _rows(
-    mapping: Mapping, p: Parametrization, rows: Layout, members: list[int], *, gauge: bool
-) -> tuple[list[RowPlan], float]:
-    a = p.architecture
+def _rows(p: Parametrization, members: _Rows, *, gauge: bool) -> tuple[list[RowPlan], float]:
     made = []
     product = 1.0  # P
     before = 1.0
-    for i in members:
-        item = mapping.sublayers[i]
-        placement = PLACEMENTS[p.placement[i]]
-        parallel = bool(rows.parallel[i])
+    for i, item in members:
         own_skip, own = own_multipliers(item)  # what the model's code multiplies with
         skip, beta = float(p.skip[i]) / own_skip, float(p.branch[i]) / own
-        post = placement == "post"
-        if not parallel:
+        post = item.placement == "post"
+        if not item.parallel:
             before = product
             if gauge and not post:
                 product *= skip
         unit = skip if gauge and post else product
-        own_score = own_score_scale(item, a)
-        kind = kind_of(rows, i)
-        reads = not gauge and not parallel and (p.skip_trainable != "fixed" or skip != 1)
+        reads = not gauge and not item.parallel and (p.skip_trainable != "fixed" or skip != 1)
         if reads and (own_skip, own) != (1, 1):
             raise InputError(
-                f"{describe(rows, i)}: scheme {p.scheme!r} needs a trainable skip, and the model already has "
+                f"{item.label}: scheme {p.scheme!r} needs a trainable skip, and the model already has "
                 f"multipliers there (skip {own_skip:.3g}, branch {own:.3g}); take another scheme"
             )
         trains = p.branch_trainable != "fixed"
@@ -229,13 +215,15 @@ def _rows(
             RowPlan(
                 treatment="rewired" if rewired else "none" if scale == 1 else "multiplied",
                 scale=scale,
-                input_scale=before if gauge and placement in ("none", "res-post") else 1.0,
+                input_scale=before if gauge and item.placement in ("none", "res-post") else 1.0,
                 reads_stream=reads,
                 before=before,
                 behind=product,
                 norm_scale=float(p.norm_scale[i]),
-                score_ratio=float(p.score_scale[i]) / own_score if kind.attends and own_score else 1.0,
-                eps_factor=(unit if post else before if placement in NORM_BEFORE else 1.0) ** -2 if gauge else 1.0,
+                score_ratio=float(p.score_scale[i]) / item.score_scale
+                if item.kind.attends and item.score_scale
+                else 1.0,
+                eps_factor=(unit if post else before if item.placement in NORM_BEFORE else 1.0) ** -2 if gauge else 1.0,
             )
         )
     return made, product
@@ -246,18 +234,13 @@ def own_multipliers(item: SublayerMap) -> tuple[float, float]:
     return number(item.skip), number(item.multiplier)
 
 
-def _shared_dropouts(mapping: Mapping, p: Parametrization, rows: Layout, planned: list[RowPlan]) -> list[RowPlan]:
+def _shared_dropouts(rows: tuple[AttachedRow, ...], p: Parametrization, planned: list[RowPlan]) -> list[RowPlan]:
     """Rewired carriers drop out their branch themselves; rows that share the dropout have to as well."""
-
-    def target(i: int) -> str | None:
-        item = mapping.sublayers[i]
-        return item.dropout if item.dropout is not None else item.branch if isinstance(item.branch, str) else None
-
-    taken = {target(i) for i, row in enumerate(planned) if row.treatment == "rewired"} - {None}
+    taken = [item.dropout for item, row in zip(rows, planned, strict=True) if row.treatment == "rewired"]
     return [
         row
-        if row.treatment == "rewired" or target(i) not in taken
+        if row.treatment == "rewired" or item.dropout is None or item.dropout not in taken
         # its multiplier moves from the fixed number into the rewired carrier
         else replace(row, treatment="rewired", scale=row.scale / float(p.branch[i]))
-        for i, row in enumerate(planned)
+        for i, (item, row) in enumerate(zip(rows, planned, strict=True))
     ]

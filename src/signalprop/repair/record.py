@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach
 from signalprop.attachment.families import mapping_for, mapping_of
-from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number, own_score_scale
+from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.plan import Plan
@@ -106,15 +106,15 @@ def applied_mapping(attached: Attached, record: Record) -> Mapping:
     return replace(
         vanilla,
         architecture=p.architecture,
-        sublayers=[_row(attached.model, item, record, i) for i, item in enumerate(vanilla.sublayers)],
+        sublayers=[_row(attached, item, record, i) for i, item in enumerate(vanilla.sublayers)],
         embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
         head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
     )
 
 
-def _row(model: nn.Module, item: SublayerMap, record: Record, i: int) -> SublayerMap:
+def _row(attached: Attached, item: SublayerMap, record: Record, i: int) -> SublayerMap:
     p, done, path = record.parametrization, record.plan.rows[i], record.carriers[i]
-    carrier: Any = model.get_submodule(path)
+    carrier: Any = attached.model.get_submodule(path)
     rewired = done.treatment == "rewired"
     trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (item.skip, item.multiplier))
     own = (1.0, 1.0) if record.kept else tuple(trained)  # of weights that were kept, the table holds them
@@ -125,7 +125,7 @@ def _row(model: nn.Module, item: SublayerMap, record: Record, i: int) -> Sublaye
         "units": (done.before, 1.0 if rewired else 1 / done.scale, done.behind),
     }
     if done.score_ratio != 1:
-        changes["score_scale"] = own_score_scale(item, p.architecture) * done.score_ratio
+        changes["score_scale"] = attached.rows[i].score_scale * done.score_ratio
     if rewired:
         changes |= {"branch": f"{path}.point", "call": 0, "calls": 1}
     return replace(item, **changes)
