@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from signalprop.attachment.attached import attach
+from signalprop.attachment.parameters_by_role import Part, assignments
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
@@ -25,7 +26,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, saving
 from signalprop.repair.record import vanilla_mapping
 from signalprop.repair.splices import Rewired
-from signalprop.repair.weight_assignment import Part, assignments
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)

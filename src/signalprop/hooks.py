@@ -101,6 +101,14 @@ class Hooks:
 
         self.after(module, act)
 
+    def both_sides(
+        self, modules: Iterable[nn.Module], see: Callable[[nn.Module, str, Tensor | None], Tensor | None]
+    ) -> None:
+        """Show the first tensors that modules read (`input`) and output, each with its module."""
+        for module in modules:
+            self.reads(module, partial(see, module, "input"))
+            self.outputs(module, partial(see, module, "output"))
+
     def sites(self, sites: Sequence[Site], see: Callable[[int, Tensor | None], None], *, first: bool = False) -> None:
         """Show what passes every site, by its index; one hook for all calls of a module."""
         groups: dict[tuple[int, str], list[int]] = {}

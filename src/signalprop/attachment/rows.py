@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from signalprop.attachment.mapping import Mapping, SublayerMap, Weight, describe, find, find_any, split
+from signalprop.attachment.mapping import Mapping, SublayerMap, Weight, describe, find, find_any, number, split
 from signalprop.errors import InputError
 from signalprop.network.kinds import ROLE, Kind, Role, kind_of
 from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout
@@ -51,7 +51,7 @@ class Held:
         """The whole bias; None where there is none."""
         return self.beside if isinstance(self.holder, Tensor) else getattr(self.holder, "bias", None)
 
-    @property
+    @cached_property
     def transposed(self) -> bool:
         """Whether the weight is stored as (inputs, outputs), as transformers' Conv1D does."""
         return self.turned or is_transposed(self.holder)
@@ -94,6 +94,11 @@ class AttachedRow(SublayerMap):
     activation: Held | None  # type: ignore[assignment]
     dropout: tuple[nn.Module, str] | None  # type: ignore[assignment]
     scaling: tuple[nn.Module, str] | None  # type: ignore[assignment]
+
+    @property
+    def own_multipliers(self) -> tuple[float, float]:
+        """(skip, branch) that the model's own code multiplies with, as they are now."""
+        return number(self.skip), number(self.multiplier)
 
     @property
     def ending(self) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
-from signalprop.attachment.mapping import Mapping, number
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -25,7 +25,6 @@ from signalprop.network.parametrization import Embedding, Parametrization
 from signalprop.repair.freshness import Outputs, learnt
 from signalprop.repair.initialisation import draw_table, draw_weights
 from signalprop.repair.installation import install
-from signalprop.repair.plan import own_multipliers
 from signalprop.repair.record import record_of
 from signalprop.repair.sites import confirm
 from signalprop.repair.tiny_pass import on_meta
@@ -204,17 +203,19 @@ def _to_one(multipliers: Sequence[Tensor]) -> None:
 def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
     """Raise InputError for those that no factor makes up for; `neutral`: what trains becomes 1."""
     for row in attached.rows:
-        stay = [v for v in (row.skip, row.multiplier) if not (neutral and isinstance(v, Tensor))]
-        if row.norm_scale != 1 or 0 in map(number, stay):
+        skip, branch = row.own_multipliers
+        stay = [own for own, held in ((skip, row.skip), (branch, row.multiplier))
+                if not (neutral and isinstance(held, Tensor))]  # fmt: skip
+        if row.norm_scale != 1 or 0 in stay:
             raise InputError(
-                f"{row.label} already has multipliers that are 0 or act on a norm (skip "
-                f"{number(row.skip):.3g}, branch {number(row.multiplier):.3g}); apply needs a model without"
+                f"{row.label} already has multipliers that are 0 or act on a norm (skip {skip:.3g}, branch "
+                f"{branch:.3g}); apply needs a model without"
             )
 
 
 def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
     """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
-    own = np.array([own_multipliers(row) for row in attached.rows])
+    own = np.array([row.own_multipliers for row in attached.rows])
     factor = attached.mapping.architecture.head_scale
     if (own == 1).all() and factor == 1:
         return table

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from signalprop.attachment.arguments import statistics_in
 from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.mapping import Mapping, SublayerMap
+from signalprop.attachment.parameters_by_role import Part, walk
 from signalprop.attachment.parametrization_of import SHAPE, multipliers_of, trainable
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -26,7 +27,6 @@ from signalprop.repair.check_result import Check, Row
 from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of, vanilla_mapping
-from signalprop.repair.weight_assignment import Part, walk
 from signalprop.results.text import ranges
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
+from signalprop.attachment.parameters_by_role import walk
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
@@ -35,7 +36,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.repair.goodness_of_fit import fault, sample
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.repair.undoing import Saved
-from signalprop.repair.weight_assignment import walk
 from signalprop.schemes import SCHEMES
 from signalprop.schemes import scheme as scheme_of
 from signalprop.streams.calls import call

@@ -10,12 +10,12 @@ from typing import Any, Literal
 from torch import nn
 
 from signalprop.attachment.attached import Attached, attach
+from signalprop.attachment.parameters_by_role import Part, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import attached_vanilla, the_record
-from signalprop.repair.weight_assignment import Part, assignments
 from signalprop.schemes.mup import epsilon_factors
 from signalprop.streams.wrappers import unwrapped
 

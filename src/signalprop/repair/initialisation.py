@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
+from signalprop.attachment.parameters_by_role import Assignment, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import whole
@@ -19,7 +20,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
 from signalprop.repair.splices import Rewired
 from signalprop.repair.undoing import all_or_nothing, everything, local
-from signalprop.repair.weight_assignment import Assignment, assignments
 
 
 @typed

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Literal
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.mapping import Mapping, SublayerMap, number
+from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.network.activations import activation
@@ -194,7 +194,7 @@ def _rows(p: Parametrization, members: _Rows, *, gauge: bool) -> tuple[list[RowP
     product = 1.0  # P
     before = 1.0
     for i, item in members:
-        own_skip, own = own_multipliers(item)  # what the model's code multiplies with
+        own_skip, own = item.own_multipliers  # what the model's code multiplies with
         skip, beta = float(p.skip[i]) / own_skip, float(p.branch[i]) / own
         post = item.placement == "post"
         if not item.parallel:
@@ -227,11 +227,6 @@ def _rows(p: Parametrization, members: _Rows, *, gauge: bool) -> tuple[list[RowP
             )
         )
     return made, product
-
-
-def own_multipliers(item: SublayerMap) -> tuple[float, float]:
-    """(skip, branch) that a model's own code multiplies with, as they are now."""
-    return number(item.skip), number(item.multiplier)
 
 
 def _shared_dropouts(rows: tuple[AttachedRow, ...], p: Parametrization, planned: list[RowPlan]) -> list[RowPlan]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +48,7 @@ class TinyPass:
         A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
         """
         hooks = Hooks(model)
-        for module in {id(module): module for module in watched}.values():
-            hooks.reads(module, partial(self._keep, module, "input"))
-            hooks.outputs(module, partial(self._leave, module))
+        hooks.both_sides({id(module): module for module in watched}.values(), self._see)
         try:
             with hooks, evaluating(model), torch.no_grad():
                 call(model, arguments)
@@ -75,19 +72,16 @@ class TinyPass:
             "keyword arguments of its forward"
         )
 
-    def _leave(self, module: nn.Module, tensor: Tensor | None) -> Tensor | None:
-        replace = self.replace.get(id(module))
+    def _see(self, module: nn.Module, side: str, tensor: Tensor | None) -> Tensor | None:
+        replace = self.replace.get(id(module)) if side == "output" else None
         new = None if replace is None or tensor is None else replace(tensor)
-        self._keep(module, "output", tensor if new is None else new)
+        seen = tensor if new is None else new
+        if seen is not None and seen.is_floating_point():
+            kept = seen.detach().clone()
+            (self.inputs if side == "input" else self.outputs).setdefault(id(module), []).append(kept)
+            if self.keep_events:
+                self.events.append((module, side, kept))
         return new
-
-    def _keep(self, module: nn.Module, side: str, tensor: Tensor | None) -> None:
-        if tensor is None or not tensor.is_floating_point():
-            return
-        kept = tensor.detach().clone()
-        (self.inputs if side == "input" else self.outputs).setdefault(id(module), []).append(kept)
-        if self.keep_events:
-            self.events.append((module, side, kept))
 
 
 def on_meta(model: nn.Module) -> bool:
