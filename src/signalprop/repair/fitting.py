@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -29,9 +29,8 @@ from signalprop.repair.largest_activations import Place, inner_maps, largest, pl
 from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import norm_before
 from signalprop.repair.undoing import all_or_nothing
-from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.repair.weight_changes import Change, Factors
 from signalprop.streams.calls import remember
-from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
 
 LARGEST = 65504.0  # number of float16
@@ -231,79 +230,48 @@ class _Fitting:
     inner: dict[int, float]
     along: bool
     tied: nn.Module | None
-    found: dict[int, Change] = field(default_factory=dict)
-    owners: dict[int, str] = field(default_factory=dict)
 
     def changes(self) -> list[Change]:
         """Every parameter that changes, once."""
+        factors = Factors(self.attached, _refused, "fit", every_holder=False)
         for i, row in enumerate(self.attached.rows):
-            self._row(row, self.inner.get(i, 1.0))
+            self._row(factors, row, self.inner.get(i, 1.0))
         if self.stream != 1:
-            self._ends()
-        out = [change for change in self.found.values() if not bool((torch.as_tensor(change.factor) == 1).all())]
-        for change in out:
-            if problem := change.problem():
-                raise InputError(f"{self.owners[id(change.tensor)]} cannot be rescaled: {problem}")
-        return out
+            self._ends(factors)
+        return factors.changes()
 
-    def _row(self, row: AttachedRow, inner: float) -> None:
+    def _row(self, factors: Factors, row: AttachedRow, inner: float) -> None:
         down = 1 / self.stream if self.along or row.placement in ("pre", "none") else 1.0
         for first, _ in inner_maps(row):
-            self._held(first, 1 / inner, 1 / inner, row.label)
+            factors.scale(first, 1 / inner, 1 / inner, row.label)
         last = [held for role, held in row.weights.items() if ROLE[role].writes]
         if not last:
             raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
         for held in last:
-            self._held(held, inner * down, down, row.label)
-        if row.placement in ("sandwich", "res-post"):
-            self._norm(row.post_norm if row.placement == "sandwich" else row.norm, 1 / self.stream, row.label)
+            factors.scale(held, inner * down, down, row.label)
+        if self.stream != 1 and row.placement in ("sandwich", "res-post"):
+            norm = row.post_norm if row.placement == "sandwich" else row.norm
+            factors.scale(Held(norm), 1 / self.stream, 1 / self.stream, row.label)
         up = self.stream if reads_bare(row) else 1.0
         reading = ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
         for role in reading if up != 1 else ():
-            self._held(row.weights[role], up, 1.0, row.label)
+            factors.scale(row.weights[role], up, 1.0, row.label)
         if self.along:
             for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
                 if norm is not None:
-                    self._held(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
+                    factors.scale(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
 
-    def _ends(self) -> None:
+    def _ends(self, factors: Factors) -> None:
         ends, down = self.attached.ends, 1 / self.stream
         norms = {id(norm): norm for norm in (ends.norm, ends.decoder_norm) if norm is not None}
         for norm in norms.values():
-            self._norm(norm, down, "the embedding norm")
+            factors.scale(Held(norm), down, down, "the embedding norm")
         if not norms or self.along:
-            tables = {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}
-            for held in tables.values():
-                self._held(held, down, down, "the embedding")
+            for held in {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}.values():
+                factors.scale(held, down, down, "the embedding")
         if self.tied is not None:
-            self._norm(self.tied, self.stream, "the norm before the head")
+            factors.scale(Held(self.tied), self.stream, self.stream, "the norm before the head")
 
-    def _held(self, held: Held, weight: float, bias: float, where: str) -> None:
-        holder = held.holder
-        if hasattr(holder, "base_layer"):
-            raise InputError(f"{where}: a map has an adapter; fit before adapters are added")
-        copies = int(held.copies)
-        self._scale(held.weight, weight, copies + held.transposed, held.rows, where)
-        self._scale(held.bias, bias, copies, held.rows, where)
 
-    def _norm(self, norm: Any, factor: float, where: str) -> None:
-        weight, bias = gain_and_bias(norm)
-        if not isinstance(weight, Tensor):
-            raise InputError(f"{where}: a norm without a gain cannot be rescaled")
-        self._scale(weight, factor, 0, None, where, self.attached.mapping.gain_offset)
-        self._scale(bias, factor, 0, None, where)
-
-    def _scale(self, tensor: Any, factor: float, axis: int, rows: Any, where: str, offset: float = 0.0) -> None:
-        if tensor is None or factor == 1:
-            return
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{where} cannot be rescaled: its weight is quantized")
-        if self.owners.setdefault(id(tensor), where) != where:
-            raise InputError(f"{where} shares a weight with {self.owners[id(tensor)]}; fit needs real weights")
-        wanted: Factor = factor
-        if rows is not None:
-            wanted = torch.ones(tensor.shape[axis], dtype=torch.float64)
-            wanted[rows] = factor
-        before = self.found.get(id(tensor))
-        both = wanted if before is None else product(before.factor, wanted)
-        self.found[id(tensor)] = Change(tensor, both, axis, offset)
+def _refused(where: str, why: str) -> InputError:
+    return InputError(f"{where} cannot be rescaled: {why}")

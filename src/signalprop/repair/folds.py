@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached
-from signalprop.attachment.rows import AttachedRow, is_transposed
+from signalprop.attachment.rows import Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE
@@ -23,12 +22,12 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import plain
 from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
-from signalprop.repair.splices import Multiplied, Rewired, Splice, restore
+from signalprop.repair.splices import Multiplied, Rewired, restore
 from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
-from signalprop.repair.weight_changes import Change, Factor, product
+from signalprop.repair.weight_changes import Change, Factor, Factors, equal, product
 from signalprop.streams.calls import remember
-from signalprop.streams.proof import affine, gain_and_bias
+from signalprop.streams.proof import gain_and_bias
 from signalprop.streams.wrappers import unwrapped
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
@@ -99,57 +98,36 @@ def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
         raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before fold")
 
 
-@dataclass
 class _Folding:
     """What folding a model takes. Nothing in here changes the model."""
 
-    attached: Attached
-    record: Record
-    eps_error: float = 0.0
-    factors: dict[tuple[int, str], Factor] = field(default_factory=dict)  # of the weight and the bias of a module
-    modules: dict[int, nn.Module] = field(default_factory=dict)
-    where: dict[int, str] = field(default_factory=dict)
-    holders: dict[int, list[tuple[nn.Module, str]]] = field(default_factory=dict)
-    bare: list[Change] = field(default_factory=list)  # of parameters that no module has as its weight
-    several: set[int] = field(default_factory=set)  # modules whose weights' first axis counts maps
+    def __init__(self, attached: Attached, record: Record) -> None:
+        self.attached, self.record = attached, record
+        self.eps_error = 0.0
+        self.factors = Factors(attached, _refused, "fold", every_holder=True)
 
     def changes(self) -> list[Change]:
         """Every parameter that changes, once."""
         model, p, plan = self.attached.model, self.record.parametrization, self.record.plan
+        where: dict[int, str] = {}
         for here, path in zip(self.attached.rows, self.record.carriers, strict=True):
             weights = [held.holder for held in here.weights.values()]
             for owner in (model.get_submodule(path), here.norm, here.post_norm, here.query_norm, *weights):
-                self.where.setdefault(id(owner), here.label)
-        for module in model.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    self.holders.setdefault(id(parameter), []).append((module, name))
+                where.setdefault(id(owner), here.label)
         if self.record.matched_eps:
             self.eps_error = eps_bound(self.attached.mapping.architecture, p, plan)
         for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
-            where = here.label
             carrier = model.get_submodule(self.record.carriers[i])
             if isinstance(carrier, Rewired):
-                self._rewired(carrier, i, where, post=PLACEMENTS[p.placement[i]] == "post")
-            if row.score_ratio != 1 and here.scaling is not None:
-                self._scores(here, row.score_ratio)
+                self._rewired(carrier, i, here.label, post=PLACEMENTS[p.placement[i]] == "post")
+            if row.score_ratio != 1 and here.scaling is not None:  # into the queries: their norm, or their map's rows
+                queries = here.weights["query"] if here.query_norm is None else Held(here.query_norm)
+                self.factors.scale(queries, row.score_ratio, row.score_ratio, here.label)
         for name, module in model.named_modules():
             if isinstance(module, Multiplied):
-                self._multiplied(module, self.where.get(id(module), name))
+                self._multiplied(module, where.get(id(module), name))
         self._tied_head()
-        return self._gathered()
-
-    # --- the factors of modules --------------------------------------------------------------------------------
-
-    def _factor(self, module: nn.Module, name: str) -> Factor:
-        return self.factors.get((id(module), name), 1.0)
-
-    def _scale(self, module: Any, weight: Factor, bias: Factor, where: str) -> None:
-        """Factors on a module's weight and bias, beside those that there are."""
-        module = _with_weight(module, where)
-        self.modules[id(module)] = module
-        for name, factor in zip(affine(module), (weight, bias), strict=True):
-            self.factors[id(module), name] = product(self._factor(module, name), factor)
+        return self.factors.changes()
 
     def _rewired(self, carrier: Rewired, i: int, where: str, *, post: bool) -> None:
         multiplier = _value(carrier.multiplier)
@@ -177,33 +155,13 @@ class _Folding:
                      if self.attached.model.get_submodule(path) is carrier), None)  # fmt: skip
         last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
         ends = any(held.copies for held in last) or (last and isinstance(carrier, nn.MultiheadAttention))
-        if isinstance(gain_and_bias(carrier)[0], Tensor) or not ends:
-            self._scale(carrier, weight, bias, where)
-            return
-        for held in last:
-            if isinstance(held.holder, Tensor):
-                self.bare.append(Change(held.holder, weight, held.copies + held.transposed, 0.0))
-                self.bare += [] if held.bias is None else [Change(held.bias, bias, int(held.copies), 0.0)]
-            else:
-                self.several |= {id(held.holder)} if held.copies else set()
-                self._scale(held.holder, weight, bias, where)
-
-    def _scores(self, row: AttachedRow, ratio: float) -> None:
-        """A factor on scores goes into the queries: their norm, or the rows of the map that makes them."""
-        if row.query_norm is not None:
-            self._scale(row.query_norm, ratio, ratio, row.label)
-            return
-        query = row.weights["query"]
-        factor: Factor = ratio
-        if query.rows is not None:
-            weight: Any = _with_weight(query.holder, row.label).weight
-            factor = torch.ones(weight.shape[1 if query.transposed else 0], dtype=torch.float64)
-            factor[query.rows] = ratio
-        self._scale(query.holder, factor, factor, row.label)
+        whole = isinstance(gain_and_bias(carrier)[0], Tensor) or not ends
+        for held in [Held(carrier)] if whole else last:
+            self.factors.scale(held, weight, bias, where)
 
     def _multiplied(self, module: Multiplied, where: str) -> None:
         if isinstance(gain_and_bias(module)[0], Tensor):
-            self._scale(module, module.input_scale * module.branch_scale, module.branch_scale, where)
+            self.factors.scale(Held(module), module.input_scale * module.branch_scale, module.branch_scale, where)
             return
         readers = self._readers(module)  # of a norm without weight
         if not readers and module.input_scale == 1:
@@ -212,7 +170,7 @@ class _Folding:
         if not readers:
             raise _refused(where, f"{type(module)._vanilla.__name__} has no weight that its multiplier could go into")
         for reader in readers:
-            self._scale(reader, module.branch_scale, 1.0, where)
+            self.factors.scale(Held(reader), module.branch_scale, 1.0, where)
 
     def _readers(self, norm: nn.Module) -> list[nn.Module]:
         """The maps that read a norm before a branch."""
@@ -222,19 +180,17 @@ class _Folding:
                 found |= {id(owner): owner for owner in row.readers}
         return list(found.values())
 
-    # --- the head, and weights that are shared -----------------------------------------------------------------
-
     def _tied_head(self) -> None:
         """Give the norm before the head what a weight that the embedding shares cannot hold of the head's factor."""
         if self.attached.ends.head is None:
             return
         head = self.attached.ends.head.holder
         weight = getattr(head, "weight", None)
-        others = [module for module, _ in self.holders.get(id(weight), []) if module is not head]
-        if not others:
+        others = [module for module in self.factors.holders(weight) if module is not head]
+        if not others or weight is None:
             return
-        mine, theirs = self._factor(head, "weight"), self._factor(others[0], "weight")
-        if _equal(mine, theirs):
+        mine, theirs = (self.factors.of(weight, module) for module in (head, others[0]))
+        if equal(mine, theirs):
             return
         assert isinstance(mine, float) and isinstance(theirs, float)
         if theirs == 0:
@@ -244,36 +200,8 @@ class _Folding:
             why = "it shares its weight with the embedding, and its input is not a norm that nothing else reads"
             raise _refused("the head", why)
         ratio = mine / theirs
-        self._scale(norm, ratio, ratio, "the norm before the head")
-        self.where.setdefault(id(norm), "the norm before the head")
-        self.modules[id(head)] = head
-        self.factors[id(head), "weight"] = theirs
-
-    def _gathered(self) -> list[Change]:
-        """The changes of parameters, every one once; all their holders have to agree."""
-        norms = {id(norm) for norm in self.attached.norms}
-        changes: dict[int, Change] = {}
-        for (key, name), factor in self.factors.items():
-            module = self.modules[key]
-            tensor, where = getattr(module, name, None), self.where.get(key, type(module).__name__)
-            if not isinstance(tensor, Tensor):
-                continue
-            gain = key in norms and name == affine(module)[0]
-            if gain and self.attached.mapping.gains_differ and not _equal(factor, 1.0):
-                raise _refused(where, "some of the model's norms have the gain weight, and some 1 + weight")
-            for other, attribute in self.holders.get(id(tensor), []):
-                if not _equal(factor, self._factor(other, attribute)):
-                    raise _refused(where, "it shares a weight with another module, which has another multiplier")
-            if not _equal(factor, 1.0):
-                axis = 1 if key in self.several or (name == "weight" and is_transposed(module)) else 0
-                offset = self.attached.mapping.gain_offset if gain else 0.0
-                changes[id(tensor)] = change = Change(tensor, factor, axis, offset)
-                if problem := change.problem():
-                    raise _refused(where, problem)
-        for change in self.bare:
-            if problem := change.problem():
-                raise _refused(self.where.get(id(change.tensor), "a branch of experts"), problem)
-        return [*changes.values(), *(change for change in self.bare if not _equal(change.factor, 1.0))]
+        self.factors.scale(Held(norm), ratio, ratio, "the norm before the head")
+        self.factors.as_of(weight, head, others[0])
 
 
 def _refused(where: str, why: str) -> InputError:
@@ -282,25 +210,9 @@ def _refused(where: str, why: str) -> InputError:
     )
 
 
-def _with_weight(module: Any, where: str) -> nn.Module:
-    """The module, if its weight can take a factor."""
-    if hasattr(module, "base_layer"):
-        raise InputError(f"{where}: a map with a multiplier has an adapter; fold before adapters are added")
-    if not isinstance(module, nn.Module) or not isinstance(gain_and_bias(module)[0], Tensor):
-        what = type(module)._vanilla if isinstance(module, Splice) else type(module)
-        raise _refused(where, f"{what.__name__} has no `weight` that its multiplier could go into")
-    return module
-
-
 def _value(number: float | nn.Parameter) -> Factor:
     """A multiplier as a number, or as one per feature in float64."""
     if not isinstance(number, Tensor):
         return float(number)
     values = number.detach().double()
     return float(values) if values.numel() == 1 else values.flatten()
-
-
-def _equal(one: Factor, other: Factor) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return bool((torch.as_tensor(one).cpu() == torch.as_tensor(other).cpu()).all())
-    return one == other
