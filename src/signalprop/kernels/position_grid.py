@@ -297,7 +297,7 @@ class GridAttention(TokenAttention):
 
         over_second = product(h, one.T)
         core = product(one, over_second) - self._of_longer(two @ overlap)
-        step = two @ (e * over_second - apart * overlap[:, None]) - np.multiply.outer(three @ overlap, e)
+        step = product(two, e * over_second - apart * overlap[:, None]) - np.multiply.outer(three @ overlap, e)
         mixed = product(one, apart * over_second) + np.where(self._visible, step, np.diagonal(step))
         rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
         return kernel * core + rest, per_token * np.diagonal(core) + np.diagonal(rest)

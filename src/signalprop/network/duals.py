@@ -73,10 +73,10 @@ _RULES: tuple[tuple[int, tuple[float, ...]], ...] = (
 _ENOUGH = 1e-12
 
 
-@lru_cache(maxsize=len(_RULES))
-def _table(rule: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+@lru_cache(maxsize=len(_RULES) + 1)
+def _table(rule: int, terms: int) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Nodes z > 0, weights times Gaussian density, and the even and odd rows of He_n(z) / sqrt(n!)."""
-    terms, edges = _RULES[rule]
+    edges = _RULES[rule][1]
     node, weight = np.polynomial.legendre.leggauss(_NODES_PER_PANEL)
     left, width = np.array(edges[:-1])[:, None], np.diff(edges)[:, None]
     z = (left + width * (node + 1) / 2).ravel()
@@ -106,15 +106,14 @@ def hermite(act: Activation, s: FloatArray, most: int = _RULES[-1][0]) -> Hermit
         most: terms that are asked for, where the last rule gives more; at least as many as the others give.
     """
     for rule in range(len(_RULES)):
-        z, weight, even, odd = _table(rule)
+        terms = min(_RULES[rule][0], max(most, _RULES[-2][0]))
+        z, weight, even, odd = _table(rule, terms)
         half = z[:, None] * np.sqrt(s)
         x, density = np.stack([half, -half]), weight * even[0]
         plus, minus = act.derivative(x)
-        terms = min(_RULES[rule][0], max(most, _RULES[-2][0]))
-        even, odd = even[: (terms + 1) // 2], odd[: terms // 2]
         slopes = np.empty((terms, len(s)))
-        slopes[::2] = even @ (weight[:, None] * (plus + minus))
-        slopes[1::2] = odd @ (weight[:, None] * (plus - minus))
+        slopes[::2] = product(even, weight[:, None] * (plus + minus))
+        slopes[1::2] = product(odd, weight[:, None] * (plus - minus))
         slope_second_moment = density @ (plus**2 + minus**2)
         if (slope_second_moment - (slopes**2).sum(0) <= _ENOUGH * slope_second_moment).all():
             break

@@ -24,7 +24,8 @@ def rotary_coherence(
     half = 0.5 * base ** (-np.arange(0, rotated, 2) / rotated)[:, None]
     n, weight = np.array([float(length)]), np.ones(1)
     if causal is not None:
-        n = np.unique(np.round(np.geomspace(1, length, 256)))  # each stands for the rows half-way to its neighbours
+        n = np.array(sorted(set(np.round(np.geomspace(1, length, 256)).tolist())))  # np.unique would import numpy.ma
+        # each stands for the rows half-way to its neighbours
         edges = np.concatenate([[0.5], 0.5 * (n[1:] + n[:-1]), [length + 0.5]])
         weight = np.diff(edges) if causal == "pairs" else np.diff(edges) * (n - 1.0) / n**2
     if not weight.any():  # a single token

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import product
 from signalprop.theory.log_arithmetic import inverse_roots
 from signalprop.theory.remembered import remembered
 
@@ -30,6 +31,7 @@ _ROWS, _COLUMNS = 64, 248
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
+_FEW = 512  # entries of whose correlations all powers are held at once
 _BOUNDS = (0.7, 0.9, 0.97, 0.99)  # of correlations that are summed together, with as many terms as they need
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
@@ -51,20 +53,17 @@ def dual_of_nodes(
         per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
             place.
     """
-    of = dual_of(name, derivative, per_token)
-    return _of_equal_sizes(of, len(per_token), 1.0), entry_by_entry(
-        of, shared, np.empty(shared.shape), inverse_roots(per_token)
-    )
+    of, every = dual_of(name, derivative, per_token), np.arange(len(per_token))[:, None]
+    alone = of(every, every, np.ones((len(per_token), 1)))[:, 0]
+    return alone, entry_by_entry(of, shared, np.empty(shared.shape), inverse_roots(per_token))
 
 
-def slope_of_unlike(name: str, per_token: FloatArray) -> FloatArray:
+def slope_of_unlike(name: str, per_token: FloatArray) -> Array:
     """E f'(x) f'(y) of two tokens that share nothing, of the size of each, (n,)."""
-    return _of_equal_sizes(dual_of(name, 1, per_token), len(per_token), 0.0)
-
-
-def _of_equal_sizes(of: Block, n: int, r: float) -> FloatArray:
-    every = np.arange(n)[:, None]
-    return of(every, every, np.full((n, 1), r))[:, 0]
+    act, one = activation(name), one_variance(per_token)
+    if one is not None or act.closed_form is not None:
+        return dual(name, per_token if one is None else one, 0.0).slope_moment
+    return np.asarray(_hermite_at(act, np.maximum(per_token, 0.0)).slopes[0] ** 2)
 
 
 def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -313,17 +312,28 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
             beyond = log_share + power * np.log(largest) > math.log(enough)
         return min(1 + int(np.count_nonzero(beyond)), terms)
 
+    def terms_of(few: int, i: Places, j: Places) -> tuple[FloatArray, FloatArray]:
+        kept = few + (few == terms)  # the last one has what all others miss
+        return c[:kept, i], c[:kept, j]
+
     def summed(i: Places, j: Places, r: FloatArray, largest: float) -> FloatArray:
-        few = few_of(largest)
-        left, right = c[: few + 1, i], c[: few + 1, j]
+        """By Horner's rule, for many entries."""
+        left, right = terms_of(few_of(largest), i, j)
         sum_, term = np.zeros(r.shape), np.empty(r.shape)
-        if few == terms:
-            np.multiply(left[-1], right[-1], out=sum_)
-        for n in range(few - 1, -1, -1):
+        for one, other in zip(left[::-1], right[::-1], strict=True):
             sum_ *= r
-            np.multiply(left[n], right[n], out=term)
+            np.multiply(one, other, out=term)
             sum_ += term
         return sum_
+
+    def summed_at_once(i: Places, j: Places, r: FloatArray, largest: float) -> FloatArray:
+        """All powers of few entries, (m,)."""
+        left, right = terms_of(few_of(largest), i, j)
+        powers = np.empty(left.shape)
+        powers[0], powers[1:] = 1.0, r
+        np.multiply.accumulate(powers, axis=0, out=powers)
+        powers *= left * right
+        return np.asarray(powers.sum(0))
 
     def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
         same = (i == j) & (r > 1 - 1e-12)
@@ -332,15 +342,19 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
         largest = float(size.max(initial=0.0))
         bounds = [*(bound for bound in _BOUNDS if bound < largest), largest]
         sum_ = summed(i, j, r, bounds[0])
+        rows, columns = np.broadcast_arrays(i, j)
         for low, high in pairwise(bounds):
-            which = (size > low) & (size <= high)
-            rows, columns = (np.broadcast_to(x, r.shape)[which] for x in (i, j))
-            sum_[which] = summed(rows, columns, r[which], high)
+            which = np.nonzero((size > low) & (size <= high))
+            if (count := len(which[0])) == 0:
+                continue
+            way = summed_at_once if count <= _FEW else summed
+            sum_[which] = way(rows[which], columns[which], r[which], high)
         return np.where(same, total[i], sum_)
 
     return block
 
 
+@remembered(results=4, entries=256)  # a sublayer asks for values and slopes: 1 MB each at most
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
     """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
     low, high = float(s.min()), float(s.max())
@@ -359,7 +373,7 @@ def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes
     if polynomial is None:
         return None
     place = np.arccos(np.clip((np.log(s) - (high + low) / 2) / ((high - low) / 2), -1, 1))
-    found = polynomial @ np.cos(np.outer(np.arange(nodes), place))
+    found = product(polynomial, np.cos(np.outer(np.arange(nodes), place)))
     return Hermite(found[0], found[1], found[2], found[3:])
 
 
@@ -369,7 +383,7 @@ def _polynomial(act: Activation, low: float, high: float, nodes: int) -> FloatAr
     angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
     h = hermite(act, np.exp((high + low) / 2 + (high - low) / 2 * np.cos(angle)), _MOST_TERMS)
     values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes])
-    polynomial: FloatArray = values @ np.cos(np.outer(angle, np.arange(nodes))) * (2 / nodes)
+    polynomial = product(values, np.cos(np.outer(angle, np.arange(nodes)))) * (2 / nodes)
     polynomial[:, 0] /= 2
     sizes = np.abs(values).max(1)
     sizes[3:] = sizes[3:].max()

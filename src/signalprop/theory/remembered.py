@@ -29,7 +29,7 @@ class ArraysKey:
 
 
 def remembered(results: int, entries: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A function of settings and, last, two arrays, whose tuple of arrays is remembered and cannot be written to.
+    """A function of settings and, last, arrays, whose tuple of arrays is remembered and cannot be written to.
 
     Args:
         results: how many are remembered. entries: of an array, up to which they are.
@@ -47,10 +47,10 @@ def remembered(results: int, entries: int) -> Callable[[Callable[..., T]], Calla
 
         @wraps(function)
         def call(*given: Any) -> T:
-            *settings, one, other = given
-            if max(one.size, other.size) > entries:
+            arrays = [x for x in given if isinstance(x, np.ndarray)]
+            if max(x.size for x in arrays) > entries:
                 return function(*given)
-            return of_key(tuple(settings), ArraysKey(one, other))
+            return of_key(given[: -len(arrays)], ArraysKey(*arrays))
 
         return call
 
