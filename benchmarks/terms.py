@@ -42,7 +42,6 @@ TERMS: dict[str, list[Without]] = {
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
     "scatter: overlaps of kernels": [("signalprop.kernels.predicting", "Overlaps", lambda *_: None)],
     "scatter: tokens' sizes in post-norms": [(_SCATTER, "Response._by_own_sizes", lambda self, sent: 0 * sent)],
-    "scatter: causal gradients' derivatives": [(_SCATTER, "recalibrate", lambda *_: None)],
 }  # fmt: skip
 
 

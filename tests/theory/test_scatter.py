@@ -17,7 +17,7 @@ from signalprop.results.comparison import compare, spread_over
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
-from signalprop.theory.scatter.error_chains import bend_of_ratio, of_gaussian_sizes
+from signalprop.theory.scatter.error_chains import chain
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -121,14 +121,15 @@ def test_the_mean_over_narrow_networks(method: str, placement: str) -> None:
     assert left.mean() < 2 and left.mean() < 0.5 * np.abs(below / theirs.token_correlation_se).mean()
 
 
-def test_cosines_of_narrow_gaussian_tokens_are_smaller() -> None:
-    r, d = 0.6, 24
-    x, y = np.random.default_rng(0).standard_normal((2, 200_000, d))
-    y = r * x + np.sqrt(1 - r**2) * y
-    cosine = (x * y).sum(1) / np.sqrt((x**2).sum(1) * (y**2).sum(1))
-    one_size = bend_of_ratio(np.array(r), np.full((2, 2), 2 * r**2 / d))[1]  # of very many tokens
-    lengths = of_gaussian_sizes(np.array(r), d)
-    assert cosine.mean() - r == pytest.approx(one_size + lengths, rel=0.1)
+def test_a_chain_by_doubling_is_the_chain_step_by_step() -> None:
+    rng = np.random.default_rng(0)
+    left, right, added = rng.standard_normal((3, 13, 2, 2)) / 2
+    x = start = rng.standard_normal((2, 2))
+    expected = []
+    for a, b, c in zip(left, right, added, strict=True):
+        x = a @ x @ b + c
+        expected.append(x)
+    np.testing.assert_allclose(chain(left, right, added, start), expected, atol=1e-12)
 
 
 def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPatch) -> None:

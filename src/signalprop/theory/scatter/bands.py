@@ -16,8 +16,9 @@ from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.theory.branches import placed
 from signalprop.theory.network import is_shaped
+from signalprop.theory.scatter.error_chains import banded
 from signalprop.theory.scatter.response import Overlaps, Response
-from signalprop.theory.scatter.sequences import with_several
+from signalprop.theory.scatter.sequences import between_sequences
 
 # Measured over 14 networks of 4 to 6 layers (initializer_range 0.05 and 0.1): granitemoe, kolibri1, minimax_m2, gemma3.
 NOT_DERIVED = (
@@ -45,14 +46,31 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
     @cache
     def derived() -> Profile:
         with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
-            response = Response(p, profile, overlaps)
-            return with_several(response, response.told())
+            return banded_profile(Response(p, profile, overlaps))
 
     def of(side: str, name: str) -> Callable[[], Series]:
         return lambda: getattr(derived(), side)[name]
 
     forward = {name: series.awaiting(of("forward", name)) for name, series in profile.forward.items()}
     gradient = profile.gradient and {name: x.awaiting(of("gradient", name)) for name, x in profile.gradient.items()}
+    return replace(profile, forward=forward, gradient=gradient)
+
+
+def banded_profile(x: Response) -> Profile:
+    """The profile of a response with its bands."""
+    one, many, means, profile = x.spread(x.of_one_sequence), x.spread(between_sequences(x)), x.means(), x.profile
+    for name, covariance in one.forward.items():
+        means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
+    forward = {
+        name: banded(profile.forward[name], one.forward[name], many.forward[name], mean.T)
+        for name, mean in means.items()
+    }
+    if profile.gradient is None or one.gradient is None or many.gradient is None:
+        return replace(profile, forward=forward)
+    excess = x.mean_of_gradient(one, means["stream_in"])[None]
+    gradient = dict(profile.gradient)
+    for name, rows in (("stream_in", slice(None, -1)), ("stream_out", slice(1, None))):
+        gradient[name] = banded(gradient[name], one.gradient[rows], many.gradient[rows], excess[:, rows])
     return replace(profile, forward=forward, gradient=gradient)
 
 

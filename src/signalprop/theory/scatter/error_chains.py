@@ -15,11 +15,11 @@ def congruent(by: FloatArray, covariance: FloatArray) -> FloatArray:
     return np.asarray(by @ covariance @ np.swapaxes(by, -1, -2))
 
 
-def to_state(r: FloatArray, sized: FloatArray | None = None) -> FloatArray:
+def to_state(r: FloatArray | float, sized: FloatArray | float = 1.0) -> FloatArray:
     """From (variance, covariance), of variance 1, to (ln variance, correlation); 0 in the first where it is normed."""
-    out = np.zeros((len(r), 2, 2))
-    out[:, 0, 0] = 1.0 if sized is None else sized
-    out[:, 1, 0], out[:, 1, 1] = -r, 1.0
+    out = np.zeros((*np.shape(r), 2, 2))
+    out[..., 0, 0] = sized
+    out[..., 1, 0], out[..., 1, 1] = -np.asarray(r), 1.0
     return out
 
 
@@ -32,46 +32,40 @@ def bend_of_ratio(r: FloatArray, noise: FloatArray) -> FloatArray:
     return np.stack([-noise[..., 0, 0] / 2, r * noise[..., 0, 0] - noise[..., 0, 1]], -1)
 
 
-def of_gaussian_sizes(r: FloatArray, d: int) -> FloatArray:
-    """Mean cosine of two Gaussian tokens of d features over what their covariance by one size of all tokens is."""
-    return np.asarray(r * (1 - r) * (1.5 * r - 0.5) / d)
+def chain(left: FloatArray, right: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
+    """X_(l+1) = A_l X_l B_l + C_l for all l, (n, j, k), in log2(n) steps: each doubles how far back a row looks."""
+    n = len(added)
+    by = np.einsum("nab,ncd->nadbc", left, right).reshape(n, start.size, start.size)
+    out = added.reshape(n, start.size).copy()
+    out[0] += by[0] @ start.ravel()
+    step = 1
+    while step < n:
+        out[step:] = out[step:] + np.einsum("nij,nj->ni", by[step:], out[:-step])
+        by[step:] = by[step:] @ by[:-step]
+        step *= 2
+    return out.reshape(added.shape)
 
 
-def affine(matrix: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
-    """x_(l+1) = matrix_l x_l + added_l for all l, (n, k)."""
-    out = [start]
-    for a, x in zip(matrix, added, strict=True):
-        out.append(a @ out[-1] + x)
-    return np.array(out[1:])
+def covariances(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
+    """Covariances C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
+    return chain(by, np.swapaxes(by, 1, 2), noise, start)
 
 
-def chained(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
-    """C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
-    out = [start]
-    for a, c in zip(by, noise, strict=True):
-        out.append(a @ out[-1] @ a.T + c)
-    return np.array(out[1:])
+def means(by: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
+    """Means x_(l+1) = A_l x_l + added_l for all l, (n, 2)."""
+    return chain(by, np.ones((len(by), 1, 1)), added[..., None], start[:, None])[..., 0]
 
 
-def banded(
-    series: Series, covariance: FloatArray, excess: FloatArray | None = None, above: FloatArray | None = None
-) -> Series:
-    """The series with its standard deviations and means; as it is, where one of them is not finite."""
-    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
-    if not all(np.isfinite(x).all() for x in (sd, excess, above) if x is not None):
+def banded(series: Series, one: FloatArray, many: FloatArray, mean: FloatArray) -> Series:
+    """The series with its bands; as it is, where one of them is not finite.
+
+    Args:
+        one, many: covariances of (ln variance, correlation) over networks that read one sequence, or many, (n, 2, 2).
+        mean: of such networks, above the prediction: of ln of the variance, and of the correlation where known, (k, n).
+    """
+    sd, sd_many = (np.sqrt(np.maximum(np.stack([c[:, 0, 0], c[:, 1, 1]]), 0.0)) for c in (one, many))
+    if not all(np.isfinite(x).all() for x in (sd, sd_many, mean)):
         return series
-    return replace(
-        series, variance_sd=sd[0], token_correlation_sd=sd[1], variance_excess=excess, token_correlation_excess=above
-    )
-
-
-def banded_of_many(series: Series, covariance: FloatArray) -> Series:
-    """The series with the standard deviations of one network over many sequences, at most those over one."""
-    if series.variance_sd is None or series.token_correlation_sd is None or not np.isfinite(covariance).all():
-        return series
-    sd = np.sqrt(np.maximum(np.stack([covariance[:, 0, 0], covariance[:, 1, 1]]), 0.0))
-    return replace(
-        series,
-        variance_sd_many=np.minimum(sd[0], series.variance_sd),
-        token_correlation_sd_many=np.minimum(sd[1], series.token_correlation_sd),
-    )
+    names = ("variance_sd", "token_correlation_sd", "variance_sd_many", "token_correlation_sd_many",
+             "variance_excess", "token_correlation_excess")  # fmt: skip
+    return replace(series, **dict(zip(names, (*sd, *np.minimum(sd, sd_many), *mean), strict=False)))
