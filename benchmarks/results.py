@@ -66,10 +66,19 @@ JUDGED_BY = (
 )  # no run depends on them
 
 
+def source_of(results: dict[str, Any]) -> str | None:
+    """What `signalprop sweep` takes for the sweep of stored results; None: the sweep is gone."""
+    name = results["sweep"]["name"]
+    if f"sweep-{name}" in shipped_sweeps():
+        return f"sweep-{name}"
+    on_a_gpu = Path("benchmarks/gpu") / f"{name.removeprefix('gpu-')}.yaml"
+    return str(on_a_gpu) if on_a_gpu.is_file() else None
+
+
 def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
     """Stored results with the words and the verdicts that their sweep has now, where it still is of these runs."""
-    name = f"sweep-{results['sweep']['name']}"
-    if name not in shipped_sweeps():
+    name = source_of(results)
+    if name is None:
         return results
     then, now = Sweep(**results["sweep"]), load_sweep(name).sweep
     if then.model_copy(update={field: getattr(now, field) for field in JUDGED_BY}) != now:
@@ -79,8 +88,8 @@ def judged_anew(results: dict[str, Any]) -> dict[str, Any]:
 
 def _changed(results: dict[str, Any]) -> list[str]:
     """A line where the sweep of the package is another one now than that of the stored runs."""
-    name = f"sweep-{results['sweep']['name']}"
-    if name not in shipped_sweeps() or Sweep(**results["sweep"]) == load_sweep(name).sweep:
+    name = source_of(results)
+    if name is None or Sweep(**results["sweep"]) == load_sweep(name).sweep:
         return []
     return [
         f"The sweep has been changed since these runs; `signalprop sweep {name}` runs today's, which is not stored."
@@ -112,7 +121,8 @@ def sections() -> list[Shown]:
         lines = [f"- {line}" for line in verdict_lines(verdicts(results))] if sweep.verdict else []
         about = [linked(wrapped(text)) for text in (sweep.claim, sweep.description) if text]
         changed = _changed(results)
-        again = f"`{file}`" if changed else f"`signalprop sweep sweep-{file.stem} --from {file} --jobs 0`"
+        source = None if changed else source_of(results)
+        again = f"`{file}`" if source is None else f"`signalprop sweep {source} --from {file} --jobs 0`"
         about += [*changed, f"{len(results['rows'])} runs; every one, settings and tables: {again}."]
         found.append(Shown(file.stem, sweep.title or sweep.name, about, lines or [f"Judged in {STEPS_LINK}."]))
     return found

@@ -23,7 +23,7 @@ def test_the_pack_has_the_texts_of_the_sweeps_as_tokens(tmp_path, monkeypatch) -
     monkeypatch.setattr(packing, "_pip", lambda *_: None)  # wheels are not what is tried here
     monkeypatch.setattr(packing, "SWEEPS", (tmp_path / "tiny.yaml",))
     sweep = {key: value for key, value in SWEEP.items() if key != "tune"}
-    sweep["base"] = SWEEP["base"] | {"data": {"tokenizer": {"kind": "bytes"}}}
+    sweep["base"] = SWEEP["base"] | {"data": {"tokenizer": {"kind": "bpe", "vocab_size": 300}}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(sweep))
     packed = tmp_path / "pack"
     assert 0 < packing.pack(packed, "3.12") < packing.LARGEST
