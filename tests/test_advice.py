@@ -185,7 +185,7 @@ def contradictions(seed: int) -> list[str]:
     profile = sp.predict(table, fidelity="moments")
     lines = "\n".join(texts.summary(profile))
     found = []
-    if profile.findings and "which train" in lines:
+    if profile.findings and "these train" in lines:
         found.append("a warning beside known models")
     for item in profile.findings:
         tried = item.remedy.removeprefix("try ").split(" or ")

@@ -131,7 +131,7 @@ class Advice(Shown):
              number(item.gradient_ratio)] for i, item in enumerate(self.options, 1)
         ]  # fmt: skip
         if not rows:
-            lines.append(_wrapped("changes", "none of those that are tried helps its start"))
+            lines.append(_wrapped("changes", "none of the changes that were tried improves its start"))
             return "\n".join([*lines, _wrapped("", UNKNOWN)])
         lines += ["", text_table(["", "change", "then", "gradient"], rows, left=3), ""]
         first = self.options[0]

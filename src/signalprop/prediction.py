@@ -159,8 +159,8 @@ def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, Inpu
 
 
 _TRAINED = (
-    "the gains of norms differ between features, so the weights are trained ones, and are taken as random all the "
-    "same: of a Llama of 6 layers after 250 steps the stream's variance was 395, where .05 is predicted; measure it"
+    "the weights are trained (gains of norms differ between features), but the prediction assumes random ones: of a "
+    "Llama of 6 layers after 250 steps the stream's variance was 395, where .05 is predicted; measure it"
 )
 
 
@@ -184,7 +184,7 @@ def _shortened(p: Parametrization, inputs: InputStatistics, note: str) -> tuple[
     first = {name: found[:, :_LONGEST_DRAWN] for name, found in ids.items() if found is not None}
     target = None if a.target_len is None else min(a.target_len, _LONGEST_DRAWN)
     few = replace(p, architecture=a.replace(seq_len=_LONGEST_DRAWN, target_len=target))
-    said = f"over the first {_LONGEST_DRAWN} of {a.seq_len:,} tokens represent all; fidelity kernel takes all"
+    said = f"over the first {_LONGEST_DRAWN} of {a.seq_len:,} tokens; fidelity kernel takes all of them"
     return few, replace(inputs, **first), f"{note}; {said}"
 
 
@@ -302,8 +302,8 @@ def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoad
     shown = layers[np.unique(np.linspace(0, len(layers) - 1, 4).astype(int))] if len(layers) else layers
     said = ", ".join(f"{loads[i]:.2g} in layer {i}" for i in shown.tolist())
     note = (
-        f"the load of an expert varies, over its mean within a sequence, by {said}: correlated tokens choose the same "
-        "experts"
+        f"within a sequence the load of an expert varies by {said} of its mean, because correlated tokens choose the "
+        "same experts"
     )
     return replace(
         profile,
@@ -328,11 +328,11 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
     """The cheapest fidelity that is right for an architecture, and why: token kernels where positions differ."""
     p, a = parametrization, parametrization.architecture
     if is_shaped(p) and a.kind == "encoder-decoder":
-        return "simulate", "fidelity simulate: no closed form here shapes the attention of an encoder-decoder"
+        return "simulate", "fidelity simulate: shaped attention in an encoder-decoder has no closed form here"
     if a.squash:
-        return "simulate", f"fidelity simulate: no closed form here follows {a.norm}, which divides nothing by its size"
+        return "simulate", f"fidelity simulate: {a.norm} divides nothing by its size and has no closed form here"
     if adds_first_values(a):
-        return "simulate", "fidelity simulate: no closed form here adds the values of a first attention"
+        return "simulate", "fidelity simulate: values added from the first attention have no closed form here"
     differ = next(_why_positions_differ(p, inputs), "") if p.skip.ndim == 1 else ""
     if differ and (a.kind != "encoder-decoder" or _can_be_followed(p, inputs)):
         return "kernel", f"fidelity kernel: {differ}"
@@ -344,7 +344,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel follows every position"
         )
     else:
-        averages = "all positions are equivalent"
+        averages = "positions are equivalent, so averages suffice"
     return "moments", f"fidelity moments: {averages}"
 
 
@@ -356,9 +356,9 @@ def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterat
     if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
         yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"
     if a.causal:
-        yield "in a causal stack every position differs" if a.seq_len > 1 else "there is one position"
+        yield "positions of a causal stack differ" if a.seq_len > 1 else "there is one position"
     if a.kind == "encoder-decoder":
-        yield "in a causal decoder every position differs"
+        yield "positions of a causal decoder differ"
     if a.kind != "encoder":
         return
     if a.head == "classes" and (a.class_token or pairs <= _LONG):

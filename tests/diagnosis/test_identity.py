@@ -135,5 +135,5 @@ def test_refused() -> None:
     from signalprop.data.batches import Batch
 
     wrong = replace(mapping, layers=["blocks.0.attn.qkv", "blocks.1", "blocks.2"])
-    with pytest.raises(InputError, match="layer 0: its module does not make a stream of a stream"):
+    with pytest.raises(InputError, match="layer 0: its module does not map a stream to a stream"):
         identity(attach(own, wrong), [Batch(ids, ids)])

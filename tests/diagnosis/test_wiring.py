@@ -120,4 +120,4 @@ def test_a_head_that_copies_the_table(tied: bool) -> None:
     model.head.weight = table if tied else nn.Parameter(table.detach().clone())
     found = {one.name: one.text for one in diagnose(model, small.words(), jacobian_sequences=0, trials=False).findings}
     assert ("head not tied" in found) is not tied
-    assert tied or "with the same numbers for now: training takes them apart" in found["head not tied"]
+    assert tied or "their numbers are equal until training changes them" in found["head not tied"]

@@ -251,7 +251,7 @@ class TestBadInput:
             ({"model_type": "gemma3_text", "final_logit_softcapping": 30.0}, "bounds on its logits"),
             ({"model_type": "opt", "word_embed_proj_dim": 512, "hidden_size": 1024}, "word_embed_proj_dim 512"),
             ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm"),
-            ({"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn"}}, "yarn say no factor"),
+            ({"model_type": "ministral3", "rope_parameters": {"rope_type": "yarn"}}, "yarn have no factor"),
             ({"model_type": "falcon", "alibi": True}, "alibi"),
             ({"model_type": "falcon", "parallel_attn": False, "attention_dropout": 0.1}, "set hidden_dropout"),
             ({"model_type": "bart", "scale_embedding": True}, "multiplies tokens and not positions"),

@@ -351,7 +351,7 @@ class TestResults:
     def test_stacks_are_named_where_there_are_two(self) -> None:
         text = str(check(family("t5"), "huggingface"))
         assert "encoder 0-1  attn query" in text and "decoder 0-2  cross value" in text
-        assert text.splitlines()[-1].startswith("T5ForConditionalGeneration carries scheme 'huggingface'")
+        assert text.splitlines()[0].startswith("T5ForConditionalGeneration carries scheme 'huggingface'")
 
 
 def test_what_no_scheme_speaks_of_has_to_be_finite() -> None:

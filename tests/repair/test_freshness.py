@@ -158,7 +158,7 @@ def test_redraw_draws_what_a_fresh_model_gets() -> None:
     sp.apply(model, "lns", seed=4, redraw=True)
     sp.apply(fresh, "lns", seed=4)
     assert same(state(model), state(fresh))
-    with pytest.raises(InputError, match="redraw draws new weights and initialize=False"):
+    with pytest.raises(InputError, match="redraw=True draws new weights and initialize=False"):
         sp.apply(vanilla("gpt2"), "lns", redraw=True, initialize=False)
 
 

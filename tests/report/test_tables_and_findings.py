@@ -71,14 +71,14 @@ def test_profile_table() -> None:
     assert [line.split() for line in plain[2:]] == [["0", "2.000", "0.2500", "0.5000", "0.5000"]]
     measured = profile(errors=True, gradient=[3.0, 1.0])
     row = tables.profile_table(measured).splitlines()[2].split()
-    assert row == ["0", "2.000", "±3%", "0.2500", "±0.004", "0.5000", "0.5000", "3.000", "±3%", "0.2500"]
+    assert row == ["0", "2.000±3%", "0.2500±0.004", "0.5000", "0.5000", "3.000±3%", "0.2500"]
     assert "±" not in tables.profile_table(measured, errors=False)
 
 
 def test_comparison_tables() -> None:
     comparison = compare(profile(gradient=2.0), profile(out=4.0, gradient=1.0, errors=True))
     row = tables.comparison_table(comparison).splitlines()[2].split()
-    assert row == ["0", "2.000", "4.000", "±3%", "0.2500", "0.2500", "±0.004", "2.000", "1.000", "±3%"]
+    assert row == ["0", "2.000", "4.000±3%", "0.2500", "0.2500±0.004", "2.000", "1.000±3%"]
     agreement = tables.agreement_table(comparison).splitlines()
     assert agreement[2].split() == [
         "forward", "variance", "-", "69.31", "%", "69.31", "%", "-69.3", "%", "3.00", "%", "-",
@@ -95,7 +95,10 @@ def test_comparison_tables() -> None:
         (profile(6, gradient=[1.0] * 10 + [0.09, 1.0]), "vanishing gradient: its variance at its lowest is 0.09000"),
         (profile(gradient=[301.0, 1.0]), "exploding gradient: its variance at the first sublayer is 301.0"),
         (profile(2, correlation=[0.5, 0.9, 0.96, 0.97]), "rank collapse: from sublayer 2 on"),
-        (profile(2, correlation=[0.96, 0.9, 0.5, 0.5]), "rank collapse: 1 of 4 sublayers"),
+        (
+            profile(2, correlation=[0.96, 0.9, 0.5, 0.5]),
+            "rank collapse: token correlations are above 0.95 at 1 of 4",
+        ),
         (profile(out=[5.0, 10.1]), "stream growth: its variance grows 10.10-fold over the upper half"),
         (profile(4, gradient=[25.0] * 2 + [11.0] * 5 + [1.0]), "exploding gradient: its variance at the first"),
         (profile(branch=2e-5), "idle layers: all branches together add 4.000e-05 of the stream's variance"),
@@ -155,7 +158,7 @@ def test_models_that_are_known_to_train_are_told_so(name: str) -> None:
 def test_a_gradient_like_that_of_known_models() -> None:
     found = findings.summary(predict("gpt2"))
     small, large = (f"{findings.known_good()[name]['gradient_ratio']:.3g}" for name in ("GPT-2", "GPT-2 XL"))
-    assert found[3].strip() == f"like GPT-2 ({small}), GPT-2 XL ({large}), which train"
-    assert not any("which train" in line for line in findings.summary(profile(gradient=[3.0, 1.0])))
+    assert found[3].strip() == f"these train: GPT-2 ({small}), GPT-2 XL ({large}), at 128 tokens"
+    assert not any("these train" in line for line in findings.summary(profile(gradient=[3.0, 1.0])))
     sick = profile(gradient=[400.0, 1.0])  # of a stream that does not grow
-    assert not any("which train" in line for line in findings.summary(sick))
+    assert not any("these train" in line for line in findings.summary(sick))

@@ -82,7 +82,7 @@ def test_groups_corrections_and_scales_of_sigmoid_routers() -> None:
     routing = experts.routing
     assert routing is not None and routing.corrected and routing.scale == 2.5
     assert (routing.scores, routing.n_groups, routing.top_groups, routing.top_k) == ("sigmoid", 4, 2, 2)
-    assert isinstance(attention, str) and "is not proved" in attention  # of a family without a file the stream alone
+    assert isinstance(attention, str) and "are not proved" in attention  # of a family without a file the stream alone
 
 
 @pytest.mark.parametrize("family", ["lfm2", "lfm3"])  # lfm3: before a norm of its own
@@ -117,7 +117,7 @@ def test_experts_whose_gates_are_clamped_and_a_sparse_mixer() -> None:
 @pytest.mark.parametrize(
     ("family", "module", "branch", "why"),
     [
-        ("mixtral", "mlp.experts", 1, "holds experts, and what they are to model.layers.0.mlp is not proved"),
+        ("mixtral", "mlp.experts", 1, "holds experts, whose role in model.layers.0.mlp is not proved"),
         ("qwen2_moe", "mlp.shared_expert.down_proj", 1, "shared_expert.down_proj is not the linear map of its weight"),
         ("lfm2", "conv.in_proj", 0, "in_proj is not the linear map of its weight"),
     ],
@@ -136,7 +136,7 @@ def test_recurrences_are_not_proved() -> None:
     config = transformers.Mamba2Config(hidden_size=32, num_hidden_layers=2, num_heads=8, head_dim=8, vocab_size=60)
     found = roles_of(transformers.Mamba2ForCausalLM(config).eval()).proof.branches[0]
     assert isinstance(found, str)
-    assert re.search("what in_proj and the convolution .*conv1d are to .*out_proj is not proved", found)
+    assert re.search("the roles of in_proj and of the convolution .*conv1d in .*out_proj are not proved", found)
 
 
 def test_multipliers_of_experts_fold_into_their_last_maps(tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     ("family", "fields", "why"),
     [
         ("mamba", {}, "branch: "),
-        ("granitemoe_swa", {"layer_types": ["full_attention"] * 3}, "q_proj, k_proj, v_proj are to .* is not proved"),
-        ("minimax", {"layer_types": ["linear_attention"] * 3, "num_local_experts": 4}, "qkv_proj, output_gate are to"),
+        ("granitemoe_swa", {"layer_types": ["full_attention"] * 3}, "q_proj, k_proj, v_proj in .* are not proved"),
+        ("minimax", {"layer_types": ["linear_attention"] * 3, "num_local_experts": 4}, "qkv_proj, output_gate in"),
     ],
 )  # fmt: skip
 def test_a_weight_that_is_not_proved_is_named(family: str, fields: dict[str, Any], why: str) -> None:
@@ -195,8 +195,8 @@ def test_names_say_nothing_and_numbers_all() -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        ("scale", "blocks.0 attention: what c, b, a are to|blocks.0 attention: what a, b, c are to"),
-        ("activation", "blocks.0 feed-forward: what e are to blocks.0.f is not proved"),
+        ("scale", "blocks.0 attention: the roles of c, b, a in|blocks.0 attention: the roles of a, b, c in"),
+        ("activation", "blocks.0 feed-forward: the roles of e in blocks.0.f are not proved"),
         ("map", r"blocks.0.d is not the linear map of its weight \(off by 0.01\)"),
     ],
 )
@@ -207,12 +207,12 @@ def test_a_replay_that_is_off_by_a_hundredth_proves_nothing(fault: str, why: str
 
 def test_half_precision_and_queries_without_effect_prove_nothing() -> None:
     half = stranger("hyperclovax", use_post_norm=False).bfloat16()
-    with pytest.raises(sp.InputError, match=r"proved in single precision; .* so give model.float\(\)"):
+    with pytest.raises(sp.InputError, match=r"identified in single precision; .* so give model.float\(\)"):
         sp.read_parametrization(half)
     blind = stranger("hyperclovax", use_post_norm=False)
     for layer in blind.model.layers:
         nn.init.zeros_(layer.self_attn.q_proj.weight)
-    with pytest.raises(sp.InputError, match=r"attention: what q_proj.* any queries and keys would do"):
+    with pytest.raises(sp.InputError, match=r"attention: the roles of q_proj.* any queries and keys would do"):
         sp.read_parametrization(blind)
 
 
@@ -231,7 +231,7 @@ def test_the_command_says_what_every_weight_is_or_which_is_not_known(command: Co
     lightning.save_pretrained(tmp_path / "minimax")
     refused = command("anatomy", str(tmp_path / "minimax"))
     assert refused.status == 0 and "weights proved      of 3 of 6 branches" in refused.out
-    assert "not predicted       model.layers.0 feed-forward: what qkv_proj, output_gate are" in refused.out
+    assert "not predicted       model.layers.0 feed-forward: the roles of qkv_proj, output_gate" in refused.out
 
 
 def test_ids_that_count_like_positions_leave_the_tables_in_their_places() -> None:

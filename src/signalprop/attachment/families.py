@@ -44,7 +44,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
         known = mapping_of(model)
         if _is_called_so(model, family) and not adds_tokens(model):
             return known
-        words = f"is not called as {known.architecture.family} is: what its stream begins with is to be proved"
+        words = f"is called otherwise than {known.architecture.family}: the start of its stream has to be proved"
         note = f"{type(model).__name__} {words}"
         return replace(known, stream_only=True, arguments=None, notes=(*known.notes, note))
     except InputError as refusal:  # a variant that its family's file does not know

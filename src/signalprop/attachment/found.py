@@ -315,7 +315,7 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
     hidden: dict[str, list[str]] = {}
     for branch in branches:
         if not branch.proved:
-            hidden.setdefault(branch.caveat or "the sum is another", []).append(branch.module)
+            hidden.setdefault(branch.caveat or "the sum differs", []).append(branch.module)
     return notes + [
         f"not proved: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}: {why}" for why, names in hidden.items()
     ]

@@ -93,7 +93,7 @@ def mapping_of_roles(model: nn.Module, roles: Roles) -> Mapping:
         if not isinstance(replayed, Replayed):
             raise unknown_weights(model, f"{label}: {replayed}")
         if not sayable(replayed):
-            raise unknown_weights(model, f"{label}: {replayed.words}: proved, and no Architecture can say it yet")
+            raise unknown_weights(model, f"{label}: {replayed.words}: proved, but no Architecture can describe it")
     known = [one for one in proof.branches if isinstance(one, Replayed)]
     fields = _fields(model, found, stacks, branches, known)
     embedding, more = embedding_of(model, roles.arguments, stacks, proof)
@@ -193,10 +193,10 @@ def unknown_weights(model: nn.Module, why: str) -> InputError:
 def _refuse_all(model: nn.Module, found: Anatomy, stacks: Sequence[Stack]) -> None:
     """Raise InputError where replays could not prove anything."""
     if not found.numbers:
-        raise unknown_weights(model, "what its weights are is proved by numbers, which the meta device does not hold")
+        raise unknown_weights(model, "its weights are identified by their numbers, which the meta device does not hold")
     half = next((n for n, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4), None)
     if half is not None:
-        raise unknown_weights(model, f"what its weights are is proved in single precision; {half} has less, so give "
+        raise unknown_weights(model, f"its weights are identified in single precision; {half} has less, so give "
                                      "model.float()")  # fmt: skip
     if len({layer.path for stack in stacks for layer in stack.layers}) < sum(len(s.layers) for s in stacks):
         raise unknown_weights(model, f"{stacks[0].layers[0].path} serves several layers")
@@ -206,7 +206,7 @@ def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: S
     """Raise InputError where one Architecture could not say what was found."""
     for label, branch in zip(labels, (b for s in stacks for b in s.branches), strict=True):
         if not branch.proved:
-            raise unknown_weights(model, f"{label}: its sum is not proved: {branch.caveat or 'it is another'}")
+            raise unknown_weights(model, f"{label}: its sum is not proved: {branch.caveat or 'it differs'}")
     for layer in (layer for stack in stacks for layer in stack.layers):
         if len({branch.placement for branch in layer.branches}) > 1:
             raise unknown_weights(model, f"{layer.path}: the norms of its branches stand at different places")
@@ -358,7 +358,7 @@ def _dropout(model: nn.Module, branches: Sequence[Branch], modules: Dictionary[s
 
 def _notes(found: Anatomy, known: Sequence[Replayed]) -> list[str]:
     notes = [
-        f"{found.model}: the stream was found by following additions, and what its weights are proved by replaying "
+        f"{found.model}: the stream was found by following additions, and the roles of its weights by replaying "
         f"{len(known)} branches (largest error {max(one.error for one in known):.1e}); how the model was initialised "
         "is not known"
     ]

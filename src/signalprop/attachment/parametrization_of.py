@@ -166,7 +166,7 @@ def equal_layers(attached: Attached) -> str:
         return ""
     return (
         f"{one.label} and {other.label} hold equal weights (nn.TransformerEncoder begins with copies of one layer); "
-        "the prediction takes layers as drawn apart, and copies add up to more"
+        "the prediction assumes independent layers, and the branches of copies add up to a larger stream"
     )
 
 
@@ -187,7 +187,7 @@ def small_class_token(attached: Attached) -> str:
         return ""
     return (
         f"the class token enters with a variance of {token:.2g}, patches of variance 1 give {patches:.2g}: first "
-        "gradients are predicted for tokens of one size, and one that is smaller has a larger gradient before its norm"
+        "gradients are predicted for tokens of equal size, and a smaller token has a larger gradient before its norm"
     )
 
 

@@ -22,10 +22,10 @@ def apply(
     scheme: opt.WantedScheme,
     out: Out,
     redraw: Annotated[
-        bool, typer.Option("--redraw", help="Draw new weights though the directory's have learnt something.")
+        bool, typer.Option("--redraw", help="Draw new weights even if the directory's are trained.")
     ] = False,
     change_function: Annotated[
-        bool, typer.Option("--change-function", help="Keep weights though they then compute something else.")
+        bool, typer.Option("--change-function", help="Keep trained weights even if they then compute something else.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the weights.")] = 0,
     data: opt.Arguments = None,

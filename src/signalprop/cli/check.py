@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from textwrap import fill
 from typing import Annotated
 
 import typer
 
 from signalprop.cli import options as opt
 from signalprop.cli import output, sources
+from signalprop.network.shown import COLUMNS
 
 
 def check(
@@ -44,9 +46,9 @@ def check(
     called_with(live, data)
     found = checked(live, wanted)
 
-    good, failure = ([found.summary()], None) if found.ok else ([], found.summary())
+    good, failure = ([fill(found.summary(), COLUMNS), ""], None) if found.ok else ([], found.summary())
 
     def show() -> None:
-        output.echo("\n".join([found.table(), *found.notes, *good]))
+        output.echo("\n".join([*good, found.table(), *found.notes]))
 
     output.deliver(json_file, found.to_json, show, failure=failure)

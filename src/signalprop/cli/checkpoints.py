@@ -61,7 +61,7 @@ def stored_type(model: nn.Module) -> torch.dtype:
     if config is None:
         raise InputError(
             f"expected a checkpoint of transformers; this {type(model).__name__} was built by signalprop: in Python, "
-            "signalprop.load gives it, and signalprop.save keeps what was done to it"
+            "load it with signalprop.load and save it with signalprop.save"
         )
     name = getattr(config, "dtype", None) or "float32"
     found = getattr(torch, str(name).removeprefix("torch."), None)

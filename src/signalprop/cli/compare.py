@@ -33,9 +33,9 @@ def compare(
         ),
     ] = None,
     data: opt.Data = None,
-    fidelity: Annotated[str, typer.Option("--fidelity", help="Of the prediction: auto, moments or kernel.")] = "auto",
+    fidelity: Annotated[str, typer.Option("--fidelity", help="How to predict: auto, moments or kernel.")] = "auto",
     no_gradient: opt.NoGradient = False,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (batches, for as-is) to average.")] = 8,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Networks (as-is: batches) to average over.")] = 8,
     seed: opt.Seed = 0,
     device: opt.Device = "cpu",
     inside: opt.Inside = None,
@@ -73,7 +73,7 @@ def compare(
     output.check_severity(fail_on)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
-        raise InputError("compare measures networks already; choose fidelity auto, moments or kernel")
+        raise InputError("compare measures networks itself; choose fidelity auto, moments or kernel")
     built: list[tuple[str, Parametrization]] = []  # by its name on the page, where networks are built from it
     subject: Parametrization | nn.Module
     arguments: dict[str, Any] | None = None

@@ -44,11 +44,11 @@ def diagnose(
             "each argument of the model.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, about.")] = 8192,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, approximately.")] = 8192,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", min=2, help="Tokens of a sequence (default: 512).")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="The loss without every single layer.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Measure the loss without each single layer.")] = False,
     cast: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,7 +63,7 @@ def diagnose(
         typer.Option(
             "--loss-scale",
             metavar="SCALE",
-            help="Count what float16 loses of the gradients of the loss times this (65536 is PyTorch's first).",
+            help="Count the gradient entries that float16 loses at this loss scale (PyTorch starts at 65536).",
         ),
     ] = None,
     task: Annotated[
@@ -71,7 +71,7 @@ def diagnose(
         typer.Option(
             "--task",
             metavar="FILE|NAME",
-            help="Accuracy besides the loss: JSON lines of prompt, choices and answer, or NAME,NAME of "
+            help="Measure accuracy, too: JSON lines of prompt, choices and answer, or NAME,NAME of "
             "lm-evaluation-harness.",
         ),
     ] = None,
@@ -85,7 +85,7 @@ def diagnose(
         bool,
         typer.Option(
             "--weights-only",
-            help="Statistics of the weights in the files, of any size; nothing is run.",
+            help="Only read statistics of the weights in the files, of any size; nothing is run.",
         ),
     ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",

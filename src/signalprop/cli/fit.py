@@ -102,13 +102,13 @@ def _failure(found: Fit, result: dict[str, Any]) -> str | None:
     """What still does not fit."""
     over = sorted({f"{one.where} {one.what}" for one in found.over})
     if over:
-        return f"still beyond float16, and no weight can move it: {', '.join(over[:4])}"
+        return f"still beyond float16, where no weight can rescale it: {', '.join(over[:4])}"
     if result["out"] and (after := result["float16_error"]["after"]) is None:
-        return "every activation fits, but outputs in float16 are not finite; are weights beyond it?"
+        return "every activation fits, but outputs in float16 are not finite; do weights exceed its range?"
     if result["out"] and after > _FAR:
         return (
             f"every activation fits, but outputs in float16 differ by {after:.1e} of the largest: some module squares "
-            "or sums beyond it; try a larger margin= of signalprop.fit"
+            "or sums numbers beyond its range; try a larger margin= of signalprop.fit"
         )
     return None
 
@@ -134,9 +134,9 @@ def _show(found: Fit, result: dict[str, Any]) -> None:
         [one.what, one.where, number(one.before), number(one.after), _verdict(one, LARGEST, limit)] for one in rows
     ]
     output.echo(text_table(["what", "where", "before", "after", "verdict"], lines, left=2))
-    facts = [("float16", f"largest number {LARGEST:.0f}; {found.margin} powers of two are to stay free")]
+    facts = [("float16", f"largest number {LARGEST:.0f}; the margin is {found.margin} powers of two")]
     if not found.changed:
-        fits = "fits" if found.within else "has nothing too large that could be moved"
+        fits = "fits" if found.within else "has nothing too large that weights could rescale"
         facts.append(("fit", f"the model {fits} as it is" + ("" if result["out"] else "; nothing was written")))
     else:
         inner = f"; {len(found.inner)} branches inside, by up to {max(found.inner.values()):g}" if found.inner else ""

@@ -96,7 +96,7 @@ def _gallery(changed: dict[str, Any]) -> dict[str, Parametrization]:
 
     others = changed.keys() - {"n_layers", "seq_len"}
     if others:
-        raise InputError(f"the gallery's networks have only --layers and --seq-len to change, not {sorted(others)[0]}")
+        raise InputError(f"only --layers and --seq-len of the gallery's networks can change, not {sorted(others)[0]}")
     return figure_7(changed.get("n_layers", 100), changed.get("seq_len", 100), _REPEATS)
 
 

@@ -126,6 +126,6 @@ def check_one_input(model: nn.Module, mapping: Mapping) -> None:
         models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
         which = f", as {' or '.join(models)}" if models else ""
         raise InputError(
-            f"give --inside PATH to measure, compare or diagnose a model inside that reads one thing alone{which}: "
-            f"a {type(model).__name__} does not read text or images alone"
+            f"a {type(model).__name__} reads more than text or images alone; give measure, compare or diagnose "
+            f"--inside PATH, a model inside it that does not{which}"
         )

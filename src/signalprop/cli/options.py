@@ -89,7 +89,9 @@ Json = Annotated[
 FailOn = Annotated[
     str | None,
     typer.Option(
-        "--fail-on", metavar="SEVERITY", help="Exit with status 3 if a finding is this severe: fault, warning or note."
+        "--fail-on",
+        metavar="SEVERITY",
+        help="Exit with status 3 for findings of this severity and above: fault, warning, note.",
     ),
 ]
 Plot = Annotated[

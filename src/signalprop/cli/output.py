@@ -219,7 +219,7 @@ def refuse_hours(costs: Sequence[Cost], takes: str = "") -> None:
     seconds = sum(cost.seconds for cost in costs)
     if seconds > _LONGEST:
         takes = takes or f"about {seconds:,.0f} s or more; fewer layers (--layers) take less"
-        raise InputError(f"this would take {takes}; predict with --fidelity moments (the shortest) or kernel does it")
+        raise InputError(f"this would take {takes}; choose predict with --fidelity moments (the fastest) or kernel")
 
 
 def facts(*lines: tuple[str, object]) -> None:

@@ -38,7 +38,7 @@ def schemes(
         str | None, typer.Argument(metavar=opt.SCHEME, help="Describe this scheme; with --for it may have options.")
     ] = None,
     architecture: Annotated[
-        str | None, typer.Option("--for", metavar="ARCH", help="Say what comes out for this network.")
+        str | None, typer.Option("--for", metavar="ARCH", help="Predict this network under the scheme, or under each.")
     ] = None,
     json_file: opt.Json = None,
 ) -> None:
@@ -170,7 +170,7 @@ def _compared(everything: dict[str, dict[str, Any]]) -> str:
     lines += (
         [fill(f"then: {', '.join(more)} (--json has their numbers)", COLUMNS, break_on_hyphens=False)] if more else []
     )
-    lines += [fill(f"do not apply: {', '.join(refused)} (their NAME says why)", COLUMNS)] if refused else []
+    lines += [fill(f"do not apply: {', '.join(refused)} (see schemes NAME --for ARCH)", COLUMNS)] if refused else []
     return "\n".join([*lines, fill(_KEY, COLUMNS)])
 
 

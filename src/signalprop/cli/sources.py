@@ -43,7 +43,7 @@ def is_model(source: str) -> bool:
 def check_as_it_is(changed: dict[str, Any], scheme: str | None = None) -> None:
     """Raise InputError where options change a directory's model: fields of its architecture, or its scheme."""
     if changed.keys() - {"seq_len"} or scheme:
-        raise InputError("a directory's model is taken as it is; of the architecture only --seq-len can change")
+        raise InputError("the model of a directory is taken as it is; only --seq-len can change")
 
 
 def check_built(**given: Any) -> None:

@@ -141,7 +141,7 @@ def _by_frequency(text: str) -> tuple[list[str], IntArray]:
     words = (numbers.setdefault(one.group(), len(numbers)) for one in _WORD.finditer(text))
     places = np.fromiter(words, np.int64)
     if not numbers:
-        raise InputError("there is no word in the text; expected natural language")
+        raise InputError("the text has no words; expected natural language")
     order = np.argsort(-np.bincount(places), kind="stable")
     names = list(numbers)
     return [names[i] for i in order], np.argsort(order)[places]

@@ -62,8 +62,8 @@ def _norms_off(d: Diagnosis) -> Iterable[Finding]:
             severity="fault",
             name="norm output off",
             layers=layers,
-            text=f"{named(layers)}: branches read {measured:.3g} times what their norm makes of the stream by its "
-            f"weights; expected {scale:.3g}",
+            text=f"{named(layers)}: branches read {measured:.3g} times the output that the weights of their norm "
+            f"give; expected {scale:.3g} times",
             cause="a factor on the norm that is not among the weights, such as a scale in a buffer that "
             "materialising from the meta device (to_empty) has erased",
             remedy="set the scale again after to_empty, or keep it as a Python number (signalprop.apply does)",

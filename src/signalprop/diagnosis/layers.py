@@ -112,7 +112,7 @@ def layer_calls(attached: Attached, arguments: dict[str, Any], skip_first: int) 
     def ran(k: int, stack: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         x, y = read_by(args, kwargs), first_tensor(output)
         if x is None or y is None or x.shape != y.shape:
-            raise InputError(f"layer {k}: its module does not make a stream of a stream; fix Mapping.layers")
+            raise InputError(f"layer {k}: its module does not map a stream to a stream; fix Mapping.layers")
         found[k] = Call(layer, args, kwargs, x, y, positions.of(stack, (x.shape[0], x.shape[1]), x.device)[0])
 
     for k, (layer, stack) in enumerate(zip(layer_modules(attached), stacks_of(attached.mapping), strict=True)):

@@ -118,13 +118,13 @@ def _said(first: _First, layers: Mapping[str, int]) -> Finding:
     layer = next((layers[place] for place in places if place in layers), None)
     tests = (None, _masked(first), _overflow(first), _divided(first))
     found = next(((i, said) for i, said in enumerate(tests) if said), None)
-    cause, advice = found[1] if found else ("none of the causes that were looked for", "look at this operation")
+    cause, advice = found[1] if found else ("none of the causes that were tested", "look at this operation")
     ruled = _RULED[: found[0]] if found else _RULED
     where = f" in {first.module}" if first.module else ""
     who = "the model" if layer is None else f"layer {layer} is the first that"
     return fault(
         name="not finite", layers=() if layer is None else (layer,),
-        text=f"{who} makes NaN or infinite values, by {first.name}{where}: {cause}",
+        text=f"{who} produces NaN or infinite values, in {first.name}{where}: {cause}",
         remedy=advice, cause=f"tested: its inputs are finite; ruled out: {', '.join(ruled)}",
     )  # fmt: skip
 

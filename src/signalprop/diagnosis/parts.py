@@ -100,7 +100,7 @@ def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Find
             name="norm epsilon", layers=tuple(off),
             text=f"{named(tuple(off))}: the epsilon of the first norm is {eps:.3g} and the stream that it reads has "
             f"variance {carried:.3g} (layer {layer}): branches read {math.sqrt(carried / (carried + eps)):.2f} times "
-            "what a norm gives",
+            "the usual output of a norm",
             remedy="an epsilon of 1e-5 or 1e-6, as the model was trained with, or a larger token table",
             cause="tested: the stream was measured",
         ),
@@ -189,11 +189,11 @@ def _ties(attached: Attached) -> Iterator[Finding]:
         return
     equal = torch.equal(head, table) and bool(table.any())
     if ties or equal:
-        said = "the configuration says tie_word_embeddings, but the head is a parameter by itself"
+        said = "the configuration says tie_word_embeddings, but the head is a separate parameter"
         yield fault(
             name="head not tied", severity="warning",
             text=(said if ties else "the head is not the token table")
-            + (", with the same numbers for now: training takes them apart" if equal else " with other numbers"),
+            + ("; their numbers are equal until training changes them" if equal else " with other numbers"),
             remedy="call model.tie_weights(), or set tie_word_embeddings to false" if ties
             else "make them one parameter after the weights are drawn and moved: head.weight = tokens.weight",
             cause="tested: the two parameters were compared",
@@ -242,7 +242,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
             text="every token has one expert, whose weight is divided by itself: it is always 1, so no gradient of "
             "the loss reaches the router",
             remedy="use the probability itself as the weight (norm_topk_prob=False), or two experts per token",
-            cause="tested: by how the weights of chosen experts are made",
+            cause="tested: by how the weights of chosen experts are computed",
         )  # fmt: skip
     zero = tuple(row.layer for row in rows if _none(matrix_of(row.weights["router"])))
     if zero:

@@ -38,7 +38,7 @@ def norms_of_zeros(found: Sequence[tuple[int | None, str]], cause: str) -> Itera
         at = tuple(dict.fromkeys(layer for layer, _ in here if layer is not None))
         yield fault(
             name="norm of zeros", layers=at, tensors=names, cause=cause,
-            text=f"{named(at)}: the gains of {paths} are all 0, so that what reads them reads its bias alone or "
+            text=f"{named(at)}: the gains of {paths} are all 0, so whatever reads them reads only the bias or "
             "nothing, and gets no gradient" if at
             else f"the gains of the final norm ({paths}) are all 0: every word has the same logit, and no gradient "
             "passes",

@@ -180,7 +180,7 @@ def _rows(attached: Attached) -> Iterator[Trial]:
 
 def _moved(words: str, weights: list[Tensor], shift: int, rows: str) -> Trial:
     return Trial(
-        "token rows", f"rows of the {words} stand {rows} the place where they are read",
+        "token rows", f"rows of the {words} are stored {rows} the place where they are read",
         f"rows of the {words} moved by {-shift:+d}",
         lambda: other_values([(w, w.data.roll(-shift, 0)) for w in weights]),
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _positions(attached: Attached) -> Iterator[Trial]:
     for shift in _SHIFTS:
         rows = f"{abs(shift)} row{'s' if abs(shift) > 1 else ''} {'behind' if shift < 0 else 'before'}"
         yield Trial(
-            "position rows", f"what the position table holds for a place stands {rows} where the model reads it",
+            "position rows", f"the rows of the position table are stored {rows} the place where the model reads them",
             f"rows of the position table moved by {shift:+d}",
             lambda shift=shift: other_values([(held.weight, held.weight.data.roll(shift, 0))]),  # type: ignore[misc]
         )  # fmt: skip

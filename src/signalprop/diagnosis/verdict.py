@@ -161,7 +161,8 @@ def _no_layer(d: Diagnosis) -> Iterator[Passed]:
     if _none_counts(d) and not _unsure(d):
         costs = _removals(d)
         most = max(cost for cost, _ in costs.values())
-        text = f"without any one layer the loss rises by at most {most:.3g} nats per token (of {_loss(d):.3g})"
+        rises = f"rises by at most {most:.3g} nats per token (of {_loss(d):.3g})" if most > 0 else "does not rise"
+        text = f"without any one layer the loss {rises}"
         yield Passed(most, COUNTING_LOSS, text=text, layers=tuple(costs))
 
 

@@ -329,8 +329,8 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         name="unlike its initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
         text="the weights are fresh, and not what this family's initialiser draws: "
-        + "; ".join(said[:8])
-        + (f"; and {len(said) - 8} more" if len(said) > 8 else ""),
+        + "; ".join(said[:4])
+        + (f"; and {len(said) - 4} more" if len(said) > 4 else ""),
         cause=cause,
         remedy="signalprop check MODEL --scheme huggingface lists every weight",
     )

@@ -290,7 +290,7 @@ def _who_sees_whom(model: nn.Module, arguments: dict[str, Any], causal: bool) ->
         if again is not None and (moved := float((again - said).abs().max())) > _SAME * size:
             yield fault(
                 name="differs between calls",
-                text=f"the same call gives other numbers (by up to {moved:.2g} of {size:.2g}) in evaluation mode",
+                text=f"the same call gives different numbers (by up to {moved:.2g} of {size:.2g}) in evaluation mode",
                 remedy="dropout that does not ask for the mode: F.dropout(x, p, self.training), or nn.Dropout",
                 cause="tested: the same text was read twice",
             )

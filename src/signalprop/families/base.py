@@ -259,7 +259,7 @@ def stretch(said: Config) -> float:
     if said.get("attention_factor"):
         return float(said["attention_factor"])
     if "factor" not in said:
-        raise InputError("rope_parameters of rope_type yarn say no factor; give the one that lengths are stretched by")
+        raise InputError("rope_parameters of rope_type yarn have no factor; give that by which lengths are stretched")
     some, whole = said.get("mscale"), said.get("mscale_all_dim")
     if some and whole:
         return grown(said["factor"], some) / grown(said["factor"], whole)

@@ -208,7 +208,7 @@ def written_whole(out: Path) -> Iterator[Path]:
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.ENOTEMPTY:
-            reason = "it has been filled meanwhile"
+            reason = "somebody else has written to it meanwhile"
         # safetensors has an error of its own for what the system refuses, and may not be installed
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise

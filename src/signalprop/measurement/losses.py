@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.hooks import loss_and_logits
 
 Loss = Callable[[Any], Tensor]
-ASSUMED = "the loss is the mean cross-entropy of the next token, since nothing says which (loss=)"
+ASSUMED = "the loss is assumed to be the mean cross-entropy of the next token (loss= gives another)"
 _MASK = "attention_mask"
 
 

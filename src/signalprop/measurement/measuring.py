@@ -347,7 +347,7 @@ class Probe:
             if recorder is None or not recorder.model.training:
                 raise
             if not self._told:
-                LOGGER.warning(f"no Profile of a step that skips layers; the next whole one has it: {error}")
+                LOGGER.warning(f"this step skipped layers, so it has no Profile; the next whole step has one: {error}")
             self._again = self._told = True
             return None
         finally:

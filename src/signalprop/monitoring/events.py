@@ -11,7 +11,7 @@ _RATE = "lower the learning rate or warm up longer, from the last checkpoint bef
 # By quantity: name; what likely causes it; what to do next.
 _EVENTS: dict[str, tuple[str, str, str]] = {
     "finite": (
-        "not finite", "an overflow, or the step before was of a broken gradient",
+        "not finite", "an overflow, or a broken gradient in the step before",
         "signalprop diagnose names the operation; go back to the last checkpoint, or train in bfloat16",
     ),
     "loss": ("loss jump", "an update that was too large where it moved first", _RATE + ", or clip gradients"),

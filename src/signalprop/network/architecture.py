@@ -221,6 +221,8 @@ def architecture_of(subject: object) -> Architecture:
     """
     if isinstance(subject, Architecture):
         return subject
+    if isinstance(subject, str) and "/" in subject:
+        raise InputError(f"{subject:.200} is a path; give Architecture.from_hf(path), or the loaded model")
     if isinstance(subject, str):
         return Architecture.preset(subject)
     if isinstance(subject, Config):

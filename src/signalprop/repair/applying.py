@@ -94,11 +94,11 @@ def apply(
         )
     if adapted := adapters_in(model):
         raise InputError(
-            f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start the scheme knows "
-            "nothing of; apply the scheme to the plain model and add the adapters then, or merge_and_unload() first"
+            f"the model has PEFT's adapters ({adapted[0]} and {len(adapted) - 1} more), whose start no scheme "
+            "sets; apply the scheme to the plain model and add the adapters afterwards, or merge_and_unload() first"
         )
     if redraw and not initialize:
-        raise InputError("redraw draws new weights and initialize=False keeps those there are; choose")
+        raise InputError("redraw=True draws new weights and initialize=False keeps the present ones; give one of them")
     called = remember(model, inputs if inputs is not None else data)
     arguments = called if called is not None else data if isinstance(data, dict) else None
     data = called if data is None else data
@@ -156,9 +156,9 @@ def apply(
             record.function_changed = before.changed_in_words()
             if record.function_changed and not change_function:
                 raise InputError(
-                    f"something has been learnt in the weights ({trained}), and scheme {table.scheme!r} changes what "
-                    f"they compute: {record.function_changed}; give change_function=True (--change-function) to keep "
-                    "them all the same, or redraw=True (--redraw) to draw new ones"
+                    f"the weights are trained ({trained}), and scheme {table.scheme!r} changes what they compute: "
+                    f"{record.function_changed}; give change_function=True (--change-function) to accept that, or "
+                    "redraw=True (--redraw) to draw new weights"
                 )
     if wanted and trained:
         warnings.warn(

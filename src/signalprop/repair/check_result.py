@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from textwrap import fill
 from typing import Any, Literal, get_args
 
 from signalprop.files.validation import typed
 from signalprop.network.kinds import kind_named
-from signalprop.network.shown import Shown
+from signalprop.network.shown import COLUMNS, Shown
 from signalprop.results.text import number, text_table
 
 SCHEMA = "signalprop/check/1"
@@ -118,7 +119,7 @@ class Check(Shown):
         return f"<Check: {self.summary()}>"
 
     def __str__(self) -> str:
-        return f"{self.table()}\n{self.summary()}"
+        return f"{fill(self.summary(), COLUMNS)}\n\n{self.table()}"
 
 
 def check_table(check: Check, *, everything: bool = False) -> str:

@@ -96,12 +96,12 @@ def check(
         notes = []
         if kept:
             kept_ones = "the weights, which `apply` kept"
-            notes.append(f"not checked: {kept_ones}; multipliers alone were")
+            notes.append(f"only multipliers were checked, not {kept_ones}")
         if others:
             more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-            notes.append(f"not checked, no scheme speaks of them: {', '.join(others[:6])}{more}")
+            notes.append(f"not checked, since no scheme sets them: {', '.join(others[:6])}{more}")
         if any((column != 1).any() for column in table.learning_rates.values()):
-            notes.append("not checked, they are not in a model: the scheme's learning rates")
+            notes.append("not checked, since a model does not hold them: the scheme's learning rates")
         if (read := attached.mapping.architecture.layer_inputs) is not None:
             layers = ranges(list(changed(read)))
             notes.append(f"layers {layers} read earlier streams too, which no scheme is derived for: see predict")

@@ -76,8 +76,8 @@ def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
             del config.signalprop
     if error > _NEGLIGIBLE:
         warnings.warn(
-            f"fold: a checkpoint keeps one epsilon for all norms, so those that were matched to the stream are back at "
-            f"the model's own; outputs of norms change by up to {error:.1e} of themselves",
+            "fold: a checkpoint has one epsilon for all norms, so those matched to the stream are reset to "
+            f"the configuration's; outputs of norms change by up to {error:.1e} (relative)",
             UserWarning,
             stacklevel=2,
         )

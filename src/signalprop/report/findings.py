@@ -121,7 +121,7 @@ def as_known(profile: Profile) -> list[str]:
     near = [name for name in near if name == near[0] or apart[name] < math.log(10)]
     names = ", ".join(f"{name} ({known_good()[name]['gradient_ratio']:.3g})" for name in near)
     return [
-        f"{'':<20}like {names}, which train{'s' * (len(near) == 1)}",
+        f"{'':<20}these train: {names}, at 128 tokens",
         f"{'':<20}{number(math.exp(parts.lower))} over the lower half, {number(math.exp(parts.upper))} over the upper",
     ]
 

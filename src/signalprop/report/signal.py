@@ -102,7 +102,7 @@ def charts(found: Sequence[Shown], slider: str = "") -> list[Chart]:
         logarithmic(chart(_GRADIENT, gradient, "variance, last = 1", "Relative to that after the last sublayer.")),
         chart(_CORRELATION, correlation, "correlation", "1: all tokens have become the same vector.",
               limits=(lowest, 1.03)),
-        logarithmic(chart(_SENSITIVITY, sensitivity, "variance that a layer adds / of the stream it meets",
+        logarithmic(chart(_SENSITIVITY, sensitivity, "variance that a layer adds / of the stream that enters",
                           "Layers far below 1 / depth hardly matter; the sum is the network's sensitivity.", log=True)),
         chart("Correlation between streams", between, "correlation", "Mean over pairs of the residual streams.",
               limits=(-1.03, 1.03)),
@@ -238,8 +238,8 @@ def _agreement(items: Mapping[str, Comparison], groups: Mapping[int, str]) -> li
     """How well predictions and measurements agree, one line per quantity."""
     rows = [[groups[id(item.predicted)], *row] for item in items.values() for row in agreement_rows(item)]
     caption = (
-        "Errors over sublayers: ln of the ratio; of a correlation the difference, over at least 0.1. z: over what "
-        "networks of this width scatter by, about 1 where nothing else is left."
+        "Errors over sublayers: ln of the ratio; for correlations the difference over the correlation (at least 0.1). "
+        "z: the error over the scatter of networks of this width; about 1 if that scatter explains it."
     )
     title = "Agreement of prediction and measurement"
     return [Table(title, ["scheme", "quantity", *AGREEMENT], rows, left=2, caption=caption)] if rows else []

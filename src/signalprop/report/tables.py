@@ -72,8 +72,8 @@ def _with_error(text: str, error: FloatArray | None, index: int, *, relative: bo
         return text
     size = float(error[index])
     if relative:
-        return f"{text} ±{100 * size:.2g}%" if size >= 1e-4 else f"{text} ±0.00%"
-    return f"{text} ±{size:.2g}" if size >= 1e-4 else f"{text} ±0.0000"
+        return f"{text}±{100 * size:.2g}%" if size >= 1e-4 else f"{text}±0.00%"
+    return f"{text}±{size:.2g}" if size >= 1e-4 else f"{text}±0.0000"
 
 
 def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS, errors: bool = True) -> str:
@@ -120,9 +120,9 @@ def _stream(series: Series, i: int, errors: bool) -> tuple[str, str]:
 def comparison_table(comparison: Comparison, *, max_rows: int | None = MAX_ROWS, errors: bool = True) -> str:
     """One line per layer: predicted beside measured (± standard error) variance, token correlation, gradient."""
     predicted, measured = comparison.predicted, comparison.measured
-    header = ["stream var", "measured", "token corr", "measured"]
+    header = ["variance", "measured", "token r", "measured"]
     with_gradient = predicted.gradient is not None and measured.gradient is not None
-    header += ["grad var", "measured"] if with_gradient else []
+    header += ["gradient", "measured"] if with_gradient else []
 
     def cells(layer: _Layer) -> list[str]:
         both = [_stream(p.forward["stream_out"], layer.last, errors) for p in (predicted, measured)]
@@ -162,16 +162,16 @@ def agreement_table(comparison: Comparison) -> str:
     """One line per quantity: R² on the logarithm, median, 95th-percentile and mean error, standard error, z."""
     rows = [[name.replace("correlation", "corr"), *cells] for name, *cells in agreement_rows(comparison)]
     table = text_table(["agreement", *AGREEMENT], rows)
-    return f"{table}\n\n{agreement_in_words(comparison)}"
+    return f"{table}\n{agreement_in_words(comparison)}"
 
 
 def agreement_in_words(comparison: Comparison) -> str:
     """Whether more than the scatter of so many random networks lies between the two, and where most."""
     derived = [item for item in comparison.agreements if item.z is not None]
     if not derived:
-        return "verdict             none: how single networks scatter is not derived here"
+        return "verdict             none: the scatter of single networks is not known here"
     known = {item.quantity: item.z for item in derived if item.z is not None and item.median > SMALL_ERROR}
     if max(known.values(), default=0.0) <= LARGE_Z:
-        return "verdict             what differs by over 2 % is the scatter of single networks"
+        return "verdict             differences over 2 % are the scatter of single networks"
     name = max(known, key=lambda key: known[key])
     return f"verdict             {name}: beyond the scatter of single networks (z {known[name]:.1f})"

@@ -86,9 +86,10 @@ def _roles(w: StoredWeights) -> str:
     rows = sorted(w.roles, key=lambda role: (-role.not_finite, -role.n))
     head = ["role", "weights", "rms", "first", "last", "max/rms", "zeros"]
     head += ["change"] * (w.against is not None)
-    table = text_table(head, [_cells(role, w.against is not None) for role in rows[:_ROWS]])
-    left = sum(role.tensors for role in rows[_ROWS:])
-    more = f"\nleft out: {len(rows) - _ROWS} smaller roles with {left} tensors (--json has all)" if left else ""
+    n = _ROWS if w.against is None else _ROWS - 6  # a comparison takes lines, too
+    table = text_table(head, [_cells(role, w.against is not None) for role in rows[:n]])
+    left = sum(role.tensors for role in rows[n:])
+    more = f"\nleft out: {len(rows) - n} smaller roles with {left} tensors (--json has all)" if left else ""
     return f"\n{table}{more}" if rows else ""
 
 

@@ -31,7 +31,7 @@ class Finding(Value):
         text: one sentence with the numbers. quantity: what was compared; value, bound: with what; None where nothing
             is counted.
         evidence: what the bound rests on. cause: only where a test of it ran. remedy: what to try, never what is there
-            already. confidence: `clear`, or `narrow` where the bound is passed by less than a factor of 3.
+            already. confidence: `clearly beyond the bound`, or `narrowly`: by less than a factor of 3.
         page: where to read on, a command or a page of the documentation. step: of training, None: not in training.
     """
 

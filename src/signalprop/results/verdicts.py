@@ -177,10 +177,10 @@ def _exploding(profile: Judged, step: int | None) -> Iterator[Passed]:
     begins = f"its variance at the first sublayer is {shown} times that at the last"
     for parts in halves(profile):
         if parts.upper > _RISES:
-            more = f"{_shown(parts.upper)} over the upper half of the layers, in known models 7 at most"
+            more = f"{_shown(parts.upper)} over the upper half of the layers; known models have at most 7"
             yield Passed(math.exp(min(parts.upper, 700)), 10.0, parts.upper - _RISES, f"{begins} ({more})")
         elif parts.excess > bound:
-            more = f"{_shown(parts.excess)} times as much as the stream grows, above {_shown(bound)}"
+            more = f"{_shown(parts.excess)} times the growth of the stream over the lower half, above {_shown(bound)}"
             yield Passed(math.exp(min(parts.excess, 700)), math.exp(bound), parts.excess - bound, f"{begins} ({more})")
 
 
@@ -204,9 +204,9 @@ def _collapse(profile: Judged, step: int | None) -> Iterator[Passed]:
         return
     most = float(r[above].max())
     where = (
-        f"from sublayer {int(above[0])} on tokens correlate above {bound:g} ({most:.4f} at most)"
+        f"from sublayer {int(above[0])} on, token correlations are above {bound:g} (at most {most:.4f})"
         if above[-1] == profile.n_sublayers - 1
-        else f"{above.size} of {profile.n_sublayers} sublayers are above {bound:g}"
+        else f"token correlations are above {bound:g} at {above.size} of {profile.n_sublayers} sublayers"
     )
     beyond = math.log((1 - bound) / (1 - most)) if most < 1 else math.inf
     yield Passed(most, bound, beyond, where, _layers(profile, above))
@@ -381,14 +381,14 @@ def findings_of(profile: Judged, step: int | None = None) -> Findings:
     found = []
     for rule in RULES:
         for passed in list(rule.passed(profile, step))[:1]:
-            margin = "narrow, within a factor of 3 of the bound" if passed.beyond < math.log(NARROW) else "clear"
+            margin = ("narrowly" if passed.beyond < math.log(NARROW) else "clearly") + " beyond the bound"
             remedies = [remedy.text for remedy in rule.remedies if not remedy.has(profile)]
             found.append(
                 Finding(
                     name=rule.name, text=passed.text, layers=passed.layers, quantity=rule.quantity,
                     value=passed.value if math.isfinite(passed.value) else None, bound=passed.bound,
                     evidence=rule.evidence, remedy=_tried(remedies[:3]),
-                    confidence=f"{margin}, of one network" if profile.n_seeds == 1 else margin,
+                    confidence=f"{margin}, in one network" if profile.n_seeds == 1 else margin,
                     page=f"signalprop --explain '{rule.name}'", step=step,
                 )
             )  # fmt: skip

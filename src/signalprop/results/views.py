@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network import shown
 from signalprop.network.shown import report_module
@@ -31,6 +32,12 @@ class Shown(shown.Shown):
     def summary(self) -> str:
         """The result in a few lines: the network, warnings, and its numbers. Not for sweeps."""
         return cast("str", report_module("findings").described(self))
+
+    def __str__(self) -> str:
+        try:
+            return shown.wrapped(self.summary())
+        except InputError:  # a sweep
+            return repr(self)
 
     def _figure(self) -> Any:
         return self.plot()

@@ -189,5 +189,5 @@ def _proofs(found: Anatomy) -> Iterator[str]:
     yield f"proved              {len(proved)} of {len(branches)} sums{largest}"
     norms = [norm for norm in found.norms if norm.kind != "unknown"]
     yield f"norms proved        {len(norms)} of {len(found.norms)}"
-    made = "made up: " if found.invented else ""
+    made = "random: " if found.invented else ""
     yield f"input               {made}{', '.join(found.inputs)}"

@@ -65,7 +65,7 @@ def anatomy_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) 
             why = f"{type(model).__name__} does not run on {', '.join(given)} ({what})"
             if not numbers:
                 raise InputError(f"initialise it, since this model needs numbers to run: {why}") from None
-            refusal = UnknownCall(f"{why}, which was made up") if invented else InputError(f"change the inputs: {why}")
+            refusal = UnknownCall(f"{why}, which are random") if invented else InputError(f"change the inputs: {why}")
             raise refusal from None
         stacks = tuple(finder.stacks())
         if not stacks:

@@ -136,7 +136,7 @@ def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dic
         return [replace(branch, caveat=branch.caveat or caveat) for branch in group]
     missing = [place for place in places if place not in tensors]
     if missing:
-        return [replace(branch, caveat="a second pass did not meet it again") for branch in group]
+        return [replace(branch, caveat="a second pass did not find it again") for branch in group]
     values = [tensors[place] for place in places if place is not None]
     total = values[1].double()
     if any(v.numel() != total.numel() for v in values):

@@ -179,7 +179,7 @@ class _Replay:
             miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
             alone = "one token attends to itself" if self.tokens == 1 else "its scores are so small"
             miss = f" ({alone}, so that any queries and keys would do)" if found <= LIMIT else miss
-            return f"what {names} are to {last.path} is not proved{miss}"
+            return f"the roles of {names} in {last.path} are not proved{miss}"
         checked = self._checked(found)
         if branch.sort == "attention" and isinstance(checked, Replayed):
             self.like["attention", found.across] = found
@@ -210,7 +210,7 @@ class _Replay:
             return self._checked(found)
         name = next(path for path, t in stored.items() if t.ndim == 3)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
-        return f"{name} holds experts, and what they are to {home} is not proved{miss}"
+        return f"{name} holds experts, whose role in {home} is not proved{miss}"
 
     def _multi_head(
         self, branch: Branch, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor
@@ -219,7 +219,7 @@ class _Replay:
         streams = (None,) if memory is None else (None, memory)
         found = (multi_head_attention(branch.module, module, entry, keys, given, LIMIT) for keys in streams)
         proved = next((one for one in found if one is not None), None)
-        return proved or f"what in_proj_weight and out_proj are to {branch.module} is not proved"
+        return proved or f"the roles of in_proj_weight and out_proj in {branch.module} are not proved"
 
     def _checked(self, found: Replayed) -> Replayed | str:
         """The same, where every map is the linear map of its weight."""
@@ -254,7 +254,7 @@ class _Replay:
             return self._checked(found)
         miss = f" (the nearest replay is off by {found:.1g})" if found < 10 else ""
         names = ", ".join(m.path.rpartition(".")[2] for m in maps)
-        return f"what {names} and the convolution {taps[0][0]} are to {last.path} is not proved{miss}"
+        return f"the roles of {names} and of the convolution {taps[0][0]} in {last.path} are not proved{miss}"
 
     def _entry(self, branch: Branch) -> Tensor | None:
         """What the branch's first maps read."""

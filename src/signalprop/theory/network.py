@@ -73,7 +73,7 @@ def check_averages(p: Parametrization) -> None:
     """Raise InputError where averages over positions say nothing: attention is shaped, or has ALiBi."""
     if is_shaped(p):
         raise InputError(
-            "fidelity 'moments' averages over all tokens alike, and attention here is "
+            "fidelity 'moments' averages over all tokens, and attention here depends on positions: "
             f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}; expected fidelity kernel or simulate"
         )
 

@@ -149,7 +149,7 @@ def _write(target: Path, fill_in: Callable[[Path], None]) -> None:
             shutil.rmtree(target, ignore_errors=True)  # one that was found damaged
     except InputError as error:
         steps = [step_of(item) for item in folder.glob("checkpoint-*") if (item / MARKER).is_file()]
-        left = f"the one of step {max(steps)} is kept; " if steps else ""
+        left = f"the one of step {max(steps)} remains; " if steps else ""
         reason = str(error).removeprefix("cannot write ")
         raise InputError(f"cannot write the checkpoint {reason}; {left}fix that, and go on with --resume") from None
 
@@ -280,7 +280,7 @@ def offset_of(checkpoint: Path) -> StreamOffset | None:
     try:
         return StreamOffset(**read_json(checkpoint / STREAM))
     except TypeError:
-        raise InputError(f"{checkpoint} is of a version that drew from streams otherwise; start the run anew") from None
+        raise InputError(f"{checkpoint} is of a version with another order of examples; start the run anew") from None
 
 
 def _hex(state: Tensor) -> str:

@@ -103,8 +103,8 @@ class Loop:
         asked_for, there = self.recipe.cadence.validation_examples, len(self.prepared.validation)
         if there < asked_for and first():
             print(
-                f"signalprop: only {there:,} of the {asked_for:,} validation examples that cadence.validation_examples "
-                "asks for are there, and the validation loss is the noisier; hold out more with data.validation",
+                f"signalprop: there are only {there:,} of the {asked_for:,} validation examples that "
+                "cadence.validation_examples asks for, so the loss is noisier; hold out more with data.validation",
                 file=sys.stderr,
             )
         self._validation = Ordered(self.prepared.validation, min(asked_for, there), 0, shuffle=False)

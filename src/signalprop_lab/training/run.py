@@ -261,7 +261,7 @@ class _Run:
             self._write_model(merged.merge_and_unload(), "folded")
             return ""
         if not is_pretrained(type(model)):
-            return "signalprop builds this network; models of transformers are folded"
+            return "only models of transformers are folded"
         if record_of(model) is None:
             return "it has no scheme"
         try:

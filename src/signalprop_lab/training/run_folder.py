@@ -27,8 +27,8 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
         if longer and before.model_copy(update={"budget": recipe.budget}) == recipe:
             if last_good(folder / "checkpoints") is None:
                 raise InputError(
-                    f"{folder} has no checkpoint to go on from to {recipe.budget.steps} steps; runs with a "
-                    "cadence.save keep them"
+                    f"{folder} has no checkpoint from which to continue to {recipe.budget.steps} steps; only "
+                    "runs with a cadence.save have them"
                 )
             return None
         if before != recipe:

@@ -266,8 +266,7 @@ def _reading(name: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, PermissionError) and ".cache" in str(error.filename):
             raise InputError(
-                f"cannot write {error.filename}, where what is read of {name} is kept; set HF_HOME to a "
-                "directory that can be written to"
+                f"cannot write {error.filename}, the cache of {name}; set HF_HOME to a directory that can be written to"
             ) from None
         raise InputError(f"cannot read {name}: {first_line(error)[:200]}") from None
 

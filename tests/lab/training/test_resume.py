@@ -200,7 +200,7 @@ def test_a_full_disk(apart: Path, tmp_path: Path) -> None:
     assert finish(start(recipe, out, said, resume=True, file_size=60_000)) == 2
     text = said.read_text()
     assert text.count("\n") == 1 and "cannot write the checkpoint" in text and "File too large" in text
-    assert f"the one of step {had[-1]} is kept" in text
+    assert f"the one of step {had[-1]} remains" in text
     assert checkpoint_steps(out) == had
     run(recipe, out, resume=True)
     assert same_course(apart / "whole", out)

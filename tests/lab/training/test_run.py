@@ -57,7 +57,7 @@ def test_a_finished_run_can_be_given_more_steps(tmp_path: Path, four: Result, te
     with pytest.raises(InputError, match="budget"):
         run(tmp_path / "run", "budget.steps=3", text, resume=True)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(InputError, match=r"no checkpoint to go on from to 5 steps; runs with a cadence\.save keep"):
+    with pytest.raises(InputError, match=r"no checkpoint from which to continue to 5 steps; only runs with a cad"):
         run(tmp_path / "run", "budget.steps=5", text, resume=True)
 
 

@@ -58,7 +58,7 @@ class Settings(KindSettings):
         if self.top_k > self.n_experts // self.n_groups * self.top_groups:
             raise ValueError(f"experts: top_k {self.top_k} is more than {self.top_groups} groups hold")
         if self.n_groups > 1 and self.scores != "softmax" and self.n_experts < 2 * self.n_groups:
-            raise ValueError("experts: groups are as good as their best two; expected at least two experts each")
+            raise ValueError("experts: a group is scored by its best two experts; expected two experts in each")
         if self.hashed and not self.normalised:
             raise ValueError("experts: what a table of ids chooses has weights that sum to scale; expected normalised")
         if self.up_shift and self.shared_width:
