@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from signalprop.errors import InputError
 from signalprop_lab.training.grid import Point, grid_of, load_sweep, shipped_sweeps
+from signalprop_lab.training.networks import sample_batch, table_of
+from signalprop_lab.training.recipe import architecture_of
 from signalprop_lab.training.sweep_definition import Sweep
+from signalprop_lab.training.tasks import prepare
 from sweeping import BASE, SWEEP
 
 
@@ -147,3 +150,24 @@ def test_sweeps_of_the_package_can_be_loaded() -> None:
         grid = load_sweep(name)
         assert f"sweep-{grid.sweep.name}" == name
         assert grid.sweep.title
+
+
+@pytest.mark.slow
+def test_every_cell_of_the_sweeps_of_the_package_has_a_network() -> None:
+    """A scheme refuses some architectures: TAT a GELU, say, which stops one run after another."""
+    refused = []
+    for name in shipped_sweeps():
+        grid, texts = load_sweep(name), {}
+        rate = None if grid.sweep.tune is None else grid.sweep.tune.values[0]
+        for cell in grid.cells:
+            recipe = grid.recipe(Point(cell, rate, grid.sweep.seeds[0]))
+            if recipe.model.architecture is None or recipe.model.scheme is None:
+                continue
+            data = recipe.data.model_dump_json()
+            prepared = texts[data] = texts[data] if data in texts else prepare(recipe)
+            architecture = architecture_of(recipe, prepared.facts)
+            try:
+                table_of(recipe.model, architecture, sample_batch(prepared, 32).statistics(architecture))
+            except InputError as error:
+                refused.append(f"{name}, {cell}: {error}")
+    assert not refused
