@@ -165,7 +165,7 @@ _CONTAINERS = (Sequence, Iterable, Mapping, tuple, list, dict)
 
 def _is_container(value: Any, origin: Any, members: tuple[Any, ...]) -> bool:
     if origin in (Mapping, dict):
-        return isinstance(value, Mapping) and all(_is_a(item, members[1]) for item in value.values() if members)
+        return isinstance(value, Mapping) and (not members or _all_are(value.values(), members[1]))
     if isinstance(value, (str, bytes, Mapping)):
         return False
     if origin is Iterable and not isinstance(value, Sequence):
@@ -173,8 +173,19 @@ def _is_container(value: Any, origin: Any, members: tuple[Any, ...]) -> bool:
     if not isinstance(value, Sequence):
         return False
     if origin is not tuple or members[1:] == (...,):
-        return all(_is_a(item, members[0]) for item in value if members)
+        return not members or _all_are(value, members[0])
     return len(value) == len(members) and all(map(_is_a, value, members))
+
+
+def _all_are(values: Iterable[Any], hint: Any) -> bool:
+    if _is_told_by_type(hint):  # then one of each is enough: tables have hundreds of columns
+        values = {type(value): value for value in values}.values()
+    return all(_is_a(value, hint) for value in values)
+
+
+@functools.cache
+def _is_told_by_type(hint: Any) -> bool:
+    return (get_origin(hint) or hint) not in (*_CONTAINERS, Union, UnionType, Annotated)
 
 
 def _is_numbers(value: Any) -> bool:

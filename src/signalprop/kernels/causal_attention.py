@@ -96,7 +96,7 @@ class TokenAttention(Sums):
             1 / (1 - self.dropout),
         )
         double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
-        per_token = np.diagonal(double_mean)
+        per_token = double_mean.diagonal()
         if self.qk == 0:  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(double_mean, self._asks.shape).copy()
             return out, np.maximum(per_token, 0.0) + mean_square / n * (dropped - 1)
@@ -112,7 +112,7 @@ class TokenAttention(Sums):
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
         """Gradient kernel at the input of A V; `value`, `scores` are 0 where that path is left out."""
-        out, per_token = self._sent_back(gradient, np.diagonal(gradient), value, scores)
+        out, per_token = self._sent_back(gradient, gradient.diagonal(), value, scores)
         np.fill_diagonal(out, per_token)
         return out
 
@@ -148,7 +148,7 @@ class TokenAttention(Sums):
         out = self._centred_sum(pairs * (value * popular + scores * keys), values=not value)
         if value:
             out += self._over_queries(self._over_queries(pairs, 0), 1)
-        return out, np.diagonal(out).copy()
+        return out, out.diagonal().copy()
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
         """Per key, what the queries that see it send of a value each, shared out as squared weights are."""
@@ -179,7 +179,7 @@ class TokenAttention(Sums):
         return first - mixed - mixed.T + last
 
     def _value_per_token(self, values: FloatArray) -> FloatArray:
-        return np.diagonal(values)
+        return values.diagonal()
 
     @cached_property
     def _of_values(self) -> Averages:
@@ -199,7 +199,7 @@ class TokenAttention(Sums):
         return self._apart(self._mean_square, self._means[1])
 
     def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
-        centred = mean_square - np.diagonal(double_mean)
+        centred = mean_square - double_mean.diagonal()
         return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
 
     @property
@@ -208,7 +208,7 @@ class TokenAttention(Sums):
         return np.maximum(1 - 1 / self._row_length, 0.5)
 
     def _per_row(self, values: FloatArray) -> FloatArray:
-        return np.broadcast_to(values, (len(self._asks),))
+        return values if len(values) == len(self._asks) else np.broadcast_to(values, (len(self._asks),))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
@@ -296,7 +296,7 @@ class TokenAttention(Sums):
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
         """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
         mean, double = self._means if self._turn is None else self._sums(self._turned, self._per_token)
-        return mean, np.diagonal(double)
+        return mean, double.diagonal()
 
     @cached_property
     def _random_slope(self) -> FloatArray:
@@ -321,8 +321,8 @@ class TokenAttention(Sums):
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values
-        squares = np.diagonal(self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1])
-        total = np.diagonal(v.double_mean)
+        squares = self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1].diagonal()
+        total = v.double_mean.diagonal()
         centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
         per_token = v.per_token - 2 * v.mean + total[:, None]
         turned_own = per_token if self._turn is None else self._from_mean
@@ -348,7 +348,7 @@ class TokenAttention(Sums):
         """Per row, what is left of its mean value: keys in a crowd get less than their share."""
         mean, n = self._of_values.mean, self._row_length
         moved = self._sum_over_visible((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
-        size = np.diagonal(self._of_values.double_mean)
+        size = self._of_values.double_mean.diagonal()
         far = size > 1e-9 * self._of_values.mean_square
         found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
         return self._per_row(1 + np.clip(found, -1.0, 0.0))

@@ -32,6 +32,7 @@ class Columns:
     between: list[FloatArray] = field(default_factory=list)
     keep: NDArray[np.bool_] | Grid | None = None
     bands: bool = True
+    _last: tuple[State, tuple[float, float]] | None = None
 
     @staticmethod
     def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None, bands: bool = True) -> Columns:
@@ -71,7 +72,9 @@ class Columns:
             self.overlap[i] = skipped.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:
-        self.log_variance[point][i], self.correlation[point][i] = state.moments(self.keep)
+        if self._last is None or self._last[0] is not state:  # what one sublayer ends with, the next one begins with
+            self._last = state, state.moments(self.keep)
+        self.log_variance[point][i], self.correlation[point][i] = self._last[1]
 
     def series(self, relative_to: float = 0.0) -> dict[str, Series]:
         return {

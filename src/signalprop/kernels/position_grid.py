@@ -51,10 +51,25 @@ class Grid:
         self.by_power = [self._later(i**-power) for power in (1.0, 2.0, 3.0)]
         self.by_pairs = self._later(np.divide(1.0, i * (i - 1), out=np.zeros(tokens), where=i > 1))
 
-    @property
+    @cached_property
     def weights(self) -> FloatArray:
         """How many positions every node stands for."""
         return np.asarray(self.visible[-1])
+
+    @cached_property
+    def sees(self) -> NDArray[np.bool_]:
+        """Which nodes (columns) a node sees."""
+        return np.tri(len(self.n), dtype=bool)
+
+    @cached_property
+    def lengths(self) -> FloatArray:
+        """Products of the numbers of keys that two nodes see."""
+        return np.multiply.outer(self.n, self.n)
+
+    @cached_property
+    def mean_overlap(self) -> FloatArray:
+        """Shared keys of two nodes over those products."""
+        return 1 / np.maximum.outer(self.n, self.n)
 
     def _halves(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sums of values times phi over the positions after one node, up to the next: of the lower, the upper phi."""
@@ -146,14 +161,13 @@ class Grid:
 
     def sums(self, kernel: FloatArray) -> tuple[float, float]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
-        off, per_token = self.split(kernel)
-        diagonal = float(self.weights @ per_token)
-        return diagonal, self.total(off, per_token) - diagonal
+        (off, per_token), w = self.split(kernel), self.weights
+        return float(w @ per_token), float(w @ off @ w - w @ off.diagonal())
 
     def total(self, off: FloatArray, per_token: FloatArray) -> float:
         """Sum over all pairs of positions, each with itself included, of a kernel as `split` gives it."""
         w = self.weights
-        return float(w @ off @ w - w @ np.diagonal(off) + w @ per_token)
+        return float(w @ off @ w - w @ off.diagonal() + w @ per_token)
 
 
 class EqualTokens(Grid):
@@ -251,7 +265,7 @@ class GridAttention(TokenAttention):
         return self.per_token
 
     def _value_per_token(self, values: FloatArray) -> FloatArray:
-        return np.diagonal(values) if self.value_per_token is None else self.value_per_token
+        return values.diagonal() if self.value_per_token is None else self.value_per_token
 
     @property
     def _turn(self) -> FloatArray | None:
@@ -260,6 +274,14 @@ class GridAttention(TokenAttention):
     @property
     def _row_length(self) -> FloatArray:
         return self.grid.n
+
+    @property
+    def _visible(self) -> NDArray[np.bool_]:
+        return self.grid.sees
+
+    @property
+    def _mean_overlap(self) -> FloatArray:
+        return self.grid.mean_overlap
 
     def _sum_over_visible(self, values: FloatArray) -> FloatArray:
         return np.asarray(np.einsum("ab,ab->a", self.grid.visible, values))
@@ -274,33 +296,33 @@ class GridAttention(TokenAttention):
         return np.asarray((self.grid.by_power[0] * self._shared_out(self._rows.favour[1]).T) @ values)
 
     def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
-        seen, n, e = self.grid.visible, self.grid.n, per_token - np.diagonal(shared)
+        seen, n, e = self.grid.visible, self.grid.n, per_token - shared.diagonal()
         averaged = product(seen, shared)
         single = seen @ e  # at the shorter row
         double = product(averaged, seen.T) + np.where(self._visible, single, single[:, None])
-        return (averaged + e) / n[:, None], double / np.multiply.outer(n, n)
+        return (averaged + e) / n[:, None], double / self.grid.lengths
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
         kernel, per_token, double_mean = self.kernel, self.per_token, self._means[1]
         if not value:
             kernel, _, double_mean, per_token, *_ = self._of_values
-        e = per_token - np.diagonal(kernel)
+        e = per_token - kernel.diagonal()
         apart = product(self.grid.visible, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
-        overlap = np.diagonal(h)
+        overlap = h.diagonal()
 
         def both(values: FloatArray) -> FloatArray:
             """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
-            return product(product(one, values), one.T) - self._of_longer(two @ np.diagonal(values))
+            return product(product(one, values), one.T) - self._of_longer(two @ values.diagonal())
 
         over_second = product(h, one.T)
         core = product(one, over_second) - self._of_longer(two @ overlap)
         step = product(two, e * over_second - apart * overlap[:, None]) - np.multiply.outer(three @ overlap, e)
-        mixed = product(one, apart * over_second) + np.where(self._visible, step, np.diagonal(step))
+        mixed = product(one, apart * over_second) + np.where(self._visible, step, step.diagonal())
         rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
-        return kernel * core + rest, per_token * np.diagonal(core) + np.diagonal(rest)
+        return kernel * core + rest, per_token * core.diagonal() + rest.diagonal()
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
         return np.where(self._visible, per_row[:, None], per_row)
