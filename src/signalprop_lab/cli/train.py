@@ -96,7 +96,8 @@ def train(
 
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
-    from signalprop.results.text import listing
+    from textwrap import shorten
+
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
@@ -114,11 +115,14 @@ def _list(json_file: str | None) -> None:
         for name, recipe in recipes.items()
     }
     lines = [
-        (name, row["description"] + (f" {_time(row['seconds'])}{' of a GPU' * row['gpu']}" if row["seconds"] else ""))
+        f"{name:<21}{_time(row['seconds']) + ' GPU' * row['gpu']:<13}{shorten(row['description'], 46, placeholder=' ...')}"
         for name, row in rows.items()
     ]
-    note = "times: roughly, at 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores; `train NAME --show` prints a recipe"
-    output.deliver(json_file, lambda: rows, lambda: output.echo(f"{listing([*lines, ('', ''), ('', note)])}"))
+    note = (
+        "Times are rough: 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores.\n"
+        "`signalprop train NAME --show` prints a recipe."
+    )
+    output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join([*lines, "", note])))
 
 
 def _seconds(recipe: Recipe) -> float | None:
