@@ -73,8 +73,8 @@ PREDICTED = [f"signalprop predict tgs --layers 192 --norm post --scheme {name} -
 CONFIG = """
 from transformers import GPT2Config
 
-config = GPT2Config(architectures=["GPT2LMHeadModel"], n_layer=8, n_embd=64, n_head=4, vocab_size=256, n_positions=64)
-config.bos_token_id = config.eos_token_id = 0
+size = {"n_layer": 8, "n_embd": 64, "n_head": 4, "vocab_size": 256, "n_positions": 64}
+config = GPT2Config(architectures=["GPT2LMHeadModel"], **size, bos_token_id=0, eos_token_id=0)
 config.save_pretrained("deep")
 """
 COMPARED = (

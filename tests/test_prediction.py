@@ -47,7 +47,7 @@ def said(p: Profile, words: str) -> bool:
 def test_positions_of_a_causal_decoder_are_not_called_alike() -> None:
     two = Architecture.preset("t5-small", n_layers=1, d_model=64, n_heads=4)
     for a, alike in ((two, False), (SMALL, True)):
-        assert said(predict(a), "positions are equivalent, so averages suffice") == alike
+        assert said(predict(a), "averages suffice for equivalent positions") == alike
         assert said(predict(a), "positions of a causal decoder differ") != alike
 
 

@@ -344,7 +344,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
             "1.3 (T5) to 1.8 times (Whisper) the prediction; fidelity kernel follows every position"
         )
     else:
-        averages = "positions are equivalent, so averages suffice"
+        averages = "averages suffice for equivalent positions"
     return "moments", f"fidelity moments: {averages}"
 
 

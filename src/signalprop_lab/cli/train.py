@@ -115,7 +115,8 @@ def _list(json_file: str | None) -> None:
         for name, recipe in recipes.items()
     }
     lines = [
-        f"{name:<21}{_time(row['seconds']) + ' GPU' * row['gpu']:<13}{shorten(row['description'], 46, placeholder=' ...')}"
+        f"{name:<21}{_time(row['seconds']) + ' GPU' * row['gpu']:<13}"
+        + shorten(row["description"], 46, placeholder=" ...")
         for name, row in rows.items()
     ]
     note = (

@@ -146,10 +146,8 @@ def test_warm_up_stable_decay() -> None:
 def test_the_list_says_what_a_recipe_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["train"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"llama-1b .*?[\d.]+ days of a GPU llama-250m", said)
-    assert re.search(
-        r"bytes-decoder [^;]*; the base of the small sweeps\. Half a minute\. [\d.]+ min bytes-encoder", said
-    )
+    assert re.search(r"llama-1b +[\d.]+ days GPU .*llama-250m", said)
+    assert re.search(r"bytes-decoder [\d.]+ min A small causal decoder .*bytes-encoder", said)
     assert run_command(["train", "--json", "-"]) == 0
     rows = {
         name: (row["reads"], row["network"], row["gpu"]) for name, row in json.loads(capsys.readouterr().out).items()
