@@ -101,15 +101,7 @@ class Hooks:
 
         self.after(module, act)
 
-    def both_sides(
-        self, modules: Iterable[nn.Module], see: Callable[[nn.Module, str, Tensor | None], Tensor | None]
-    ) -> None:
-        """Show the first tensors that modules read (`input`) and output, each with its module."""
-        for module in modules:
-            self.reads(module, partial(see, module, "input"))
-            self.outputs(module, partial(see, module, "output"))
-
-    def sites(self, sites: Sequence[Site], see: Callable[[int, Tensor | None], None], *, first: bool = False) -> None:
+    def sites(self, sites: Sequence[Site], see: Callable[[int, Tensor | None], Any], *, first: bool = False) -> None:
         """Show what passes every site, by its index; one hook for all calls of a module."""
         groups: dict[tuple[int, str], list[int]] = {}
         for index, site in enumerate(sites):
@@ -122,20 +114,21 @@ class Hooks:
         key: tuple[int, str],
         indices: list[int],
         sites: Sequence[Site],
-        see: Callable[[int, Tensor | None], None],
+        see: Callable[[int, Tensor | None], Any],
         *,
         first: bool,
     ) -> None:
         site = sites[indices[0]]
 
-        def meets(tensor: Tensor | None) -> None:
-            call = 0
+        def meets(tensor: Tensor | None) -> Tensor | None:
+            call, new = 0, None
             if site.calls > 1:
                 call = self._calls.get(key, 0) % site.calls
                 self._calls[key] = call + 1
             for index in indices:
                 if site.calls == 1 or sites[index].call == call:
-                    see(index, tensor)
+                    new = see(index, tensor)
+            return new
 
         if site.side == "input":
             self.reads(site.module, meets, first=first)

@@ -136,9 +136,11 @@ def _check_covered(entry: Assignment) -> None:
 def walk(attached: Attached, p: Parametrization) -> Iterator[Part]:
     """Every role of a Parametrization, with the parameter that plays it: embedding, sublayers, head."""
     yield from _embedding(attached, p)
+    a, kinds = attached.mapping.architecture, {row.kind for row in attached.rows}
+    sizes = {kind: {role: ROLE[role].entries(a) for role in kind.role_names(a)} for kind in kinds}
     for i, row in enumerate(attached.rows):
-        for role in row.kind.role_names(attached.mapping.architecture):
-            yield from _map(attached, p, i, row, role)
+        for role, size in sizes[row.kind].items():
+            yield from _map(attached, p, i, row, role, size)
         rate, offset = float(p.learning_rates["vectors"][i]), attached.mapping.gain_offset
         for norm, gain, name in ((row.norm, p.norm_gain[i], ""), (row.post_norm, p.post_norm_gain[i], "second ")):
             for part in _norm(norm, name, row.label, i, float(gain), offset, rate):
@@ -146,15 +148,15 @@ def walk(attached: Attached, p: Parametrization) -> Iterator[Part]:
     yield from _head(attached, p)
 
 
-def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role: str) -> Iterator[Part]:
-    """The weight and the bias of a sublayer's role."""
+def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role: str, size: int) -> Iterator[Part]:
+    """The weight, of so many entries, and the bias of a sublayer's role."""
     common: dict[str, Any] = {"where": row.label, "row": i, "place": str(i), "distribution": p.distribution[role]}
     held = row.weights.get(role)
     own = attached.mapping.architecture.role_scale.get(role, 1.0)
     weight = _weight(
         held, std=float(p.weights[role][i]) / own, role=role, learning_rate=float(p.learning_rates[role][i]), **common
     )
-    yield _sized(weight, ROLE[role].entries(attached.mapping.architecture))
+    yield _sized(weight, size)
     rate = float(p.learning_rates["vectors"][i])
     yield from _bias(held, std=float(p.biases[role][i]) / own, role=f"{role} bias", learning_rate=rate, **common)
 

@@ -199,17 +199,13 @@ def slope(norm: nn.Module | None) -> float:
 
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
-    holder, rows = with_adapters_merged(held.holder), held.rows
+    holder = with_adapters_merged(held.holder)
     weight, bias = numbers_of(holder), held.beside if isinstance(holder, Tensor) else getattr(holder, "bias", None)
     bias = None if bias is None else numbers_of(bias)
     if weight is None:
         what = type(held.holder).__name__
         raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
-    if rows is None:
-        return weight, bias
-    every: Any = (slice(None),) * held.copies
-    first = (slice(None),) if held.transposed else ()
-    return weight[(*every, *first, rows)], None if bias is None else bias[(*every, rows)]
+    return held.of(weight, held.axis), None if bias is None else held.of(bias, held.copies)
 
 
 def numbers_of(owner: Any) -> Tensor | None:

@@ -56,6 +56,23 @@ class Held:
         """Whether the weight is stored as (inputs, outputs), as transformers' Conv1D does."""
         return self.turned or is_transposed(self.holder)
 
+    @property
+    def axis(self) -> int:
+        """The axis of the weight's output features."""
+        return self.copies + self.transposed
+
+    @property
+    def tensors(self) -> list[tuple[Tensor, int]]:
+        """The weight and the bias, where they are tensors, each with the axis of its output features."""
+        found = ((self.weight, self.axis), (self.bias, int(self.copies)))
+        return [(tensor, axis) for tensor, axis in found if isinstance(tensor, Tensor)]
+
+    def of(self, tensor: Tensor, axis: int) -> Tensor:
+        """Its own output features of a tensor that has all of them along an axis."""
+        if self.rows is None:
+            return tensor
+        return tensor[(*(slice(None),) * axis, self.rows if isinstance(self.rows, slice) else [*self.rows])]
+
     def module(self, where: str) -> nn.Module:
         """The module that holds it."""
         if not isinstance(self.holder, nn.Module):
@@ -100,7 +117,7 @@ class AttachedRow(SublayerMap):
         """(skip, branch) that the model's own code multiplies with, as they are now."""
         return number(self.skip), number(self.multiplier)
 
-    @property
+    @cached_property
     def ending(self) -> Any:
         """What a multiplier goes on: the carrier that the mapping names, or the default that it explains."""
         if self.carrier is not None:
@@ -130,16 +147,16 @@ class AttachedRow(SublayerMap):
         first = self.weights.get("up", maps[0] if maps else None)  # not every feed-forward has a gate
         return None if first is None else first.holder
 
-    @property
+    @cached_property
     def readers(self) -> list[Any]:
         """The modules (or bare parameters) that read what enters the branch, each once.
 
         Of cross-attention the query's alone: its keys and values read the encoder's output. Of experts, of which every
         one reads some tokens, the branch, or what else reads in it where it ends in a norm.
         """
-        if self.kind.has_copies and self.branch is self.post_norm:
-            return self.holders(lambda role: role.reads and role.copies is None)
         if self.kind.has_copies:  # of a norm on the branch, what is before it
+            if self.branch is self.post_norm:
+                return self.holders(lambda role: role.reads and role.copies is None)
             return [self.reads if self.branch is self.norm and self.reads is not None else self.branch]
         across = self.kind.reads_memory
         return self.holders(lambda role: role.name == "query" if across else role.reads)

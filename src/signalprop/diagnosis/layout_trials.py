@@ -15,13 +15,11 @@ from signalprop.diagnosis.removal import lists_of
 from signalprop.diagnosis.temporary_changes import (
     Copies,
     Trial,
-    axis_of,
     changed,
     other_attributes,
     part_of,
     part_of_bias,
     plain,
-    rows_of,
 )
 from signalprop.errors import InputError
 
@@ -143,11 +141,11 @@ def _fused(attached: Attached) -> Iterator[Trial]:
     rows = [
         row for row in _with(attached, *_PROJECTED)
         if len({id(row.weights[role].weight) for role in _PROJECTED}) == 1
-        and row.weights["query"].weight.shape[axis_of(row.weights["query"])] == size
+        and row.weights["query"].weight.shape[row.weights["query"].axis] == size
     ]  # fmt: skip
     if not rows or a.n_heads == 1:
         return
-    read = rows_of(rows[0].weights["query"], torch.arange(size))
+    read = rows[0].weights["query"].of(torch.arange(size), 0)
     thirds = int(read[-1] - read[0]) + 1 == len(read)
     order = torch.arange(size).view(*((a.n_heads, 3) if thirds else (3, a.n_heads)), a.d_head)
     order = order.transpose(0, 1).reshape(-1)
@@ -207,7 +205,7 @@ def _matrices(attached: Attached) -> Iterator[Trial]:
         held = row.weights.get(role)
         if held is None or not plain(held):
             return False
-        return bool(part_of(held).shape[0] == held.weight.shape[1 - axis_of(held)])
+        return bool(part_of(held).shape[0] == held.weight.shape[1 - held.axis])
 
     found = {role: [row.weights[role] for row in rows if square(row, role)] for role in _SQUARE}
     groups = [tuple(role for role in _SQUARE if found[role])]
@@ -237,7 +235,7 @@ def _gates(attached: Attached) -> Iterator[Trial]:
     def swapped(copies: Copies) -> None:
         for gate, up in pairs:
             for held, other in ((gate, part_of(up).clone()), (up, part_of(gate).clone())):
-                copies.change(held.weight, held.rows, axis_of(held), lambda _, other=other: other)  # type: ignore[misc]
+                copies.change(held.weight, held.rows, held.axis, lambda _, other=other: other)  # type: ignore[misc]
 
     if pairs:
         yield Trial(

@@ -81,13 +81,12 @@ class Copies:
 
     def weights(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
         """Outputs of a weight, (outputs, inputs), and of its bias, (outputs,)."""
-        self.change(held.weight, held.rows, axis_of(held), to)
-        if isinstance(held.bias, Tensor):
-            self.change(held.bias, held.rows, 0, to)
+        for tensor, axis in held.tensors:
+            self.change(tensor, held.rows, axis, to)
 
     def inputs(self, held: Held, to: Callable[[Tensor], Tensor]) -> None:
         """Inputs of a weight on the first axis."""
-        self.change(held.weight, None, 1 - axis_of(held), to)
+        self.change(held.weight, None, 1 - held.axis, to)
 
     def made(self) -> list[tuple[Tensor, Tensor]]:
         return list(self._made.values())
@@ -104,19 +103,9 @@ def changed(make: Callable[[Copies], None]) -> Callable[[], Any]:
     return change
 
 
-def axis_of(held: Held) -> int:
-    """The axis of a weight's outputs."""
-    return int(held.copies) + int(held.transposed)
-
-
-def rows_of(held: Held, x: Tensor) -> Tensor:
-    """Of a tensor with an entry per output of a weight: a role's."""
-    return x if held.rows is None else x[held.rows if isinstance(held.rows, slice) else list(held.rows)]
-
-
 def part_of(held: Held) -> Tensor:
     """A role's outputs of a weight, (outputs, inputs), or of several, (outputs, copies, inputs)."""
-    return rows_of(held, held.weight.data.movedim(axis_of(held), 0))
+    return held.of(held.weight.data.movedim(held.axis, 0), 0)
 
 
 def part_of_bias(held: Held | None) -> Tensor | None:
@@ -124,7 +113,7 @@ def part_of_bias(held: Held | None) -> Tensor | None:
     bias = None if held is None or held.problem else held.bias
     if held is None or not isinstance(bias, Tensor) or bias.is_meta:
         return None
-    return rows_of(held, bias.data)
+    return held.of(bias.data, held.copies)
 
 
 def plain(held: Held | None, *, copies: bool = False) -> bool:

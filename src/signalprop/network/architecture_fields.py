@@ -104,7 +104,6 @@ class ArchitectureFields(Value):
             return (self.branches,) * self.n_layers_total
         return self.branches  # type: ignore[return-value]
 
-    @typed
     def branch_scale_of(self, kind: str) -> float:
         """The model's factor on branches of a kind of sublayer."""
         return self.branch_scale.get(kind, 1.0) if isinstance(self.branch_scale, dict) else self.branch_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pkgutil import iter_modules
@@ -156,7 +156,7 @@ class Kind:
                 count += role.held(a)[met] * (inputs * outputs + outputs * role.biased(a))
         return count
 
-    @property
+    @cached_property
     def has_copies(self) -> bool:
         """Whether some of its weights hold several equal maps."""
         return any(role.copies is not None for role in self.roles)

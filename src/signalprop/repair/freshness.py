@@ -21,6 +21,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -65,8 +66,9 @@ def learnt(attached: Attached) -> str:
     for name, parameter in named:
         if parameter.is_meta or not parameter.is_floating_point():
             continue
+        numbers = whole(parameter.detach())
         for chosen in parts.get(id(parameter), [lambda tensor: tensor]):
-            values = _matrix(chosen(whole(parameter.detach())))
+            values = _matrix(chosen(numbers))
             why = unlike_draws(values)
             if not why:
                 continue
@@ -117,14 +119,10 @@ class Outputs:
 def _fused(attached: Attached) -> dict[int, list[Callable[[Tensor], Tensor]]]:
     """By the parameter's id: what takes the numbers of each role out of one that several share, or padding out."""
     found: dict[int, list[Callable[[Tensor], Tensor]]] = {}
-    every = (slice(None),)
-    for held in (held for row in attached.rows for held in row.weights.values()):
-        if held.rows is None or held.problem:
-            continue
-        weight, bias = (*every * held.copies, *every * held.transposed, held.rows), (*every * held.copies, held.rows)
-        for tensor, at in ((held.weight, weight), (held.bias, bias)):
-            if isinstance(tensor, Tensor):
-                found.setdefault(id(tensor), []).append(itemgetter(at))
+    fused = (held for row in attached.rows for held in row.weights.values() if held.rows is not None)
+    for held in (held for held in fused if not held.problem):
+        for tensor, axis in held.tensors:
+            found.setdefault(id(tensor), []).append(partial(held.of, axis=axis))
     for table in attached.model.modules():
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:
             rows = torch.arange(table.num_embeddings) != table.padding_idx

@@ -141,7 +141,7 @@ def _refuse_other_wiring(attached: Attached, p: Parametrization) -> None:
             _refuse_wiring(a, p, row.label, f"norm placement {needs!r} (the model has {has!r})")
         if row.kind.attends and (p.value_skip[i] != 0 or p.attention_gain[i] != 1 or p.attention_trainable):
             _refuse_wiring(a, p, row.label, "values that bypass the attention")
-        if row.kind.attends_itself and shaping != p.shaping:
+        if shaping != p.shaping and row.kind.attends_itself:
             what = "plain attention" if p.shaping.kind == "none" else "shaped attention"
             _refuse_wiring(a, p, row.label, what)
     if p.architecture.has_final_norm != a.has_final_norm:

@@ -72,8 +72,9 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
         return (size * torch.randn(like.shape, generator=generator)).to(like.device, like.dtype)
 
     tiny_pass = TinyPass({id(module): (lambda like, i=i: noise(i, like)) for i, module in enumerate(carriers)})
-    watched = [*(site.module for site in sites.sites), *carriers, *(norm for norm in norms if norm is not None)]
-    watched += [module for each in readers for module in each]
+    watched = [*((site.module, site.side) for site in sites.sites), *((module, "output") for module in carriers)]
+    watched += [(norm, side) for norm in norms if norm is not None for side in ("input", "output")]
+    watched += [(module, "input") for each in readers for module in each]
     tiny_pass.run(attached.outer, arguments_for(attached, arguments), watched)
 
     def at(index: int) -> Tensor:

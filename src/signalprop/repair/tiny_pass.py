@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +42,14 @@ class TinyPass:
     events: list[tuple[nn.Module, str, Tensor]] = field(default_factory=list)
     error: Exception | None = None
 
-    def run(self, model: nn.Module, arguments: dict[str, Any], watched: Sequence[nn.Module]) -> None:
-        """One forward pass in evaluation mode, without gradients, with a look at modules. An error is for `failure`.
+    def run(self, model: nn.Module, arguments: dict[str, Any], watched: Iterable[tuple[nn.Module, str]]) -> None:
+        """One forward pass in evaluation mode, without gradients, with a look at modules, each with the side that is
+        looked at. An error is for `failure`.
 
         A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
         """
-        hooks = Hooks(model)
-        hooks.both_sides({id(module): module for module in watched}.values(), self._see)
+        hooks, sites = Hooks(model), list(dict.fromkeys(Site(*one) for one in watched))
+        hooks.sites(sites, lambda index, tensor: self._see(sites[index].module, sites[index].side, tensor))
         try:
             with hooks, evaluating(model), torch.no_grad():
                 call(model, arguments)
@@ -132,7 +133,8 @@ def norm_before(attached: Attached, head: nn.Module, arguments: Dictionary[str, 
     seen = TinyPass(keep_events=True)
     leaves = [m for m in attached.model.modules() if next(m.children(), None) is None]
     norms = {id(m) for m in (*attached.norms, *leaves) if m in attached.norms or "norm" in type(m).__name__.lower()}
-    seen.run(attached.outer, dict(arguments), [*leaves, *attached.norms, head])
+    watched = [(module, side) for module in (*leaves, *attached.norms, head) for side in ("input", "output")]
+    seen.run(attached.outer, dict(arguments), watched)
     entries = seen.inputs.get(id(head), [])
     if len(entries) != 1:
         raise seen.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")

@@ -103,10 +103,9 @@ class Factors:
         gain = id(holder) in self._norms
         if gain and mapping.gains_differ and not equal(weight, 1.0):
             raise self._refused(where, "some of the model's norms have the gain weight, and some 1 + weight")
-        copies = int(held.copies)
         for tensor, factor, axis, offset in (
-            (own, weight, copies + held.transposed, mapping.gain_offset * gain),
-            (beside, bias, copies, 0.0),
+            (own, weight, held.axis, mapping.gain_offset * gain),
+            (beside, bias, int(held.copies), 0.0),
         ):
             if isinstance(tensor, Tensor) and not equal(factor, 1.0):
                 self._put(tensor, holder, Change(tensor, _of_rows(factor, held, tensor, axis), axis, offset), where)
