@@ -44,13 +44,11 @@ class Hooks:
     """Hooks on modules of a model, from `attach` to `detach`, or in a `with` block.
 
     Args:
-        model: in its wrappers, if it has some; it runs uncompiled meanwhile.
         ignores: whether the thread that asks is in a pass that is not watched. Default: in all threads but the one
             that attached.
     """
 
-    def __init__(self, model: nn.Module, ignores: Callable[[], bool] | None = None) -> None:
-        self._model = model
+    def __init__(self, ignores: Callable[[], bool] | None = None) -> None:
         self._owner: int | None = None
         self._ignores = self._elsewhere if ignores is None else ignores
         self._wanted: list[Callable[[], Handle]] = []

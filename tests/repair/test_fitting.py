@@ -35,7 +35,7 @@ HELD = {
 
 def exact_logits(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
     """The first output of a float64 model, its RMS norms in float64 too (transformers has them in float32)."""
-    attached, hooks = attach(model, None, arguments), Hooks(model)
+    attached, hooks = attach(model, None, arguments), Hooks()
     offset = attached.mapping.gain_offset
 
     def rms(norm: Any, args: Any, kwargs: Any, _: Any) -> Tensor:

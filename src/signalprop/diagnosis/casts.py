@@ -105,7 +105,7 @@ def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> I
 
     made_inside = [one.weight for parts in held.values() for one in parts if one.inside]
     products = Products(made_inside, lambda _, x: form(x)) if of != "weights" and made_inside else nullcontext()
-    hooks, modules = Hooks(model), [parts[0].module for parts in held.values()]
+    hooks, modules = Hooks(), [parts[0].module for parts in held.values()]
     for module in modules:
         hooks.before(module, before)
         hooks.after(module, after, always=True)

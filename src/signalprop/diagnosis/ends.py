@@ -20,7 +20,7 @@ from signalprop.diagnosis.bounds import LARGE_ROW, OUTLYING_ROW, REPAIRED
 from signalprop.diagnosis.layers import lean
 from signalprop.diagnosis.result import number
 from signalprop.diagnosis.whole_model_values import BadTensor, Ends, OutlyingRow
-from signalprop.hooks import loss_and_logits
+from signalprop.hooks import Hooks, loss_and_logits
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt, unlike_draws
 from signalprop.streams.proof import gain_and_bias
@@ -59,21 +59,15 @@ def ends_of(attached: Attached, batch: Batch) -> Ends | None:
     if a.head != "lm" or mapping.arguments is None:
         return None
     arguments = arguments_of(model, mapping, read_by(mapping.arguments, batch))
-    seen: dict[str, Tensor] = {}
+    seen: dict[str, Tensor | None] = {}
     norm = ends.final_norm
-    hooks = []
+    hooks = Hooks()
     if norm is not None:
-        hooks.append(norm.register_forward_pre_hook(lambda _, args: seen.update(stream=args[0]) if args else None))
+        hooks.reads(norm, lambda x: seen.update(stream=x))
     if ends.head is not None and not ends.head.problem and isinstance(ends.head.holder, nn.Module):
-        hooks.append(
-            ends.head.holder.register_forward_pre_hook(lambda _, args: seen.update(read=args[0]) if args else None)
-        )
-    try:
-        with torch.inference_mode():
-            logits = loss_and_logits(lean(model, arguments))[1]
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hooks.reads(ends.head.holder, lambda x: seen.update(read=x))
+    with torch.inference_mode(), hooks:
+        logits = loss_and_logits(lean(model, arguments))[1]
     table, head = matrix_of(ends.token), matrix_of(ends.head)
     weight = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
     if head is None and isinstance(weight, Tensor) and not weight.is_meta:

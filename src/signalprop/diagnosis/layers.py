@@ -106,7 +106,7 @@ class Call(NamedTuple):
 @contextmanager
 def layer_calls(attached: Attached, arguments: dict[str, Any], skip_first: int) -> Iterator[dict[int, Call]]:
     """What every layer reads and outputs in the pass in the block, by number."""
-    positions, hooks = Positions(attached.mapping, arguments, skip_first), Hooks(attached.model)
+    positions, hooks = Positions(attached.mapping, arguments, skip_first), Hooks()
     found: dict[int, Call] = {}
 
     def ran(k: int, stack: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

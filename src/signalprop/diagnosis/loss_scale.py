@@ -54,7 +54,7 @@ class GradientExponents:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Counts in a block in which parameters take part in the backward pass."""
-        hooks, plan = Hooks(self._attached.outer), self._attached.plan
+        hooks, plan = Hooks(), self._attached.plan
         ends = {plan.stream_out[rows[-1]]: k for k, rows in enumerate(groups(self._attached.layout))}
         for k in ends.values():
             self._layer.setdefault(f"stream after layer {k}", k)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from signalprop.diagnosis.sentences import fault
+from signalprop.hooks import Hooks
 from signalprop.results.findings import Finding
 
 _PRODUCTS = ("linear", "matmul", "bmm", "mul", "addmm", "baddbmm", "einsum")
@@ -74,17 +74,13 @@ class _Operations(TorchFunctionMode):
         return out
 
 
-@contextmanager
-def _followed(model: nn.Module, path: list[str]) -> Iterator[None]:
-    hooks = []
+def _followed(model: nn.Module, path: list[str]) -> Hooks:
+    """Hooks that keep the path of the module that runs last in a list."""
+    hooks = Hooks()
     for name, module in model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: path.append(name)))
-        hooks.append(module.register_forward_hook(lambda *_: path.pop() and None, always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hooks.before(module, lambda *_, name=name: path.append(name))
+        hooks.after(module, lambda *_: path.__delitem__(-1), always=True)
+    return hooks
 
 
 def layer_paths(model: nn.Module, layers: Iterable[Any]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from signalprop.diagnosis.layers import groups, has_modules, lean
 from signalprop.diagnosis.lost_numbers import lost_numbers
 from signalprop.diagnosis.result import LayerSignal
 from signalprop.diagnosis.sentences import fault
-from signalprop.hooks import first_tensor
+from signalprop.hooks import Hooks
 from signalprop.measurement.measuring import arguments_of
 from signalprop.results.findings import Finding
 from signalprop.results.text import named, ranges
@@ -296,10 +296,9 @@ def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
     }
     held = {k: m for k, m in modules.items() if isinstance(m, nn.Module) and list(modules.values()).count(m) == 1}
     dead: list[int] = []
-    hooks = [
-        m.register_forward_hook(lambda _, args, out, k=k: dead.append(k) if _none(out) and not _none(args[0]) else None)
-        for k, m in held.items()
-    ]
+    hooks = Hooks()
+    for k, m in held.items():
+        hooks.after(m, lambda _, args, __, out, k=k: dead.append(k) if _none(out) and not _none(args[0]) else None)
     _pass(attached, short, hooks)
     if dead:
         layers = tuple(sorted(set(dead)))
@@ -311,25 +310,21 @@ def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _pass(attached: Attached, short: Batch, hooks: Sequence[Any]) -> None:
-    """One pass, after which hooks are taken off."""
+def _pass(attached: Attached, short: Batch, hooks: Hooks) -> None:
+    """One pass with hooks."""
     model, mapping = attached.model, attached.mapping
-    try:
-        with torch.inference_mode():
-            lean(model, arguments_of(model, mapping, read_by(mapping.arguments, short)))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.inference_mode(), hooks:
+        lean(model, arguments_of(model, mapping, read_by(mapping.arguments, short)))
 
 
 def _router_scores(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:
     """Scores by layer, (tokens, experts)."""
-    read: dict[int, Tensor] = {}
+    read: dict[int, Tensor | None] = {}
     holders = {row.layer: row.weights["router"].found for row in rows}
-    hooks = [
-        m.register_forward_pre_hook(lambda _, args, k=k: read.update({k: first_tensor(args).detach()}))  # type: ignore
-        for k, m in holders.items() if isinstance(m, nn.Module)
-    ]  # fmt: skip
+    hooks = Hooks()
+    for layer, holder in holders.items():
+        if isinstance(holder, nn.Module):
+            hooks.reads(holder, lambda x, layer=layer: read.update({layer: x}))  # type: ignore[misc]
     _pass(attached, short, hooks)
     out = {}
     for row in rows:

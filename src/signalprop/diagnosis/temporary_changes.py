@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from signalprop.attachment.rows import Held
+from signalprop.hooks import Hooks
 
 
 class Trial(NamedTuple):
@@ -56,12 +57,11 @@ def other_attributes(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 @contextmanager
 def other_outputs(modules: Iterable[nn.Module], to: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Other outputs of modules, `to(arguments, output)`, for as long as the block runs."""
-    handles = [m.register_forward_hook(lambda _, args, out: to(args, out)) for m in modules]
-    try:
+    hooks = Hooks()
+    for module in modules:
+        hooks.after(module, lambda _, args, __, out: to(args, out))
+    with hooks:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class Copies:

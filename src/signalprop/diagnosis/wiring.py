@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from signalprop.diagnosis.sentences import fault
-from signalprop.hooks import first_tensor, loss_and_logits
+from signalprop.hooks import Hooks, first_tensor, loss_and_logits
 from signalprop.results.findings import Finding
 from signalprop.results.text import named
 
@@ -132,15 +131,10 @@ class Seen(NamedTuple):
     kwargs: dict[str, Any]
 
 
-@contextmanager
-def _watched(blocks: list[nn.Module], mode: Attentions | None) -> Iterator[dict[int, Seen]]:
-    seen: dict[int, Seen] = {}
-    hooks = []
+def _watched(blocks: list[nn.Module], mode: Attentions, seen: dict[int, Seen]) -> Hooks:
+    """Hooks that tell the mode which block runs, and keep every block's call."""
+    hooks = Hooks()
     for i, block in enumerate(blocks):
-
-        def enters(module: Any, args: Any, kwargs: Any, i: int = i) -> None:
-            if mode is not None:
-                mode.enter(i)
 
         def leaves(module: Any, args: Any, kwargs: Any, output: Any, i: int = i) -> None:
             x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
@@ -148,13 +142,9 @@ def _watched(blocks: list[nn.Module], mode: Attentions | None) -> Iterator[dict[
             if x is not None and y is not None and x.shape == y.shape and x.is_floating_point():
                 seen[i] = Seen(x.detach(), y.detach(), args, kwargs)
 
-        hooks += [block.register_forward_pre_hook(enters, with_kwargs=True)]
-        hooks += [block.register_forward_hook(leaves, with_kwargs=True)]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+        hooks.before(block, lambda *_, i=i: mode.enter(i))
+        hooks.after(block, leaves)
+    return hooks
 
 
 def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal: bool) -> tuple[Finding, ...]:
@@ -166,8 +156,8 @@ def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal:
     """
     found: list[Finding] = []
     with torch.no_grad():
-        blocks, mode = blocks_of(model), Attentions()
-        with _watched(blocks, mode) as seen, mode:
+        blocks, mode, seen = blocks_of(model), Attentions(), dict[int, Seen]()
+        with _watched(blocks, mode, seen), mode:
             model(**arguments)
         found += _scores(mode.seen, own=own)
         found += _skips(blocks, seen)

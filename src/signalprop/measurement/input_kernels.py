@@ -43,7 +43,7 @@ def input_kernels(
         if not seen:
             seen.append(tensor.detach().double())
 
-    hooks = Hooks(attached.outer)
+    hooks = Hooks()
     hooks.sites([places.sites[places.stream_in[0]]], keep)
     with hooks, torch.no_grad():
         output_of(attached.model, arguments_of(attached.model, mapping, batch))

@@ -181,7 +181,7 @@ def _probes(model: Transformer, arguments: dict[str, Any]) -> dict[str, Tensor]:
         if x is not None:
             seen[index] = x.detach().clone()
 
-    hooks = Hooks(attached.outer)
+    hooks = Hooks()
     hooks.sites(attached.plan.sites, see)
     with hooks, torch.no_grad():
         output = output_of(model, arguments)

@@ -145,7 +145,7 @@ def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[s
             if place.weight is held[number] and place.site.side == side:
                 look(index, x)
 
-    hooks = Hooks(attached.outer)
+    hooks = Hooks()
     hooks.sites([places[index].site for index in hooked], lambda number, x: look(hooked[number], x))
     products = Products(held, partial(beside, "input"), partial(beside, "output"))
     with evaluating(attached.model), torch.no_grad(), hooks, products if held else nullcontext():

@@ -48,7 +48,7 @@ class TinyPass:
 
         A head may ask for what a tiny batch does not have (an end token); the streams are then complete all the same.
         """
-        hooks, sites = Hooks(model), list(dict.fromkeys(Site(*one) for one in watched))
+        hooks, sites = Hooks(), list(dict.fromkeys(Site(*one) for one in watched))
         hooks.sites(sites, lambda index, tensor: self._see(sites[index].module, sites[index].side, tensor))
         try:
             with hooks, evaluating(model), torch.no_grad():

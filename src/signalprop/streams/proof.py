@@ -89,7 +89,7 @@ def tensors_of_pass(
         if tensor is not None and (last or points[index] not in found):
             found[points[index]] = tensor.detach().clone()
 
-    hooks = Hooks(model)
+    hooks = Hooks()
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
     with hooks, torch.no_grad():
         given = call(model, arguments)

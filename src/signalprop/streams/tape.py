@@ -115,7 +115,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def hooks(self) -> Hooks:
         """What tells this tape of every module's calls."""
-        found = Hooks(self._model)
+        found = Hooks()
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 found.before(module, self._enters, first=True)

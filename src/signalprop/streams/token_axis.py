@@ -127,7 +127,7 @@ class _Noise:
             changed[at] += (draw * float(tensor.double().std() or 1.0)).to(tensor)
             return changed
 
-        hooks = Hooks(self.model)
+        hooks = Hooks()
         wanted: list[list[Seen]] = []
         for index, stack in enumerate(self.stacks):
             first = next((b.stream_in for b in stack.branches if b.stream_in is not None), None)

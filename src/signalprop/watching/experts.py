@@ -26,7 +26,6 @@ class ExpertLoad:
 
     def __init__(self, attached: Attached, sequences: int = 1) -> None:
         self._sequences = sequences
-        self._outer = attached.outer
         self._found = [_experts(layer) for layer in attached.layers]
         self._counts: dict[int, Tensor] = {}
         self._hooks: Hooks | None = None
@@ -35,7 +34,7 @@ class ExpertLoad:
         """Count from here on, the first pass through every layer; nothing where there are no experts."""
         self._counts.clear()
         if any(module is not None for module in self._found):
-            self._hooks = Hooks(self._outer)
+            self._hooks = Hooks()
             for k, module in enumerate(self._found):
                 if module is not None:
                     self._hooks.before(module, lambda _, args, kwargs, k=k: self._see(k, args, kwargs))

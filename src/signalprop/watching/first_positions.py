@@ -80,7 +80,7 @@ class Streams:
         self._positions: Positions | None = None
         self.keep: dict[int, Tensor] = {}
         self.shape: dict[int, tuple[int, int]] = {}
-        self.hooks = Hooks(attached.outer)
+        self.hooks = Hooks()
         self.hooks.sites(self._sites, self._meets, first=True)
 
     def begin(self, arguments: Dictionary[str, Any]) -> None:

@@ -54,7 +54,7 @@ class Recorder(Pass):
         self._skipping: set[int] = set()  # threads in a pass that is not recorded, or after one
         self._gradients = GradientHooks(self.gradient.__setitem__)
         self._open_sums: dict[int, Tensor] = {}
-        self._hooks = Hooks(attached.outer, self._ignores)
+        self._hooks = Hooks(self._ignores)
         # parallel layers: attention rows whose sum is formed here, by the site of their input and of their branch
         virtual = [i for i, leave in enumerate(plan.stream_out) if leave < 0]
         self._sum_entry = {plan.stream_in[i]: i for i in virtual}
