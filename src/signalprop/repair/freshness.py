@@ -34,7 +34,7 @@ from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.goodness_of_fit import fault, sample
+from signalprop.repair.goodness_of_fit import CHUNK, fault, sample
 from signalprop.repair.tiny_pass import arguments_for
 from signalprop.repair.undoing import Saved
 from signalprop.schemes import SCHEMES
@@ -143,32 +143,32 @@ def _matrix(tensor: Tensor) -> Tensor:
 def unlike_draws(x: Tensor) -> str:
     """Why numbers cannot be constants or independent draws of one distribution of mean 0; '' where they can."""
     n = x.numel()
-    if n < 2 or bool((x == x.flatten()[0]).all()):
+    if n < 2:
         return ""
-    if not bool(x.isfinite().all()):
+    least, most = map(float, x.aminmax())
+    if least == most:
+        return ""
+    if not math.isfinite(most - least):
         return "not all of it is finite"
     if x.ndim == 1:
         return "its entries differ"
-    mean = float(x.double().mean())
-    square = x.double().square()
-    variance = float(square.mean())
-    kurtosis = float(square.square().mean()) / variance**2
+    rows, columns, fourth = _means(x)
+    mean, variance = (float(line.mean()) for line in rows)
+    kurtosis = fourth / variance**2
     if abs(mean) > _DEVIATIONS * math.sqrt(variance / n):
         return f"its mean is {mean:.2g}, with a standard deviation of {math.sqrt(variance):.2g}"
     # the cube root of a sample's kurtosis has lighter tails than the kurtosis itself
     if (kurtosis / 3) ** (1 / 3) > 1 + _DEVIATIONS * math.sqrt(24 / n) / 3 ** (4 / 3):
         return f"its numbers have heavier tails than draws (kurtosis {kurtosis:.3g})"
-    for axis, words in ((1, "rows"), (0, "columns")):
-        along, lines = x.shape[axis], x.shape[1 - axis]
+    for (means, sizes), along, words in ((rows, x.shape[1], "rows"), (columns, x.shape[0], "columns")):
+        lines = len(sizes)
         if lines < 2 or along < 2:
             continue
-        sizes = square.mean(axis)
         spread = float((sizes - variance).square().sum()) * along / (max(kurtosis - 1, 0.5) * variance**2)
         # sums of squares scatter by more than normal numbers would, the more so the fewer there are
         if _deviations(spread, lines - 1, 1 + 6 * kurtosis / along) > _DEVIATIONS:
             return f"its {words} differ in size"
-        means = float(x.double().mean(axis).square().sum()) * along / variance
-        if _deviations(means, lines, 1.0) > _DEVIATIONS:
+        if _deviations(float(means.square().sum()) * along / variance, lines, 1.0) > _DEVIATIONS:
             return f"its {words} have means that differ"
     if min(x.shape) >= 4:
         largest = _largest_singular_value(x) / math.sqrt(variance)
@@ -177,6 +177,19 @@ def unlike_draws(x: Tensor) -> str:
         if largest > edge:
             return f"one direction in it dominates ({largest / edge:.2f} times what draws have)"
     return ""
+
+
+def _means(x: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Means of the entries and of their squares, of every row (2, rows) and column (2, columns), and of all fourth
+    powers; of a few rows at a time, so that these stay in the cache."""
+    rows, columns, fourth = [], torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device), 0.0
+    for piece in x.split(max(1, CHUNK // x.shape[1])):
+        wide = piece.double()
+        square = wide.square()
+        rows.append(torch.stack([wide.mean(1), square.mean(1)]))
+        columns += torch.stack([wide.sum(0), square.sum(0)])
+        fourth += float(square.square().sum())
+    return torch.cat(rows, 1), columns / len(x), fourth / x.numel()
 
 
 def _deviations(chi: float, freedom: float, wider: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from signalprop.network.embedding_and_head import Distribution
 
 SMALLEST = 1e-3  # relative difference that is never called off
-_CHUNK = 1 << 22  # numbers that are made float64 at a time
+CHUNK = 1 << 17  # numbers that are made float64 at a time: they stay in the cache (of 4 million at a time: 11 times as slow)
 
 # Of a normal cut at +-2: E x^2 = 1 - 4 c and E x^4 = 3 - 28 c with c = pdf(2) / (2 cdf(2) - 1).
 _CUT = math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2))
@@ -42,7 +42,7 @@ def sample(tensor: Tensor) -> Sample:
     if n <= 1:
         value = float(flat) if n else 0.0
         return Sample(n, value, abs(value), None)
-    pieces = [slice(i, i + _CHUNK) for i in range(0, n, _CHUNK)]
+    pieces = [slice(i, i + CHUNK) for i in range(0, n, CHUNK)]
     mean = sum(float(flat[piece].double().sum()) for piece in pieces) / n
     second = fourth = 0.0
     for piece in pieces:
