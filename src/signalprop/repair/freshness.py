@@ -183,7 +183,7 @@ def _means(x: Tensor) -> tuple[Tensor, Tensor, float]:
     """Means of the entries and of their squares, of every row (2, rows) and column (2, columns), and of all fourth
     powers; of a few rows at a time, so that these stay in the cache."""
     rows, columns, fourth = [], torch.zeros(2, x.shape[1], dtype=torch.float64, device=x.device), 0.0
-    for piece in x.split(max(1, CHUNK // x.shape[1])):
+    for piece in torch.split(x, max(1, CHUNK // x.shape[1])):
         wide = piece.double()
         square = wide.square()
         rows.append(torch.stack([wide.mean(1), square.mean(1)]))
