@@ -84,3 +84,14 @@ def test_keys_that_are_all_the_same_are_one(length: int) -> None:
     made = UnmaskedAttention(np.ones((length, length)), qk=3.0, d_model=64)
     assert made.forward() == pytest.approx(np.ones((length, length)))
     assert made.backward(np.eye(length)) == pytest.approx(np.full((length, length), 1 / length))
+
+
+def test_uniform_weights_under_dropout_by_hand() -> None:
+    """Without scores every weight is 1/n; masks of single weights add p / (1 - p) / n^2 of every token's variance."""
+    n, p = 5, 0.2
+    root = np.random.default_rng(0).standard_normal((2, n, n))
+    kernel, gradient = root @ root.swapaxes(1, 2)
+    attention = UnmaskedAttention(kernel, qk=0.0, d_model=64, dropout=p)
+    masks = p / (1 - p) / n**2 * np.eye(n)
+    np.testing.assert_allclose(attention.forward(), kernel.mean() + masks * kernel.trace())
+    np.testing.assert_allclose(attention.backward(gradient), gradient.sum() / n**2 + masks * gradient.trace())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from signalprop.data.batches import default_batch, text_batch
-from signalprop.kernels.embedding_and_loss import sequences
+from signalprop.kernels.embedding_and_loss import input_kernel, sequences
 from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
@@ -66,6 +66,30 @@ def test_many_sequences_are_represented_by_four() -> None:
     assert rows == [1, 4, 6, 9]
     assert predict_token_kernels(scheme("xavier")(a), inputs).notes == (note,)
     assert len(sequences(a.replace(seq_len=600), statistics(3, 600))[0]) == 2
+
+
+@pytest.mark.parametrize("segments", [[0, 0, 1, 1, 1], None])
+def test_tokens_that_enter_share_words_and_segments(segments: list[int] | None) -> None:
+    """Entry by entry. Unknown segments are shared as often as on average, a single one always."""
+    ids, (token, position, segment) = np.array([[3, 7, 3, 7, 9]]), (0.5, 0.3, 0.8)
+    a = Architecture(**FIELDS, kind="encoder", seq_len=5, n_segments=2, norm_placement="pre", embedding_norm=False)
+    p = scheme("xavier")(a)
+    p = replace(p, embedding=p.embedding.model_copy(update={"token": token, "position": position, "segment": segment}))
+    inputs = from_tokens(ids, segments=None if segments is None else np.array([segments]))
+    equal = (ids[0][:, None] == ids[0]) * token**2 + position**2 * np.eye(5)
+    same = inputs.segment_correlation if segments is None else np.equal.outer(segments, segments)
+    expected = equal + segment**2 * np.where(np.eye(5) > 0, 1.0, same)
+    kept = np.eye(5) / (1 - (a.embedding_dropout or 0.0)) + (1 - np.eye(5))
+    np.testing.assert_allclose(input_kernel(p, inputs), expected * kept)
+    one = replace(p, architecture=a.replace(n_segments=1))
+    np.testing.assert_allclose(input_kernel(one, inputs), (equal + segment**2) * kept)
+
+
+def test_progress_counts_every_sublayer_both_ways() -> None:
+    p, told = scheme("xavier")(Architecture(**FIELDS, kind="decoder", seq_len=24)), []
+    predict_token_kernels(p, statistics(3, 24), progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert set(told) == {(done, 36) for done in range(1, 37)}  # 3 sequences of 6 sublayers, forward and back
 
 
 def test_padding_on_the_right_of_a_decoder_changes_nothing() -> None:

@@ -19,7 +19,8 @@ from signalprop.models import build
 from signalprop.models.ends import FrontEnd
 from signalprop.models.transformer import batch_tensors
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import from_frames, tensor_moments
+from signalprop.network.embedding_and_head import Embedding
+from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
 from signalprop.theory.embedding import front_end
@@ -88,6 +89,16 @@ def test_moments_behind_the_front_end(kind: str, name: str) -> None:
     assert abs(measured[:, 0].mean() - mean) < 4 * error[0] + 0.01 * np.sqrt(variance)
     assert measured[:, 1].mean() == pytest.approx(variance, rel=0.03)
     assert abs(measured[:, 2].mean() - covariance) < 4 * error[2] + 0.01 * variance
+
+
+def test_a_convolution_of_biased_maps_by_hand() -> None:
+    """It sums kernel * channels products of second moments; one draw of a bias serves all frames."""
+    a = Architecture(**WHISPER | {"conv_kernels": (3,), "conv_strides": (1,), "conv_activation": "identity"})
+    width, std, bias, (m, v, r) = 3 * a.convolution(0)[0], 0.2, 0.7, (0.5, 2.0, 0.3)
+    embedding = Embedding(token=1.0, convolutions=(std,), convolution_biases=(bias,))
+    found = front_end(a, embedding, InputStatistics(kind="frames", mean=m, variance=v, token_correlation=r))
+    expected = [0.0, *(width * std**2 * (second + m**2) + bias**2 for second in (v, r * v))]
+    assert found == pytest.approx(expected)
 
 
 class TestStacks:

@@ -15,6 +15,7 @@ ROUTERS = [
     Router(32, 4, "softmax", False),
     Router(32, 4, "sigmoid", True, 8, 3),
     Router(12, 3, "sigmoid", False),
+    Router(12, 3, "sqrtsoftplus"),
 ]
 
 

@@ -11,6 +11,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.theory.branch_inputs import read_normed
 from signalprop.theory.embedding import embed
 from signalprop.theory.log_arithmetic import NO_SIGNAL
+from signalprop.theory.signals import inner_correlation
 
 
 def test_layer_norm_errata() -> None:
@@ -47,3 +48,12 @@ def test_embedding_sum_simulated() -> None:
     assert abs(products.mean() - made.covariance) < 4.5 * products.std() / np.sqrt(n)
     assert abs(squares.mean() - made.variance) < 4.5 * squares.std() / np.sqrt(n)
     assert made.token_correlation == pytest.approx((0.04 + 2 / 3) / 3 * (1 - p))
+
+
+def test_cosines_of_few_mapped_features() -> None:
+    """A norm on few features: two tokens' cosine is smaller than the tokens' correlation."""
+    rng, width, r = np.random.default_rng(2), 8, 0.6
+    x, y = rng.standard_normal((2, 200_000, width))
+    y = r * x + np.sqrt(1 - r**2) * y
+    cosine = (x * y).sum(1) / np.sqrt(np.square(x).sum(1) * np.square(y).sum(1))
+    assert cosine.mean() / r == pytest.approx(inner_correlation(r, width), abs=0.006)  # 1/width^2 is left out

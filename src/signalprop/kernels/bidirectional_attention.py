@@ -119,9 +119,7 @@ class UnmaskedAttention(TokenAttention):
         if scores:
             moved = pairs * self._moves[1] / max(self._different_spread, 1e-12)
             close = float((moved * near).sum())
-            itself_too = self.qk * float(
-                per_token * w.rows.weighted * self._longer.to_key @ (self._asks_per_token + self.query_bias)
-            )
+            itself_too = self.qk * float(per_token * w.rows.weighted @ (self._asks_per_token + self.query_bias))
             one, itself = self._moved_pairs
             keys = (float(moved.sum()) - close) * one + (close + itself_too) * itself
             keys[np.diag_indices(n)] += dropped * itself_too * w.slope[1] ** 2 * np.diagonal(self._values)
@@ -137,14 +135,11 @@ class UnmaskedAttention(TokenAttention):
         scored = self._turned - float((w.apart * self._turned).sum())
         one, itself = (max(float((moved * scored).sum()), 0.0) for moved in self._moved_pairs)
         similar = self.qk * self._moves[0] * (one + self._pairs.near * (itself - one))
-        similar *= _symmetric(np.broadcast_to(self._longer.in_common, similar.shape))
         if self._turn is not None:
             similar *= self._turn
         out = gradient * (np.sqrt(np.outer(slope, slope)) + similar)
         alone = dropped * w.spread * float(w.slope[1] ** 2 @ np.diagonal(self._values))
-        np.fill_diagonal(
-            out, per_token * (slope + self.qk * w.rows.jacobian * (itself + alone) * self._longer.to_query)
-        )
+        np.fill_diagonal(out, per_token * (slope + self.qk * w.rows.jacobian * (itself + alone)))
         return out
 
     # --- keys ------------------------------------------------------------------------------------------------------

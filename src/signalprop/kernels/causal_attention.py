@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from signalprop.kernels.causal_sums import Sums
-from signalprop.kernels.softmax_rows import Averages, Longer, Rows, favoured, held, longer, of_rows, rows_of
+from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, of_rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
@@ -125,7 +125,7 @@ class TokenAttention(Sums):
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.per_token)
-        keys = weighted * self.qk * (self._per_token + self.query_bias) * value_spread * self._longer.to_key
+        keys = weighted * self.qk * (self._per_token + self.query_bias) * value_spread
         on = self._sent_to_keys(per_token * (value * second / keep + keys))
         if value:
             out += self._over_both(per_token * (1 - second))
@@ -137,7 +137,7 @@ class TokenAttention(Sums):
         out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
         asks = self._per_token + self.query_bias
         per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
-        return out, diagonal + on + per_token * (slope + jacobian * per_query * value_spread * self._longer.to_query)
+        return out, diagonal + on + per_token * (slope + jacobian * per_query * value_spread)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         """What pairs of different queries send back, and its diagonal; as `_sent_back`."""
@@ -229,10 +229,6 @@ class TokenAttention(Sums):
         return 2 / self.d_head + 4 / self.d_model
 
     @cached_property
-    def _longer(self) -> Longer:
-        return longer(self._rows, self._row_score_variance, self.d_model, self._fluctuation, self.dropout)
-
-    @cached_property
     def _pair_scores(self) -> FloatArray:
         """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
         shared = self.qk * (self._asks + self.query_bias)
@@ -283,7 +279,7 @@ class TokenAttention(Sums):
     def _keys_in_common(self) -> FloatArray:
         """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
         spread = self._spread if self.values is None else self._of_values.spread
-        apart = self._of_pair(self._spread * self._longer.in_common) * self._of_pair(spread)
+        apart = self._of_pair(self._spread) * self._of_pair(spread)
         both = self._of_pair(self._finite) * self._mean_overlap * self._overlaps[1] * self.qk * apart
         return both if self._turn is None else both * self._turn
 
@@ -312,8 +308,7 @@ class TokenAttention(Sums):
     @property
     def _own_slope(self) -> FloatArray:
         """Both slopes, of a row with itself."""
-        rows, h = self._rows, self.dropout / (1 - self.dropout)
-        return self._structural_slope + self._chance_met * (rows.response + 4 * h * rows.second * rows.tilt)
+        return self._structural_slope + self._chance_met * self._rows.response
 
     @cached_property
     def _structural_slope(self) -> FloatArray:

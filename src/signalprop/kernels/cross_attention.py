@@ -79,7 +79,7 @@ class GridCrossAttention(AlikeAttention):
         mean, double_mean = self._means
         from_pairs = self._over_pairs(off) / n**2
         moved = self._over_pairs(off * sum(self._bracket_weights)) / n**2
-        keys = weighted * self.qk * (self._asks_per_token + self.query_bias) * value_spread * self._longer.to_key
+        keys = weighted * self.qk * (self._asks_per_token + self.query_bias) * value_spread
         alone = self.queries.weights @ (per_token * (second / keep + keys)) / n
         apart = self.queries.weights @ (per_token * (1 - second - keys)) / max(n * (n - 1), 1.0)
         to_two = from_pairs + moved * (self.kernel - mean - mean.T + double_mean) + apart
@@ -88,7 +88,7 @@ class GridCrossAttention(AlikeAttention):
         slope = self._random_slope
         root = np.sqrt(slope)
         to_queries = off * (np.outer(root, root) + self._keys_in_common)
-        to_query = per_token * (slope + jacobian * self.qk * self._spread * value_spread * self._longer.to_query)
+        to_query = per_token * (slope + jacobian * self.qk * self._spread * value_spread)
         both = self.queries.joined(to_queries, to_query), self.grid.joined(to_two, to_one)
         return self.gain**2 * held(both[0]), self.gain**2 * held(both[1])
 

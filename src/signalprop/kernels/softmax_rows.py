@@ -44,7 +44,7 @@ class Rows(NamedTuple):
             that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
         favour: d ln E A_k and d ln E A_k^2, by d ln of the variance of key k's score about the row's mean, (2, T).
         scatter: variance over heads and queries of sum_j A_ij^2, (T,).
-        response, tilt: D and kappa: how far a row's output follows the query, and keys weighted by A^2 do, (T,).
+        response: D: how far a row's output follows the query, (T,).
     """
 
     second: FloatArray
@@ -54,23 +54,6 @@ class Rows(NamedTuple):
     favour: FloatArray
     scatter: FloatArray
     response: FloatArray
-    tilt: FloatArray
-
-
-class Longer(NamedTuple):
-    """Factors on what scores send to keys, to the query, and to two queries of what they share: 1 at infinite width."""
-
-    to_key: FloatArray
-    to_query: FloatArray
-    in_common: FloatArray
-
-
-def longer(rows: Rows, s: FloatArray, d: int, spread: float, dropout: float) -> Longer:
-    """Of rows of score variance s in an input of width d; spread: relative variance of s over heads and queries."""
-    rescaling, tilted = 1 / (1 - dropout), s * rows.tilt
-    to_key = 1 + (4 * rescaling - 3) * tilted / d
-    to_query = to_key * (1 + spread / 2 * tilted) + (2 * rescaling - 1) / d
-    return Longer(to_key, to_query, np.full_like(tilted, 1 + 1 / d))
 
 
 @lru_cache(maxsize=32)
@@ -88,17 +71,16 @@ def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
 
 
 def _alone(length: int, spread: float) -> Spline:
-    """`favour` … `tilt` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
+    """`favour` … `response` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
     response = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
     moments = node_moments(length)
     log_spread = math.log1p(spread)
     size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
-    columns = [moments.second, moments.second_squared, linear_response(moments), moments.squared_tilt]
+    columns = [moments.second, moments.second_squared, linear_response(moments)]
     found = Spline(np.stack(columns, axis=1))(node_variances()[:, None] * size)
-    second, square, moved, tilt = (np.asarray(y) for y in found)
+    second, square, moved = (np.asarray(y) for y in found)
     scatter = np.maximum(square @ HERMITE_W - (second @ HERMITE_W) ** 2, 0.0)
-    slopes = [(y * size) @ HERMITE_W for y in (moved, tilt)]
-    return Spline(np.column_stack([response, scatter, *slopes])[::STRIDE])
+    return Spline(np.column_stack([response, scatter, (moved * size) @ HERMITE_W])[::STRIDE])
 
 
 def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
@@ -117,13 +99,13 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, l
     columns = np.asarray(horner(cubic, offset))
     found, alone = columns[:_PAIRED].reshape(3, DEGREE + 1, -1), columns[_PAIRED:]
     alone = np.maximum(alone, 0.0)
-    alone[3:5] /= beyond
+    alone[3] /= beyond
     alone[:, row_length < 2] = 0.0
     found[:, :, row_length < 2] = ALONE[:, :, None]
     value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
     many = np.exp(jacobian) * vanishing(s) / row_length
     second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, alone[:2], *alone[2:5])
+    return Rows(second, many, many * weighted, found, alone[:2], *alone[2:4])
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:
