@@ -123,9 +123,9 @@ class SelfAttention(Heads):
         """Over all three paths; what a sink's share changes with the scores is left out."""
         if several := self._by_sight(i):
             return Sent(_together([(at, self.backward(rows, _of(x, at), _of(g, at)).stream) for at, rows in several]))
-        row = self.at(i)
-        cached = self.attentions.pop(i, None) if isinstance(i, int) else None
-        averages = self.averages(i, x) if cached is None else cached
+        row, averages = self.at(i), self.averages(i, x)
+        if isinstance(i, int):
+            self.attentions.pop(i, None)
         arrived, back = g, row.back * self._normed(row, x)
         if self.given.sink is not None and (share := averages.beside_sink(self.given.sink)) is not None:
             arrived = arrived.times(share)
@@ -137,14 +137,16 @@ class SelfAttention(Heads):
         return Sent(linear(through, back).plus(linear(slope, self._gate(i).back)))
 
     def averages(self, i: Rows, x: Signal) -> Averages:
-        """What heads do; for n nodes stored for the way back, where that is asked for."""
+        """What heads do; for n nodes stored on the way forward, where that is asked for, and found on the way back."""
         if self.nodes is None:
             return self._on_one_node(i, self.at(i), x)
         assert isinstance(i, int)
-        cached = self._on_nodes(i, self.at(i), x)
+        if not self.nodes.caches and i in self.attentions:
+            return self.attentions[i]
+        found = self._on_nodes(i, self.at(i), x)
         if self.nodes.caches:
-            self.attentions[i] = cached
-        return cached
+            self.attentions[i] = found
+        return found
 
     def _on_one_node(self, i: Rows, row: Row, x: Signal) -> Averages:
         s0, bias = self.scores(row, x.per_token, x.per_token)
