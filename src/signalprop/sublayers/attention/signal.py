@@ -141,9 +141,8 @@ class SelfAttention(Heads):
         if self.nodes is None:
             return self._on_one_node(i, self.at(i), x)
         assert isinstance(i, int)
-        if not self.nodes.caches and i in self.attentions:
-            return self.attentions[i]
-        found = self._on_nodes(i, self.at(i), x)
+        stored = None if self.nodes.caches else self.attentions.get(i)
+        found: Averages = stored or self._on_nodes(i, self.at(i), x)
         if self.nodes.caches:
             self.attentions[i] = found
         return found
