@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.mapping import Mapping
-from signalprop.attachment.rows import AttachedRow, Held
+from signalprop.attachment.rows import AttachedEnds, AttachedRow, Held
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -29,7 +29,7 @@ from signalprop.repair.largest_activations import Place, inner_maps, largest, pl
 from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import norm_before
 from signalprop.repair.undoing import all_or_nothing
-from signalprop.repair.weight_changes import Change, Factors
+from signalprop.repair.weight_changes import Factors
 from signalprop.streams.calls import remember
 from signalprop.streams.wrappers import unwrapped
 
@@ -140,9 +140,14 @@ def fit(
     places = [replace(place, stream=False) for place in places] if held else places
     before, output = largest(attached, places, arguments)
     stream, inner = _factors(places, before, LARGEST / 2**margin)
-    plan = _Fitting(attached, stream, inner, along=epsilon.movable, tied=tied)
-    changes = plan.changes() if stream != 1 or inner else []
-    after = before
+    factors = Factors(attached, _refused, "fit", every_holder=False)
+    for i, row in enumerate(attached.rows if stream != 1 or inner else ()):
+        _scale_row(factors, row, stream, inner.get(i, 1.0), along=epsilon.movable)
+    if stream != 1:
+        _scale_ends(factors, ends, stream, along=epsilon.movable)
+        if tied is not None:
+            factors.scale(Held(tied), stream, stream, "the norm before the head")
+    changes, after = factors.changes(), before
     if changes:
         with torch.no_grad(), all_or_nothing(attached.model, [change.tensor for change in changes]):
             for change in changes:
@@ -221,56 +226,38 @@ def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> 
     return stream, inner
 
 
-@dataclass
-class _Fitting:
-    """The parameters that change. Nothing in here changes the model."""
+def _scale_row(factors: Factors, row: AttachedRow, stream: float, inner: float, *, along: bool) -> None:
+    """Divide what a branch adds by the stream's factor, and what is inside by its own."""
+    down = 1 / stream if along or row.placement in ("pre", "none") else 1.0
+    for first, _ in inner_maps(row):
+        factors.scale(first, 1 / inner, 1 / inner, row.label)
+    last = [held for role, held in row.weights.items() if ROLE[role].writes]
+    if not last:
+        raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
+    for held in last:
+        factors.scale(held, inner * down, down, row.label)
+    if stream != 1 and row.placement in ("sandwich", "res-post"):
+        norm = row.post_norm if row.placement == "sandwich" else row.norm
+        factors.scale(Held(norm), 1 / stream, 1 / stream, row.label)
+    up = stream if reads_bare(row) else 1.0
+    reading = ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
+    for role in reading if up != 1 else ():
+        factors.scale(row.weights[role], up, 1.0, row.label)
+    if along:
+        for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
+            if norm is not None:
+                factors.scale(row.weights[role], 1 / stream, 1 / stream, row.label)
 
-    attached: Attached
-    stream: float
-    inner: dict[int, float]
-    along: bool
-    tied: nn.Module | None
 
-    def changes(self) -> list[Change]:
-        """Every parameter that changes, once."""
-        factors = Factors(self.attached, _refused, "fit", every_holder=False)
-        for i, row in enumerate(self.attached.rows):
-            self._row(factors, row, self.inner.get(i, 1.0))
-        if self.stream != 1:
-            self._ends(factors)
-        return factors.changes()
-
-    def _row(self, factors: Factors, row: AttachedRow, inner: float) -> None:
-        down = 1 / self.stream if self.along or row.placement in ("pre", "none") else 1.0
-        for first, _ in inner_maps(row):
-            factors.scale(first, 1 / inner, 1 / inner, row.label)
-        last = [held for role, held in row.weights.items() if ROLE[role].writes]
-        if not last:
-            raise InputError(f"{row.label}: the mapping names no map that ends the branch; fit needs it")
-        for held in last:
-            factors.scale(held, inner * down, down, row.label)
-        if self.stream != 1 and row.placement in ("sandwich", "res-post"):
-            norm = row.post_norm if row.placement == "sandwich" else row.norm
-            factors.scale(Held(norm), 1 / self.stream, 1 / self.stream, row.label)
-        up = self.stream if reads_bare(row) else 1.0
-        reading = ["query"] if row.kind.reads_memory else [role for role in row.weights if ROLE[role].reads]
-        for role in reading if up != 1 else ():
-            factors.scale(row.weights[role], up, 1.0, row.label)
-        if self.along:
-            for role, norm in (("query", row.query_norm), ("key", row.key_norm)):
-                if norm is not None:
-                    factors.scale(row.weights[role], 1 / self.stream, 1 / self.stream, row.label)
-
-    def _ends(self, factors: Factors) -> None:
-        ends, down = self.attached.ends, 1 / self.stream
-        norms = {id(norm): norm for norm in (ends.norm, ends.decoder_norm) if norm is not None}
-        for norm in norms.values():
-            factors.scale(Held(norm), down, down, "the embedding norm")
-        if not norms or self.along:
-            for held in {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}.values():
-                factors.scale(held, down, down, "the embedding")
-        if self.tied is not None:
-            factors.scale(Held(self.tied), self.stream, self.stream, "the norm before the head")
+def _scale_ends(factors: Factors, ends: AttachedEnds, stream: float, *, along: bool) -> None:
+    """Divide what enters the stream by its factor."""
+    down = 1 / stream
+    norms = {id(norm): norm for norm in (ends.norm, ends.decoder_norm) if norm is not None}
+    for norm in norms.values():
+        factors.scale(Held(norm), down, down, "the embedding norm")
+    if not norms or along:
+        for held in {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}.values():
+            factors.scale(held, down, down, "the embedding")
 
 
 def _refused(where: str, why: str) -> InputError:
