@@ -1,19 +1,17 @@
 """The one place where hooks are registered: what modules read and output, while a model runs.
 
 Whoever watches says which modules, and what to do with the tensor; this knows the rest: compiled code runs uncompiled
-meanwhile, hooks come off whatever happens, passes in other threads are none of this watcher's, a module that is called
-several times has several points, and tokens that a model has put in one row are put back.
+meanwhile, hooks come off whatever happens, passes in other threads are none of this watcher's, and a module that is
+called several times has several points.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
-from functools import partial
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -173,50 +171,6 @@ class Hooks:
         return threading.get_ident() != self._owner
 
 
-class GradientHooks:
-    """Hooks on the gradients of tensors of one pass, by a number, each tensor's once.
-
-    Under gradient checkpointing a tensor is computed twice, and the one that has a gradient comes second where the
-    checkpoint is reentrant: the first that has one is hooked, which is the caller's to ask. An addition hands one and
-    the same gradient to both of its terms: what was made of it is taken again, not made anew.
-
-    Args:
-        keep: called with the number and what was made of its gradient, once for each number.
-    """
-
-    def __init__(self, keep: Callable[[int, Any], None]) -> None:
-        self._keep = keep
-        self._handles: dict[int, Handle] = {}
-        self._kept: set[int] = set()
-        self._last: tuple[weakref.ref[Tensor], int, Any] | None = None
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._handles
-
-    def see(self, index: int, tensor: Tensor, make: Callable[[int, Tensor], Any]) -> None:
-        """Hook this tensor's gradient; `make` is called with the number and the gradient, once for each gradient."""
-        self._handles[index] = tensor.register_hook(partial(self._flows, index, make))  # type: ignore[no-untyped-call]
-
-    def clear(self) -> None:
-        """Take all hooks off, for another pass."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
-        self._kept.clear()
-        self._last = None
-
-    def _flows(self, index: int, make: Callable[[int, Tensor], Any], gradient: Tensor | None) -> None:
-        if index in self._kept or gradient is None:  # None: quantised maps follow, which have no gradient
-            return
-        self._kept.add(index)
-        last = self._last
-        if last is None or last[0]() is not gradient or last[1] != gradient._version:
-            made = make(index, gradient.detach())
-            # weakly: what is held cannot be added to in place, nor its memory be used again, at twice the cost of all
-            self._last = last = weakref.ref(gradient), gradient._version, made
-        self._keep(index, last[2])
-
-
 def plainly_before(module: nn.Module, hook: Callable[[Any, Any, Any], Any]) -> Handle:
     """Call `hook(module, args, kwargs)` itself before the module, with nothing around it, as compiled graphs want."""
     return module.register_forward_pre_hook(hook, with_kwargs=True)
@@ -293,21 +247,6 @@ def loss_and_logits(output: Any) -> tuple[Any, Any]:
     losses, others = ([x for x in tensors if (x.ndim == 0) == scalar] for scalar in (True, False))
     known = others if len(others) == 1 and not isinstance(named, dict) else [None]
     return losses[0] if len(losses) == 1 else None, known[0]
-
-
-def in_tokens(tensor: Tensor, shape: tuple[int, int] | None, *, tokens_first: bool = False) -> Tensor:
-    """A tensor as (batch, tokens, features), where a model has put its tokens otherwise.
-
-    All in one row (OPT), before the sequences, or in rows and columns (batch, height, width, features).
-
-    Args:
-        shape: (batch, tokens) of the stream, where it is known. tokens_first: the model has (tokens, batch, features).
-    """
-    if tensor.ndim == 2 and shape is not None and tensor.shape[0] == shape[0] * shape[1]:
-        return tensor.reshape(*shape, tensor.shape[1])
-    if tensor.ndim == 4:
-        return tensor.flatten(1, 2)
-    return tensor.transpose(0, 1) if tokens_first and tensor.ndim == 3 else tensor
 
 
 def rows_of(values: Iterable[Any]) -> tuple[int, int] | None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import Mapping, masks_of
 from signalprop.errors import InputError
-from signalprop.hooks import Hooks, in_tokens
+from signalprop.hooks import Hooks
 from signalprop.network.layout import STACKS, layer_ends
+from signalprop.watching.passes import in_tokens
 
 FIRST = 4  # positions that statistics leave out where these are unlike the others
 # Times the variance of the others, from which on they are. SmolLM2 7,210, Qwen2.5 4,220; Gemma 3 67, Whisper 8.

@@ -51,3 +51,18 @@ class Pass:
         if self.mask_ignored:
             out.append("the attention mask is not of shape (batch, tokens); every position was counted")
         return [*out, self.folded] if self.folded else out
+
+
+def in_tokens(tensor: Tensor, shape: tuple[int, int] | None, *, tokens_first: bool = False) -> Tensor:
+    """A tensor as (batch, tokens, features), where a model has put its tokens otherwise.
+
+    All in one row (OPT), before the sequences, or in rows and columns (batch, height, width, features).
+
+    Args:
+        shape: (batch, tokens) of the stream, where it is known. tokens_first: the model has (tokens, batch, features).
+    """
+    if tensor.ndim == 2 and shape is not None and tensor.shape[0] == shape[0] * shape[1]:
+        return tensor.reshape(*shape, tensor.shape[1])
+    if tensor.ndim == 4:
+        return tensor.flatten(1, 2)
+    return tensor.transpose(0, 1) if tokens_first and tensor.ndim == 3 else tensor

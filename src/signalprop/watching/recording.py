@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
-from signalprop.hooks import LOCK, GradientHooks, Hooks, in_tokens, rows_of
+from signalprop.hooks import LOCK, Hooks, rows_of
 from signalprop.watching.between_streams import products
 from signalprop.watching.first_positions import DECODER, check_length, later
-from signalprop.watching.passes import Pass, Result
+from signalprop.watching.gradient_hooks import GradientHooks
+from signalprop.watching.passes import Pass, Result, in_tokens
 from signalprop.watching.reduction import Padding, moments
 
 Begins = Callable[["Recorder", nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -147,7 +148,7 @@ class Recorder(Pass):
             )
         if index not in self.forward:
             self._record(index, tensor)
-        if self.backward and index not in self._gradients and tensor.requires_grad:
+        if self.backward and tensor.requires_grad:
             with LOCK:
                 if not self._ignores():
                     self._gradients.see(index, tensor, self._reduced)
