@@ -170,16 +170,14 @@ def windows(ids: IntArray, length: int, n: int, seed: int) -> IntArray:
     return np.asarray(ids[starts[:, None] + np.arange(length)])
 
 
-def mask_tokens(
-    tokens: IntArray, vocab_size: int, seed: int, fraction: float = 0.15, mask: int = MASK
-) -> tuple[IntArray, IntArray]:
-    """(inputs, targets) of masked language modelling: a random `fraction` of the positions carries loss (-1 elsewhere).
+def mask_tokens(tokens: IntArray, vocab_size: int, seed: int, mask: int = MASK) -> tuple[IntArray, IntArray]:
+    """(inputs, targets) of masked language modelling: a random 15 % of the positions carries loss (-1 elsewhere).
 
     Of those, 80 % read the id `mask`, 10 % a random id and 10 % their own (Devlin et al. 2019, section 3.1). If none
     was drawn, the first position of every sequence carries loss.
     """
     rng = _generator(seed, 1)
-    chosen = rng.random(tokens.shape) < fraction
+    chosen = rng.random(tokens.shape) < 0.15
     if not chosen.any():
         chosen[:, 0] = True
     fate = rng.random(tokens.shape)

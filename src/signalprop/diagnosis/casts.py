@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.attached import Attached, require_roles
-from signalprop.attachment.rows import AttachedRow
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
@@ -58,12 +57,12 @@ class LinearMap(NamedTuple):
         return x.mT.contiguous() if self.turned and self.experts else x.mT if self.turned else x
 
 
-def maps_of(attached: Attached, rows: Iterable[AttachedRow] | None = None) -> list[LinearMap]:
-    """The linear maps of branches, each once. rows: of which; default: all."""
+def maps_of(attached: Attached) -> list[LinearMap]:
+    """The linear maps of branches, each once."""
     modules = {id(m): name for name, m in attached.model.named_modules(remove_duplicate=False)}
     bare = {id(p): name for name, p in attached.model.named_parameters(remove_duplicate=False)}
     found: dict[int, LinearMap] = {}
-    for role, held in ((r, h) for row in (attached.rows if rows is None else rows) for r, h in row.weights.items()):
+    for role, held in ((r, h) for row in attached.rows for r, h in row.weights.items()):
         key = id(held.holder)
         if isinstance(held.holder, nn.Module):
             made = LinearMap(modules[key], held.holder, "weight", held.transposed, held.copies, inside=False)
@@ -123,12 +122,11 @@ def casts(
     *,
     formats: Sequence[str] = tuple(PER_TENSOR),
     of: Sequence[Of] = ("weights", "activations", "both"),
-    scaled: Sequence[bool] = (False, True),
     whole: LossResult | None = None,
     skip_first: int = 4,
     progress: Progress | None = None,
 ) -> tuple[Cast, ...]:
-    """Loss and signal-to-noise ratio under every combination of format, what is cast, and scale.
+    """Loss and signal-to-noise ratio under every combination of format, what is cast, and with one scale or none.
 
     bfloat16 is cast without a scale alone: it has the range of float32; formats that have scales with them.
 
@@ -148,7 +146,7 @@ def casts(
     maps = maps_of(require_roles(attached))
     combinations = [
         (Format(name, scale), part) for name in formats for part in of
-        for scale in (scaled if name in PER_TENSOR else (True,)) if not (scale and name == "bfloat16")
+        for scale in ((False, True) if name in PER_TENSOR else (True,)) if not (scale and name == "bfloat16")
     ]  # fmt: skip
 
     def measured(form: Format, part: Of) -> Cast:

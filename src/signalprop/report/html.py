@@ -225,7 +225,7 @@ def map_numbers(item: HeatMap) -> tuple[list[str], list[list[str]]]:
     rows, columns = (spread(list(range(n)), 8) for n in matrix.shape)
 
     def named(names: Sequence[str], k: int, axis: int) -> str:
-        return names[k] if names else f"{item.origin[axis] + k * item.step[axis]:g}"
+        return names[k] if names else f"{item.origin[axis] + k:g}"
 
     head = f"{item.slider} {frame}" if len(item.frames) > 1 else item.y
     cells = [[named(item.rows, i, 1), *(number(float(matrix[i, j])) for j in columns)] for i in rows]

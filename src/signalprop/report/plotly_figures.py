@@ -95,7 +95,7 @@ def _step(chart: Chart, frame: str | None) -> list[Curve]:
 def map_figure(item: HeatMap, side: int | None = None) -> dict[str, Any]:
     """A heat map as a figure of plotly; of a large matrix every n-th row and column, about `side` of them."""
     every = max(1, math.ceil(max(next(iter(item.frames.values())).shape) / (side or math.inf) - 0.2))
-    (x0, y0), (dx, dy) = item.origin, item.step
+    x0, y0 = item.origin
     digits = max(0, math.ceil(2 - math.log10(item.limits[1] - item.limits[0] or 1.0)))  # a hundredth of the range
     layout = _layout(item)
     if item.down:
@@ -107,7 +107,7 @@ def map_figure(item: HeatMap, side: int | None = None) -> dict[str, Any]:
         out: dict[str, Any] = {
             "type": "heatmap", "z": [[round(v, digits) if v == v else None for v in row] for row in shown.tolist()],
             "zmin": item.limits[0], "zmax": item.limits[1], "colorscale": item.colours,
-            "x0": x0, "dx": dx * every, "y0": y0, "dy": dy * every,
+            "x0": x0, "dx": every, "y0": y0, "dy": every,
             "colorbar": {"title": {"text": escaped(item.value), "side": "right"}, "thickness": 12},
             "hoverongaps": False,
         }  # fmt: skip

@@ -194,8 +194,8 @@ def _logarithmic(panel: Any, decades: float) -> None:
 def _map(axis: Any, item: HeatMap) -> None:
     """The last frame of a heat map, with texts in its entries or a scale beside it."""
     matrix: FloatArray = list(item.frames.values())[-1]
-    (x, y), (right, up), (rows, columns) = item.origin, item.step, matrix.shape
-    ends = [x - right / 2, x + right * (columns - 0.5), y - up / 2, y + up * (rows - 0.5)]
+    (x, y), (rows, columns) = item.origin, matrix.shape
+    ends = [x - 0.5, x + columns - 0.5, y - 0.5, y + rows - 0.5]
     if item.down:
         ends = [*ends[:2], ends[3], ends[2]]
     low, high = item.limits

@@ -95,7 +95,7 @@ class HeatMap:
     """Matrices of one shape, (rows, columns), by the step of a slider that shows them.
 
     Attributes:
-        x, y: what the axes show. limits: of the colours. origin, step: of the axes' numbers, (x, y). down: row 0 is on
+        x, y: what the axes show. limits: of the colours. origin: of the axes' numbers, (x, y). down: row 0 is on
             top. value: what an entry is. texts: in the entries; rows, columns: names in place of numbers.
     """
 
@@ -105,7 +105,6 @@ class HeatMap:
     y: str
     limits: tuple[float, float]
     origin: tuple[float, float] = (0, 0)
-    step: tuple[float, float] = (1, 1)
     caption: str = ""
     value: str = ""
     down: bool = False
