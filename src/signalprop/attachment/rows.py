@@ -117,6 +117,12 @@ class AttachedRow(SublayerMap):
         """(skip, branch) that the model's own code multiplies with, as they are now."""
         return number(self.skip), number(self.multiplier)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The weights that are there as tensors, one for each role: of a fused map the whole one again."""
+        found = [held.weight for held in self.weights.values() if not held.problem]
+        return [weight for weight in found if isinstance(weight, Tensor)]
+
     @cached_property
     def ending(self) -> Any:
         """What a multiplier goes on: the carrier that the mapping names, or the default that it explains."""

@@ -190,8 +190,8 @@ def _drawn_layers(attached: Attached) -> Iterator[int]:
         gains = [g for row in rows if (g := gain_of(row.norm, 0.0)) is not None]
         if not gains or any(_constant(g) is None for g in gains):
             continue
-        held = [h for row in rows for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]
-        if held and all(not unlike_draws(h.weight.detach().flatten(0, -2)) for h in held if h.weight.ndim > 1):
+        held = [weight for row in rows for weight in row.tensors]
+        if held and all(not unlike_draws(x.detach().flatten(0, -2)) for x in held if x.ndim > 1):
             yield layer
 
 

@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.attached import Attached, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.whole_model_values import Fresh, Off, Reached
 from signalprop.errors import InputError
 from signalprop.measurement.losses import lent_gradients, loss_of
 from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.check_result import Row
-from signalprop.repair.checks import check
+from signalprop.repair.checks import check_attached
+from signalprop.schemes import scheme
 
 
 def fresh_of(attached: Attached, batch: Batch, *, backward: bool) -> Fresh:
@@ -28,7 +29,9 @@ def fresh_of(attached: Attached, batch: Batch, *, backward: bool) -> Fresh:
     off: tuple[Off, ...] = ()
     note = ""
     try:
-        off = tuple(_grouped(check(attached.model, "huggingface", mapping=attached.mapping).wrong))
+        known = require_roles(attached)
+        wanted = scheme("huggingface")(known.mapping.architecture)
+        off = tuple(_grouped(check_attached(known, wanted).wrong))
     except InputError as error:
         note = str(error)
     return Fresh(off=off, reached=_reached(attached, batch) if backward else (), not_checked=note)
@@ -59,8 +62,7 @@ def _reached(attached: Attached, batch: Batch) -> tuple[Reached, ...]:
     one = read_by(mapping.arguments, batch)
     parts: list[list[Tensor]] = []
     for row in attached.rows:
-        held = [h.weight for h in row.weights.values() if not h.problem and isinstance(h.weight, Tensor)]
-        held += [p for norm in (row.norm, row.post_norm) if norm is not None for p in norm.parameters()]
+        held = row.tensors + [p for norm in (row.norm, row.post_norm) if norm is not None for p in norm.parameters()]
         parts.append(list({id(p): p for p in held}.values()))
     with torch.inference_mode(False), torch.enable_grad(), lent_gradients(model):
         leaves = list({id(p): p for group in parts for p in group if p.requires_grad}.values())

@@ -79,7 +79,13 @@ def check(
     vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
     table = _table(scheme, options, vanilla, record, statistics_in(vanilla, inputs, arguments))
     check_shape(vanilla.architecture, table.architecture)
-    with weights_here(attached.model):
+    return check_attached(attached, table)
+
+
+def check_attached(attached: Attached, table: Parametrization) -> Check:
+    """As `check`, of a model that is attached, with what its weights are, and a table of its shape."""
+    model, record = attached.model, record_of(attached.model)
+    with weights_here(model):
         found, others = _entries(attached, table)
         kept = record is not None and record.kept
         if kept:
