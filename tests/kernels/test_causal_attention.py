@@ -246,3 +246,14 @@ def test_without_a_mask_the_order_of_tokens_is_that_of_the_result(rotary: bool) 
     turned = both(kernel[np.ix_(order, order)], gradient[np.ix_(order, order)])
     for before, after in zip(plain, turned, strict=True):
         np.testing.assert_allclose(after, before[np.ix_(order, order)], rtol=1e-10, atol=1e-12)
+
+
+def test_the_share_beside_a_sink_of_equal_keys() -> None:
+    """All scores of a row are one number, whose variance is that of the query and of its bias."""
+    qk, bias, sink, n = 0.6, 0.5, 1.2, 6
+    attention = TokenAttention(np.ones((n, n)), qk=qk, d_model=10**9, query_bias=bias)
+    score = np.sqrt(qk * (1 + bias)) * np.random.default_rng(0).standard_normal((200_000, 1))
+    keys = np.arange(1, n + 1)
+    share = keys / (keys + np.exp(sink - score))
+    expected = np.sqrt(np.square(share).mean(0))
+    np.testing.assert_allclose(attention.share_beside_sink(sink).ravel(), expected, rtol=0.005)

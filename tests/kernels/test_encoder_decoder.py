@@ -13,6 +13,8 @@ import signalprop as sp
 from signalprop.kernels import cross_attention
 from signalprop.kernels import predicting as tokens
 from signalprop.kernels.cross_attention import TokenCrossAttention
+from signalprop.kernels.scaled_kernel import State
+from signalprop.kernels.stack import Stack
 from signalprop.network.inputs import from_tokens
 
 D, QUERIES, KEYS = 96, 12, 16
@@ -61,6 +63,15 @@ BASE: dict[str, Any] = {
     "kind": "encoder-decoder", "n_layers": 3, "d_model": 128, "n_heads": 4, "vocab_size": 400, "seq_len": 48,
     "target_len": 32, "tied_embeddings": False,
 }  # fmt: skip
+
+
+def test_the_memory_is_the_normed_last_stream() -> None:
+    """x / sqrt(x^2 + epsilon) of every token, of any scale."""
+    table = sp.scheme("xavier")(sp.Architecture(**BASE, norm_placement="pre", final_norm=True, norm_eps=0.7))
+    last = 2.0 * kernel(4, 0.3) * np.outer(sizes := np.array([1.0, 2.0, 0.5, 0.1]), sizes)
+    root = abs(table.head.final_norm_gain) / np.sqrt(np.diagonal(last) + 0.7)
+    found = Stack(table).read_memory(State(last / 5.0, np.log(5.0)))
+    np.testing.assert_allclose(found, last * np.outer(root, root))
 
 
 def test_a_final_norm_takes_away_the_gain_of_the_last_post_norm() -> None:

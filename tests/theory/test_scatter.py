@@ -101,6 +101,23 @@ def test_it_falls_as_the_root_of_the_width() -> None:
     assert bands[0] == pytest.approx(2 * bands[1], rel=0.05)
 
 
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+def test_the_unit_of_a_stream_says_nothing(fidelity: Any) -> None:
+    """Skips of .8 are skips of 1 where layer l is counted in units of .8^l; a norm before a branch sees no unit."""
+    a = Architecture.preset("tgs", **SMALL, norm_placement="pre", norm_eps=1e-12)
+    p, each = scheme("xavier")(a), np.arange(1.0, 2 * a.n_layers + 1)
+    tables = p.with_columns(skip=0.8, branch=0.5), p.with_columns(skip=1.0, branch=0.5 / 0.8**each)
+    one, other = (predict(table, fidelity=fidelity) for table in tables)
+    difference = one.forward["stream_out"].log_variance - other.forward["stream_out"].log_variance
+    np.testing.assert_allclose(difference, 2 * np.log(0.8) * each, atol=1e-6)
+    pairs = [(one.forward[k], other.forward[k]) for k in one.forward]
+    pairs.append((one.gradient["stream_in"], other.gradient["stream_in"]))
+    for x, y in pairs:
+        np.testing.assert_allclose(x.token_correlation, y.token_correlation, atol=1e-6)
+        for name in ("variance_sd", "token_correlation_sd", "variance_sd_many", "variance_excess"):
+            np.testing.assert_allclose(getattr(x, name), getattr(y, name), rtol=1e-4, atol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "placement"), [("deepscalelm", "post"), ("xavier", "post"), ("xavier", "pre")])
 def test_the_mean_over_narrow_networks(method: str, placement: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Embedding
 from signalprop.network.inputs import InputStatistics
-from signalprop.theory.branch_inputs import read_normed
+from signalprop.theory.branch_inputs import read_normed, read_raw
 from signalprop.theory.embedding import embed
 from signalprop.theory.log_arithmetic import NO_SIGNAL
 from signalprop.theory.signals import inner_correlation
@@ -57,3 +57,14 @@ def test_cosines_of_few_mapped_features() -> None:
     y = r * x + np.sqrt(1 - r**2) * y
     cosine = (x * y).sum(1) / np.sqrt(np.square(x).sum(1) * np.square(y).sum(1))
     assert cosine.mean() / r == pytest.approx(inner_correlation(r, width), abs=0.006)  # 1/width^2 is left out
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_mean_is_shared_by_all_tokens(normed: bool) -> None:
+    """Branches read second moments: with no norm, and after an RMSNorm, which leaves the mean."""
+    a, (mean, variance, r) = Architecture(n_layers=1, d_model=8, n_heads=1, norm="rmsnorm"), (0.5, 2.0, 0.3)
+    stream, whole = (float(np.log(variance)), r, mean), variance + mean**2
+    second, shared, other = read_normed(a, 4.0, np.log(0.1), *stream) if normed else read_raw(a, *stream)
+    assert shared == pytest.approx((r * variance + mean**2) / whole)
+    assert second == pytest.approx(4 * whole / (whole + 0.1) if normed else whole)
+    assert other == pytest.approx(np.log(whole + 0.1) if normed else 0.0)
