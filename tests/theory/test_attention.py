@@ -269,3 +269,16 @@ def test_rotary_coherence_is_the_sum_it_replaces(length: int, head: int, fractio
         expected = (weight * per_row).sum() / weight.sum()
         rows = attention_scores.rotary_coherence(length, head, fraction=fraction, causal="rows")
         assert rows == pytest.approx(expected, rel=5e-3)
+
+
+def test_harmonic_sums() -> None:
+    n = np.array([1.0, 2.0, 7.0, 100.0])
+    for power, found in ((1, attention._harmonic(n, np)), (2, attention._harmonic_squares(n))):
+        expected = [sum(1.0 / k**power for k in range(1, int(last) + 1)) for last in n]
+        np.testing.assert_allclose(found, expected, rtol=2e-10)
+
+
+@pytest.mark.parametrize("tokens", [2, 5])
+def test_so_many_tokens_are_not_less_correlated_than_possible(tokens: int) -> None:
+    """n vectors whose sum vanishes have correlations of -1 / (n - 1)."""
+    assert attention.Sizes(tokens, tokens, 64, 32).least == pytest.approx(-1 / (tokens - 1))

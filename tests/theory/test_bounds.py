@@ -241,3 +241,16 @@ def test_a_post_norm_sets_the_variance() -> None:
     low, high = variance_range(p, profile)
     np.testing.assert_array_equal(low, profile.forward["stream_out"].log_variance[1::2])
     np.testing.assert_array_equal(low, high)
+
+
+def test_the_largest_variance_adds_standard_deviations() -> None:
+    """Branches parallel to the stream, layer by layer; the smallest adds variances."""
+    p = scheme("xavier")(Architecture(n_layers=2, d_model=64, n_heads=2, d_ff=128, norm_placement="pre"))
+    p = p.with_columns(skip=0.9, branch=0.6)
+    profile = predict(p, fidelity="moments")
+    start, branch = profile.forward["stream_in"].variance[0], profile.forward["branch"].variance
+    least, most, ends = start, start**0.5, []
+    for variance in branch:
+        least, most = 0.81 * least + 0.36 * variance, 0.9 * most + 0.6 * variance**0.5
+        ends.append((np.log(least), 2 * np.log(most)))
+    np.testing.assert_allclose(np.transpose(variance_range(p, profile)), ends[1::2], rtol=1e-9)

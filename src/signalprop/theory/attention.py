@@ -189,7 +189,7 @@ def _of_jacobians(s: Array, c: Array, length: int, spread: float, causal: Mask) 
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
-    """1 + 1/2 + … + 1/n, to 1e-13: Euler-Maclaurin at n + 8, less the eight terms in between."""
+    """1 + 1/2 + … + 1/n, to 1e-10: Euler-Maclaurin at n + 8, less the eight terms in between."""
     m = n + 8.0
     asymptotic = xp.log(m) + np.euler_gamma + 1 / (2 * m) - 1 / (12 * m**2) + 1 / (120 * m**4) - 1 / (252 * m**6)
     found: Array = asymptotic - sum(1.0 / (n + i) for i in range(1, 9))
