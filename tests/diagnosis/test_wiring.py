@@ -73,6 +73,15 @@ def test_a_scale_on_queries_counts() -> None:
     assert named(Decoder(None, before=8**-0.5)) == [("score scale", (0, 1, 2))]
 
 
+@pytest.mark.parametrize("before", [1.0, 0.5])
+def test_large_values_in_the_same_map_are_no_factor_on_queries(before: float) -> None:
+    model = Decoder(before=before)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.maps.weight[2 * WIDTH :] *= 4  # what DeepScaleLM draws where tokens hardly correlate
+    assert named(model) == ([] if before == 1 else [("score scale", (0, 1, 2))])
+
+
 def skipping(kept: float) -> Any:
     def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         x = kept * hidden_states + self.attn(self.ln_1(hidden_states), attention_mask=kwargs.get("attention_mask"))[0]

@@ -81,7 +81,12 @@ def test_it_is_loaded_again(scheme: str, tmp_path: Path) -> None:
     nano = NanoGPT().eval()
     sp.apply(nano, scheme, seed=0)
     sp.save(nano, tmp_path / "saved")
-    torch.testing.assert_close(sp.load(tmp_path / "saved", NanoGPT()).eval()(IDS, IDS)[0], nano(IDS, IDS)[0])
+    again = sp.load(tmp_path / "saved", NanoGPT()).eval()
+    torch.testing.assert_close(again(IDS, IDS)[0], nano(IDS, IDS)[0])
+    assert sp.check(again).ok
+    assert sp.measure(again, BATCH).forward["branch"].variance == pytest.approx(
+        sp.measure(nano, BATCH).forward["branch"].variance, rel=1e-4
+    )
 
 
 def test_it_is_diagnosed() -> None:

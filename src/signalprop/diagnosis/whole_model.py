@@ -328,7 +328,7 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         severity="warning",
         name="unlike its initialiser",
         layers=tuple(sorted({layer for one in f.off for layer in one.layers})),
-        text="the weights are fresh, and not what this family's initialiser draws: "
+        text="the weights are fresh, but their sizes are not those that this family's initialiser draws: "
         + "; ".join(said[:4])
         + (f"; and {len(said) - 4} more" if len(said) > 4 else ""),
         cause=cause,

@@ -105,14 +105,21 @@ def _is_normed(left: Tensor, right: Tensor) -> bool:
 
 def _before(left: Tensor, right: Tensor, maps: list[Tensor]) -> float:
     """What queries, or keys too, were multiplied with since their maps gave them."""
-    size = left.numel()
-    fused = bool(maps) and maps[-1].numel() == 3 * size
-    read = maps[-1:] if fused else [m for m in maps if m.numel() in (size, right.numel())][-3:]
-    whole = math.prod(float(m.float().square().mean().sqrt()) for m in read) ** (2 / len(read)) if read else 0.0
-    if not whole > 0:
-        return 1.0
-    before = float(left.float().square().mean().sqrt() * right.float().square().mean().sqrt()) / whole
+    size, both = left.numel(), _rms(left) * _rms(right)
+    if maps and maps[-1].numel() == 3 * size:  # one map, in thirds or head by head: whichever explains the sizes
+        heads = [m for m in (1, maps[-1].shape[-1] // (3 * left.shape[-1])) if m]
+        parts = [maps[-1].unflatten(-1, (n, 3, -1)) for n in heads]
+        wholes = [_rms(x[..., 0, :]) * _rms(x[..., 1, :]) for x in parts]
+    else:
+        read = [m for m in maps if m.numel() in (size, right.numel())][-3:]
+        wholes = [math.prod(map(_rms, read)) ** (2 / len(read))] if read else []
+    factors = [both / whole for whole in wholes if both > 0 and whole > 0]
+    before = min(factors, key=lambda factor: abs(math.log(factor)), default=1.0)
     return before if not 1 / 1.25 < before < 1.25 else 1.0
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.float().square().mean().sqrt())
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

@@ -84,7 +84,8 @@ def load(
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)
-        record = install(attached, table, match_eps=document.match_eps, by_hand=mapping)
+        known = attached.mapping if attached.mapping.anatomy else mapping  # found in the vanilla model, as in apply
+        record = install(attached, table, match_eps=document.match_eps, by_hand=known)
         record.kept = document.weights == "kept"
         if document.kind == "module":
             _fill_module(folder, document, model)

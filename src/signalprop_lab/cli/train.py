@@ -158,10 +158,10 @@ def _print(result: Result, folder: Path) -> None:
         "steps": f"{result.steps}",
         "training loss": _nats(result.train_loss, result.status),
         "validation loss": f"{_nats(result.eval_loss, result.status)} (best guess without input: {result.chance:.4f})",
-        **{name: "-" if value is None else f"{value:.5g}" for name, value in result.scores.items()},
+        **{name.replace("_", " "): f"{x:.5g}" for name, x in result.scores.items() if x is not None},
         "parameters": f"{result.parameters:,}"
         + ("" if result.trained_parameters == result.parameters else f", {result.trained_parameters:,} trained"),
-        "throughput": "-" if result.throughput is None else f"{result.throughput:,.0f} {result.unit}/s",
+        **({} if result.throughput is None else {"throughput": f"{result.throughput:,.0f} {result.unit}/s"}),
         "seconds": f"{result.seconds:.0f}",
         "folded": f"{folder / 'folded'}" if not result.folded else f"no: {result.folded}",
         "run": f"{folder}",
