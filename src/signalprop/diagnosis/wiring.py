@@ -108,7 +108,7 @@ def _before(left: Tensor, right: Tensor, maps: list[Tensor]) -> float:
     size, both = left.numel(), _rms(left) * _rms(right)
     if maps and maps[-1].numel() == 3 * size:  # one map, in thirds or head by head: whichever explains the sizes
         heads = [m for m in (1, maps[-1].shape[-1] // (3 * left.shape[-1])) if m]
-        parts = [maps[-1].unflatten(-1, (n, 3, -1)) for n in heads]
+        parts = [maps[-1].reshape(*maps[-1].shape[:-1], n, 3, -1) for n in heads]
         wholes = [_rms(x[..., 0, :]) * _rms(x[..., 1, :]) for x in parts]
     else:
         read = [m for m in maps if m.numel() in (size, right.numel())][-3:]
