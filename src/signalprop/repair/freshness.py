@@ -246,8 +246,7 @@ def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
     """
     own: Any = getattr(model, method, None) if method == "_init_weights" else None
     made: dict[int, nn.Parameter] = {}
-    saved, before = Saved(model, model.buffers()), torch.get_rng_state()
-    torch.default_generator.manual_seed(tensor_seed(0, "model", "fresh"))
+    saved = Saved(model, model.buffers())
     try:
         for parameters in [module._parameters for module in model.modules()]:
             for name, q in parameters.items():
@@ -256,7 +255,8 @@ def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
                     other = nn.Parameter(torch.full(q.shape, math.nan, dtype=dtype), requires_grad=False)
                     parameters[name] = made.setdefault(id(q), other)
         values = {name: q.detach() for name, q in model.named_parameters()}
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(tensor_seed(0, "model", "fresh"))
             for module in reversed(list(model.modules())):  # children first
                 reset = getattr(module, "reset_parameters", None) if method == "reset_parameters" else None
                 with suppress(Exception):  # of a method of another's, of another signature, or of what is not finite
@@ -266,7 +266,6 @@ def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
                         reset()
         return values
     finally:
-        torch.set_rng_state(before)
         saved.restore()
 
 

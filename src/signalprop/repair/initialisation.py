@@ -151,9 +151,8 @@ def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:
     It draws on the CPU, into stand-ins for the model's parameters, whatever device these are on.
     """
     own: Any = getattr(model, "_init_weights", None)
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(tensor_seed(seed, "model", "others"))
-    try:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(tensor_seed(seed, "model", "others"))
         for module in reversed(list(model.modules())):  # children first
             # some classes initialise what their children hold
             near = [module, *module.children()] if own is not None else [module]
@@ -164,8 +163,6 @@ def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:
                         own(module)
                     elif callable(reset := getattr(module, "reset_parameters", None)):
                         reset()
-    finally:
-        torch.set_rng_state(before)
 
 
 @contextmanager
