@@ -55,11 +55,11 @@ def found(fault: str) -> tuple[Finding, ...]:
 @pytest.mark.parametrize(
     ("fault", "says", "ruled"),
     [
-        ("mask", "by softmax in layers.2: a row of the mask allows no key", 1),
+        ("mask", "in softmax in layers.2: a row of the mask allows no key", 1),
         ("range", "float16 ends at 65504", 2),
-        ("norm", "by layer_norm in layers.2.norm: all features of a token are equal", 3),
+        ("norm", "in layer_norm in layers.2.norm: all features of a token are equal", 3),
         ("division", "it divides by 0", 3),
-        ("logarithm", "by asin in layers.2: none of the causes", 4),
+        ("logarithm", "in asin in layers.2: none of the causes", 4),
     ],
 )
 def test_the_first_operation_and_its_cause(fault: str, says: str, ruled: int) -> None:
