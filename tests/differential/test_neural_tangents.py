@@ -21,7 +21,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.theory.duals_of_nodes import dual_of_kernel, slope_of_kernel
+from signalprop.theory.duals_of_nodes import dual_of, entry_by_entry
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("through_neural_tangents.py")
@@ -79,11 +79,13 @@ def test_dual_activations() -> None:
         np.fill_diagonal(r, 1.0)
         wide = name in NUMERICAL and spread > 0
         largest = np.sqrt(np.outer(np.diagonal(item["value"]), np.diagonal(item["value"])))
-        error = np.abs(dual_of_kernel(name, s, r) - item["value"]) / largest
+        error = np.abs(entry_by_entry(dual_of(name, 0, s), r, np.ones(len(r))) - item["value"]) / largest
         assert error.max() < (2e-5 if wide else 1e-12), (name, spread)
         slope = (item["tangent"] - item["value"]) / kernel
         largest = np.sqrt(np.outer(np.diagonal(slope), np.diagonal(slope)))
-        error = (np.abs(slope_of_kernel(name, s, r) - slope) / largest)[np.abs(r) > 0.05]  # a division by K
+        error = (np.abs(entry_by_entry(dual_of(name, 1, s), r, np.ones(len(r))) - slope) / largest)[
+            np.abs(r) > 0.05
+        ]  # a division by K
         assert error.max() < (1e-3 if wide else 1e-7), (name, spread)
 
 
@@ -132,7 +134,7 @@ def test_whole_stacks() -> None:
     """The kernel behind the last layer: all pairs of tokens, their variances among them.
 
     Measured: within 2e-13 of the diagonal. With an epsilon of 1e-5 normed variances differ by less than that, for which
-    all of them count as one (`dual_of_kernel`): 5e-7.
+    all of them count as one (`dual_of`): 5e-7.
     """
     defaults = {
         "kind": "stack", "attention": False, "bias": 0.0, "skip": 1.0, "eps": 1e-12, "value": 1.1, "output": 0.9,

@@ -55,7 +55,7 @@ def dual_of_nodes(
     """
     of, every = dual_of(name, derivative, per_token), np.arange(len(per_token))[:, None]
     alone = of(every, every, np.ones((len(per_token), 1)))[:, 0]
-    return alone, entry_by_entry(of, shared, np.empty(shared.shape), inverse_roots(per_token))
+    return alone, entry_by_entry(of, shared, inverse_roots(per_token))
 
 
 def slope_of_unlike(name: str, per_token: FloatArray) -> Array:
@@ -66,39 +66,17 @@ def slope_of_unlike(name: str, per_token: FloatArray) -> Array:
     return np.asarray(_hermite_at(act, np.maximum(per_token, 0.0)).slopes[0] ** 2)
 
 
-def activated(name: str, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Kernels of an activation of a Gaussian stream with this kernel, and of its slope, (T, T) each."""
-    per_token = np.diagonal(kernel).copy()
-    found = []
-    for derivative in (0, 1):
-        alone, apart = dual_of_nodes(name, derivative, per_token, kernel)
-        np.fill_diagonal(apart, alone)
-        found.append(apart.copy())
-    return found[0], found[1]
+def dual_of(name: str, derivative: int, variance: Array) -> Block:
+    """E f(x) f(y), or with derivative 1 E f'(x) f'(y), of any entries.
 
-
-def dual_of_kernel(name: str, variance: Array, correlation: FloatArray, out: FloatArray | None = None) -> FloatArray:
-    """E f(x) f(y) for a symmetric matrix of correlations.
-
-    One variance: ReLU, GELU and erf in closed form, others by cubic interpolation in arccos r. Duals are smooth in the
-    angle, also where they are kinked in r. The error is below 1e-11 of the value at r = 1, and vanishes there: tokens
-    that are alike up to rounding stay so. Of the variance eight digits count, for which tables are kept.
+    One variance: ReLU, GELU and erf in closed form, others by interpolation in arccos r, cubic for f (error below 1e-11
+    of the value at r = 1) and linear for f' (1e-6). Duals are smooth in the angle, also where they are kinked in r. The
+    error vanishes at r = 1: tokens that are equal up to rounding stay so. Of the variance eight digits count, for
+    which tables are kept.
 
     Args:
         variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
-        correlation: (T, T), 1 on the diagonal; what rounding has beyond +-1 counts as that.
-        out: where the result may be put, `correlation` too.
     """
-    return entry_by_entry(dual_of(name, 0, variance), correlation, out)
-
-
-def slope_of_kernel(name: str, variance: Array, correlation: FloatArray) -> FloatArray:
-    """E f'(x) f'(y) likewise; from a table for one variance by linear interpolation, within 1e-6 of the value at 1."""
-    return entry_by_entry(dual_of(name, 1, variance), correlation)
-
-
-def dual_of(name: str, derivative: int, variance: Array) -> Block:
-    """`dual_of_kernel`, or with derivative 1 `slope_of_kernel`, of any entries."""
     if (one := one_variance(variance)) is not None:
         return _of_one(name, derivative, one)
     s = np.maximum(variance, 0.0)  # rounding can leave a diagonal below 0
@@ -202,28 +180,21 @@ def _dual_table(name: str, variance: float) -> tuple[FloatArray, FloatArray]:
     return cubic, np.stack([np.diff(slope), slope[:-1]])
 
 
-def entry_by_entry(
-    block: Block, kernel: FloatArray, out: FloatArray | None = None, root: FloatArray | None = None
-) -> FloatArray:
+def entry_by_entry(block: Block, kernel: FloatArray, root: FloatArray) -> FloatArray:
     """A symmetric matrix, block by block from the diagonal on.
 
     Args:
-        kernel: of correlations. out: where to put it; may be `kernel`.
-        root: correlations are root_i root_j times the kernel. None: they are the kernel.
+        root: correlations are root_i root_j times the kernel; what rounding has beyond +-1 counts as that.
     """
-    n, out = len(kernel), np.empty(kernel.shape) if out is None else out
+    n, out = len(kernel), np.empty(kernel.shape)
     positions = np.arange(n)
     for start in range(0, n, _ROWS):
         end = min(start + _ROWS, n)
         for left in range(start, n, _COLUMNS):
             part, other = slice(start, end), slice(left, left + _COLUMNS)
-            given = kernel[part, other]
-            r = np.empty_like(given)
-            if root is not None:
-                given = np.multiply(given, root[other], out=r)
-                r *= root[part, None]
-            given.clip(-1.0, 1.0, out=r)
-            found = block(positions[part, None], positions[other], r)
+            r = kernel[part, other] * root[other]
+            r *= root[part, None]
+            found = block(positions[part, None], positions[other], r.clip(-1.0, 1.0, out=r))
             out[part, other] = found
             if (beyond := max(end, left)) < n:
                 out[beyond : left + _COLUMNS, part] = found[:, beyond - left :].T
