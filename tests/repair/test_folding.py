@@ -240,7 +240,7 @@ def test_matched_epsilons_cannot_be_kept() -> None:
     before = outputs(model)
     with pytest.warns(UserWarning, match="change by up to") as caught:
         sp.fold(model)
-    bound = float(re.findall(r"up to (\S+) of", str(caught[0].message))[0])
+    bound = float(re.findall(r"up to (\S+) \(relative", str(caught[0].message))[0])
     assert contents(model)["eps"] == eps
     assert 1e-6 < difference(outputs(model), before) < 10 * bound < 0.1
 
