@@ -17,7 +17,6 @@ from signalprop.results.profile import Profile
 from signalprop.theory.branch_inputs import check_norms_divide, read_memory, read_normed, read_raw, with_bias
 from signalprop.theory.log_arithmetic import NO_SIGNAL, correlation, log, row, safe_exp
 from signalprop.theory.signals import (
-    Branch,
     BranchBackward,
     Pair,
     Rows,
@@ -25,6 +24,7 @@ from signalprop.theory.signals import (
     SentMaps,
     Signal,
     Sublayers,
+    dropped,
 )
 
 
@@ -40,9 +40,9 @@ class OneNode:
     kind: Sublayers
     dropout: float
 
-    def forward(self, i: Rows, read: Pair, memory: Pair | None = None) -> Branch:
+    def forward(self, i: Rows, read: Pair, memory: Pair | None = None) -> Signal:
         output = self.kind.forward(i, signal_of(read), None if memory is None else signal_of(memory))
-        return Branch(output[0] / (1 - self.dropout), output[1])
+        return dropped(output, self.dropout)
 
     def backward(self, i: Rowset, read: Pair, memory: Pair | None = None) -> SentMaps:
         """By the gradients of two tokens that share nothing, and all."""
@@ -211,6 +211,7 @@ def forward_state_of(
                 second[..., i], r_read[..., i], beyond = read_raw(a, *given)
             read = second[..., i], r_read[..., i]
             output = branch.forward(i, read, _spread(memory, read[0]))
-            raw[..., i] = log(np.asarray(output.variance)) + beyond
-            output_r[..., i] = correlation(np.asarray(output.covariance), np.asarray(output.variance))
+            per_token, shared = map(np.asarray, output)
+            raw[..., i] = log(per_token) + beyond
+            output_r[..., i] = correlation(shared, per_token)
     return ForwardState(second=second, r_read=r_read, norm=norm, raw_branch=raw, memory=memory), (raw, output_r)

@@ -105,9 +105,9 @@ class Ahead:
         """Log variance and correlation of the branch's output."""
         second, r_read, beyond = read
         output = self.branches[i].forward(i, (second, r_read), self.memory)
-        raw = log(output.variance) + beyond
+        raw = log(output.per_token) + beyond
         self.recorded["raw_branch"][i] = raw
-        r = correlation(output.covariance, output.variance)
+        r = correlation(output.shared, output.per_token)
         if self.placements[i] in NORM_ON_BRANCH:
             return normed(raw, self.epsilon)[0] + self.log_on_branch, r
         return raw, r

@@ -58,13 +58,6 @@ class Signal(NamedTuple):
         return Signal(self.per_token + other.per_token, self.shared + other.shared)
 
 
-class Branch(NamedTuple):
-    """What a branch adds to the stream before its multiplier: variance and token covariance."""
-
-    variance: Array
-    covariance: Array
-
-
 class BranchBackward(NamedTuple):
     """The gradient that a branch sends to its input: variance = vv G + vc Gamma, covariance = cv G + cc Gamma.
 

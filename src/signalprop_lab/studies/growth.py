@@ -83,7 +83,7 @@ def _pre_norm(p: Parametrization, branches: Branches, att: int, ff: int) -> Fixe
 
     def added(r: float) -> tuple[float, float]:
         parts = [(beta2[i], branches[i].forward(i, (second[i], r))) for i in (att, ff)]
-        return sum(w * float(b.variance) for w, b in parts), sum(w * float(b.covariance) for w, b in parts)
+        return sum(w * float(b.per_token) for w, b in parts), sum(w * float(b.shared) for w, b in parts)
 
     r = _iterate(lambda r: added(r)[1] / added(r)[0])
     d = added(r)[0]
@@ -100,8 +100,8 @@ def _post_norm(p: Parametrization, branches: Branches, att: int, ff: int) -> Fix
 
     def half(i: int, r: float) -> tuple[float, float]:
         b = branches[i].forward(i, (before[i], r))
-        n = lam2[i] * before[i] + beta2[i] * float(b.variance)
-        return (lam2[i] * before[i] * r + beta2[i] * float(b.covariance)) / n, n
+        n = lam2[i] * before[i] + beta2[i] * float(b.per_token)
+        return (lam2[i] * before[i] * r + beta2[i] * float(b.shared)) / n, n
 
     r = _iterate(lambda r: half(ff, half(att, r)[0])[0])
     middle, n_att = half(att, r)

@@ -161,7 +161,7 @@ def _predict_branch(case: Case, *, kind: Kind, **columns: float) -> list[Moments
     forward = made.forward(row, read, memory)
     ones = np.ones(1)
     sent = made.backward(np.array([row]), (ones, ones * read[1]), (ones, ones * memory[1]))
-    found = [Moments(0.0, forward.variance, forward.covariance / forward.variance)]
+    found = [Moments(0.0, forward.per_token, forward.shared / forward.per_token)]
     for maps in (sent.stream, sent.memory):
         if maps is not None:
             vv, vc, cv, cc = (float(column[0]) for column in maps)
