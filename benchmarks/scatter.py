@@ -1,7 +1,7 @@
 """How single networks scatter: predicted over measured standard deviations, as in records/scatter.md.
 
-`python -m benchmarks.scatter` prints a row for every network, over 60 networks of width 128 that read one sequence of 64
-tokens: some minutes for each row of 12 layers. `--networks 10` takes fewer, and names of rows choose among them.
+`python -m benchmarks.scatter` prints a row for every network, over 60 networks of width 128 that read one sequence of
+64 tokens: some minutes for each row of 12 layers. `--networks 10` takes fewer, and names of rows choose among them.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[[], *ROWS], metavar="NAME", help=", ".join(ROWS))
     parser.add_argument("--networks", type=int, default=60)
     given = parser.parse_args()
-    print(
-        "| network | ln gradient, first | a quarter up | half | ln stream variance, last | its token correlation, half |"
-    )
+    print("| network | ln gradient, first | a quarter up | half | ln variance, last | token correlation, half |")
     print("| --- " * 6 + "|")
     for name in given.names or ROWS:
         print(row(name, given.networks), flush=True)
