@@ -124,7 +124,7 @@ def diagnose(
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     if against is not None and other is None:
         if stored is None:
-            ready(model, asked, more)  # what is wrong with it is told before the work on the other one
+            ready(model, asked, more)  # what is wrong with it is reported before the work on the other one
         other = _diagnosed(ready(against, asked._replace(inside=None)), asked)
     if stored is None:
         subject = ready(model, asked, more)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from signalprop.repair.fitting import Activation, Fit
 
 SCHEMA = "signalprop/fit/1"
-_FAR = 0.3  # of the largest output: more than rounding makes of a deep model
+_FAR = 0.3  # of the largest output: more than rounding moves a deep model
 
 
 def fit(

@@ -59,7 +59,7 @@ def _norms(attached: Attached) -> Iterator[Finding]:
 
 def _tables(attached: Attached) -> Iterator[Finding]:
     ends = attached.ends
-    position = ends.position if isinstance(ends.position, Held) else None  # else a number: it is no table
+    position = ends.position if isinstance(ends.position, Held) else None  # else a number, so not a table
     places = {"token table": ends.token, "position table": position, "head": ends.head}
     own = attached.mapping.architecture.family is None and ends.head is None
     for word, held in places.items():

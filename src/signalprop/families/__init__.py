@@ -63,7 +63,7 @@ def _of(module: str) -> Family:
         family: Family = import_module(f"{__name__}.{module}").FAMILY
     except InputError:
         raise
-    except Exception as error:  # a stranger's file: whatever is wrong with it is told in one line
+    except Exception as error:  # a stranger's file: whatever is wrong with it becomes one line
         raise InputError(f"signalprop/families/{module}.py holds no family: {type(error).__name__} {error}") from error
     if family.model_type.replace("-", "_") != module:
         raise InputError(

@@ -32,7 +32,7 @@ class SublayerPaths:
     is the module that holds query, key and value together; `blocks`, of other modules that hold several weights, these
     one after the other, or by turns: in so many groups of rows (`turns`) that each hold a part of every weight.
     `by_depth`: path of a flag that divides the scores by the layer's
-    number. A norm that is nn.Identity counts as none, and so does a `scaling` that the installed transformers does not
+    number. A norm that is nn.Identity counts as none, as does a `scaling` that the installed transformers does not
     have; one that is not the whole factor is left out. `reads` of "" is the layer itself.
     """
 

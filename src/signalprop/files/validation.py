@@ -150,7 +150,7 @@ def _is_a(value: Any, hint: Any) -> bool:
         return _is_container(value, origin, get_args(hint))
     if origin in _SCALARS:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
-    if origin is np.ndarray:  # what NumPy makes of one number is none
+    if origin is np.ndarray:  # NumPy turns one number into no array
         return isinstance(value, (np.ndarray, np.generic))
     if getattr(origin, "_is_protocol", False) or origin is Callable:  # one that is no function says what it looks at
         return isinstance(value, origin) if getattr(origin, "_is_runtime_protocol", False) else callable(value)

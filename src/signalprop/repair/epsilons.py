@@ -1,4 +1,4 @@
-"""The epsilon of the norms on a stream, and which entry of a configuration it comes from: a model built anew tells."""
+"""The epsilon of the norms on a stream, and which entry of a configuration it comes from: a fresh model shows it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from signalprop.network.moments import FloatArray
 
-# After Okabe and Ito: told apart by every common kind of colour vision, and at 3:1 from white as from dark paper.
+# After Okabe and Ito: distinguishable by every common kind of colour vision, and at 3:1 from white as from dark paper.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#c46f9f", "#b87d00", "#3a8fc9", "#777777")
 Line = Literal["solid", "dashed", "dotted", "mixed", "points"]
 LINES: tuple[Line, ...] = ("solid", "dashed", "dotted", "mixed")

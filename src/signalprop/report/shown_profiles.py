@@ -70,7 +70,7 @@ def _key(p: Profile) -> str:
 
 
 def details_of(a: Architecture) -> dict[str, str]:
-    """What tells two architectures apart, in words."""
+    """The difference between two architectures, in words."""
     placement = a.norm_placement if isinstance(a.norm_placement, str) else "mixed"
     layers = f"{a.n_layers}+{a.n_decoder_layers}" if a.n_decoder_layers else str(a.n_layers)
     return {
@@ -85,7 +85,7 @@ def details_of(a: Architecture) -> dict[str, str]:
 
 
 def _labels(firsts: Mapping[str, tuple[str, Profile]]) -> dict[str, str]:
-    """A label per group: its scheme, and what tells it from others of that scheme: of its architecture, or its name."""
+    """A label per group: its scheme, and how it differs from others of it: of its architecture, or its name."""
     out: dict[str, str] = {}
     for key, (name, p) in reversed(list(firsts.items())):
         rivals = [details_of(other.architecture) for _, other in firsts.values() if other.scheme == p.scheme]

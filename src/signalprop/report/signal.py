@@ -245,7 +245,7 @@ def _agreement(items: Mapping[str, Comparison], groups: Mapping[int, str]) -> li
     return [Table(title, ["scheme", "quantity", *AGREEMENT], rows, left=2, caption=caption)] if rows else []
 
 
-# What the card of a comparison tells of, and up to which median error it says that the two agree.
+# What the card of a comparison reports, and up to which median error it says that the two agree.
 _TOLD, _AGREE = ("forward variance", "forward token correlation", "gradient variance"), 0.2
 
 

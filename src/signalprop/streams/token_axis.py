@@ -27,7 +27,7 @@ class _Stream(NamedTuple):
 
 
 def with_token_axis(model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]) -> tuple[Stack, ...]:
-    """The stacks, with what noise in one token of each tells; passes of a model that evaluates.
+    """The stacks, with what noise in one token of each shows; passes of a model that evaluates.
 
     Two sequences are run, which every argument is made to hold. Where these do not run, or nothing mixes, a stream of
     one sequence says by its shape where tokens are, and any other is taken as (batch, tokens, features).

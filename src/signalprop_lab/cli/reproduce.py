@@ -86,7 +86,7 @@ def reproduce(
         require("torch", "models")
         from signalprop.diagnosis.loading import load
 
-        load(checkpoint)  # what is wrong with it is told before the work on the other rows
+        load(checkpoint)  # what is wrong with it is reported before the work on the other rows
     found, broken, unwritten = [], [], []
     for row in rows:
         try:

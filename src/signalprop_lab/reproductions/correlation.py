@@ -23,12 +23,12 @@ _GRID = np.linspace(0.0, 1.0, 201)
 
 
 def relu_polynomial(r: FloatArray) -> FloatArray:
-    """Correlation that ReLU makes of r, as TGS Table 1 fits it."""
+    """Correlation after ReLU of r, as TGS Table 1 fits it."""
     return np.asarray(0.7 * r + 0.3 * r**2)
 
 
 def ffn_polynomial(r: FloatArray) -> FloatArray:
-    """Correlation that linear, ReLU, linear makes of r, as TGS Table 2 fits it; dropout multiplies it by 1 - p."""
+    """Correlation after linear, ReLU, linear of r, as TGS Table 2 fits it; dropout multiplies it by 1 - p."""
     return np.asarray(1 / math.pi + r / 2 + (0.5 - 1 / math.pi) * r**2)
 
 

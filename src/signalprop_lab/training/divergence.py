@@ -37,7 +37,7 @@ class Pass:
     random: tuple[Tensor, Tensor | None]
 
     def on_cpu(self) -> Pass:
-        """The same, to be told to other processes."""
+        """The same, to be sent to other processes."""
         count = self.count.cpu() if isinstance(self.count, Tensor) else self.count
         return Pass({name: tensor.cpu() for name, tensor in self.inputs.items()}, count, self.loss.cpu(), self.random)
 

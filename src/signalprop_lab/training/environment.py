@@ -68,7 +68,7 @@ def _described() -> str | None:
 
 
 def processor() -> str:
-    """The processor's own name, where the system tells it."""
+    """The processor's name, where the system reports it."""
     with suppress(InputError):
         for line in read_text("/proc/cpuinfo").splitlines():
             if line.startswith("model name"):

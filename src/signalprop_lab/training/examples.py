@@ -225,7 +225,7 @@ class Listed(Generic[T]):
         return len(self.items)
 
     def example(self, i: int, rng: np.random.Generator) -> Example:
-        """What `make` makes of the i-th item."""
+        """The result of `make` for the i-th item."""
         return self.make(self.items[i], np.random.default_rng([i, 2]) if self.fixed else rng)
 
 

@@ -79,7 +79,7 @@ def on_edge(sweep: Sweep, costs: Costs) -> bool:
 
 
 def wanted(sweep: Sweep, costs: Costs) -> list[Run]:
-    """Runs that a cell lacks, as far as can be told now; none: the cell is done."""
+    """Runs that a cell lacks, as far as is known now; none: the cell is done."""
     tune, tuning = sweep.tune, sweep.tuning_seeds
     tried = rungs(tune, costs)
     own = list(tune.values) if tune is not None else [None]
@@ -107,7 +107,7 @@ def wanted(sweep: Sweep, costs: Costs) -> list[Run]:
 
 
 def wanted_of_cells(sweep: Sweep, costs: Mapping[str, Costs]) -> dict[str, list[Run]]:
-    """By cell: the runs that it lacks, as far as can be told now.
+    """By cell: the runs that it lacks, as far as is known now.
 
     Args:
         costs: of every cell, by its name. Of cells that differ only in what `best_of` tunes, the middle one tunes its

@@ -64,7 +64,7 @@ class Loop:
     Attributes:
         step: how many are done. folder: where checkpoints are. live: the model whose parameters are trained, sharded
             where the run shards it. monitor: a SignalMonitor, or None.
-        watchers: what is told of the run, in this order. ends: whether the run is to end after the step that is being
+        watchers: who is notified, in this order. ends: whether the run is to end after the step that is being
             done. stopping: whether a signal asked for that. scores: `evaluate` after the last
             step; empty of a run that diverged or was stopped.
         labels: of the validation examples, in order (-100: none). chance: loss of the best guess of them that reads no
@@ -131,7 +131,7 @@ class Loop:
             checkpoint: of this run, to go on from.
 
         Raises:
-            Diverged: a number is not finite. Watchers are told of the end all the same.
+            Diverged: a number is not finite. Watchers are notified of the end all the same.
             InputError: a checkpoint of another run; a full disk.
         """
         self._prepare(checkpoint)

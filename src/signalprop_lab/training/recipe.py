@@ -48,7 +48,7 @@ class Model(Value):
         options: of the scheme.
         ends: the scheme whose embeddings and head are taken in place of the scheme's own, so that methods can be
             compared at one embedding scale. weights: likewise the scheme whose initial weights are taken, so that
-            initialisation and multipliers can be told apart. rates: factors on the learning rates of roles' weights,
+            initialisation and multipliers can be distinguished. rates: factors on the learning rates of roles' weights,
             beside the scheme's own, such as those that a study of first steps calls even. All three for `architecture`.
         lora: adapters instead of full training.
     """

@@ -30,7 +30,7 @@ Numbers = Mapping[str, float]
 
 
 class Watcher:
-    """What is told of a run. Steps count from 1; 0 is before the first."""
+    """What is notified of a run. Steps count from 1; 0 is before the first."""
 
     def begins(self, step: int) -> None:
         """The training goes on after this step."""
@@ -135,7 +135,7 @@ class Veto(Watcher):
 
 
 class EndsWhenLearning(Watcher):
-    """Ends a run that has left the plateau. It reads what `Metrics`, which is told before it, has written."""
+    """Ends a run that has left the plateau. It reads what `Metrics`, which is notified before it, has written."""
 
     def __init__(self, metrics: Path, chance: float) -> None:
         self._metrics, self._chance = metrics, chance

@@ -64,7 +64,7 @@ def costs(grid: Grid, entries: Sequence[Entry]) -> Costs:
 
 
 def open_points(grid: Grid, found: Costs) -> list[Point]:
-    """Runs that the sweep lacks, as far as can be told now: first the ladder of every cell, then beyond, then seeds."""
+    """Runs that the sweep lacks, as far as is known now: first the ladder of every cell, then beyond, then seeds."""
     ordered = []
     for i, (cell, runs) in enumerate(wanted_of_cells(grid.sweep, found).items()):
         for j, run in enumerate(runs):

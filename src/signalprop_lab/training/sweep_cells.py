@@ -154,7 +154,7 @@ def pooled_variance(items: Sequence[Summary]) -> float | None:
 
 
 def error_of_difference(one: Summary, other: Summary, pooled: float | None) -> float | None:
-    """Standard error of the mean paired difference; None: the two share no seed, or nothing tells the spread.
+    """Standard error of the mean paired difference; None: the two share no seed, or the spread is not known.
 
     Args:
         pooled: `pooled_variance`. Two seeds may agree by chance, so a pair's own variance counts as no less than it.

@@ -112,7 +112,7 @@ def _less(check: Check, one: Summary, other: Summary, sweep: Sweep, pooled: floa
 
 
 def foresight(sweep: Sweep) -> list[str]:
-    """What the sweep can see of the paper's effects, told before it runs; nothing where no spread is expected."""
+    """What the sweep can see of the paper's effects, before it runs; nothing where no spread is expected."""
     if sweep.spread is None:
         return []
     visible = 2 * sweep.spread * math.sqrt(2 / len(sweep.seeds))  # two standard errors; runs scatter independently
