@@ -18,8 +18,9 @@ from signalprop.kernels.stack import Stack
 from signalprop.kernels.transforms import dks, tat
 from signalprop.network.activations import activation
 from signalprop.network.architecture import Architecture
-from signalprop.network.duals import dual
+from signalprop.network.duals import dual, hermite
 from signalprop.schemes import scheme
+from signalprop.theory import duals_of_nodes
 from signalprop.theory.duals_of_nodes import dual_of, entry_by_entry
 from signalprop.theory.signals import Signal
 
@@ -232,3 +233,11 @@ def test_rounding_beyond_1_counts_as_1(name: str) -> None:
     """Also where rows are equal in pairs, as all are when tokens are one direction."""
     found = dual_of_kernel(name, 1.0, np.full((8, 8), 1 + 2**-52))
     np.testing.assert_allclose(found, dual_of_kernel(name, 1.0, np.ones((8, 8))), rtol=1e-12)
+
+
+def test_series_of_many_variances_are_interpolated() -> None:
+    act, s = activation("gelu"), np.geomspace(0.9, 1.3, 40)
+    found = duals_of_nodes._interpolated(act, s, math.log(0.9), math.log(1.3), 16)
+    assert found is not None
+    for column, exact in zip(found, hermite(act, s, duals_of_nodes._MOST_TERMS), strict=True):
+        np.testing.assert_allclose(column, exact, atol=1e-6)
