@@ -66,7 +66,7 @@ class TestKept:
         for each in (model, sp.load(tmp_path)):
             found = check(each, "stable-resnet")
             assert found.ok and not any(row.path for row in found.rows)
-            assert any("only multipliers were checked, not the weights, which `apply` kept" in note for note in found.notes)
+            assert any("not the weights, which `apply` kept" in note for note in found.notes)
             assert found.summary().endswith(f"all {len(found.rows)} multipliers are right")
             assert off(check(each, "deepnorm")) >= {"skip", "norm placement"}
 
