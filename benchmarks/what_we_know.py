@@ -43,6 +43,9 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
     "SPA": [
         ("gallery", "spa-fig1-7"),
         ("spa-tab3", "networks of 72 and 108 layers without skips and norms train"),
+        ("spa-tab1", "DKS, without norms: E-SPA ends below U-SPA"),
+        ("spa-tab1", "DKS, without norms: U-SPA ends below Value-SkipInit"),
+        ("spa-tab1", "E-SPA, DKS: without norms ends lower"),
         ("spa-longer", "in 200 steps Pre-LN ends below E-SPA"),
         ("spa-longer", "in 1000 steps Pre-LN ends below E-SPA"),
         ("spa-longer", "E-SPA of 3000 steps ends below Pre-LN of 1000"),
