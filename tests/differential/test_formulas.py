@@ -88,10 +88,10 @@ def test_gated_feed_forwards(name: str) -> None:
     f, slope, c = act.function, act.derivative, gate_shared / gate
     found = made.forward(1, (second, r))
     keep, down = 0.8, 40 * 0.09
-    assert found.variance == pytest.approx((down * moment(f, 1.0) * up + 0.36) / keep, rel=1e-9)
+    assert found.per_token == pytest.approx((down * moment(f, 1.0) * up + 0.36) / keep, rel=1e-9)
     met = second**2 * (1 - r**2) ** 2 / 16  # the square of an overlap by chance, which either map sees
     by_chance = 16 * 0.09 * moment(slope, 0.0) * 16 * 0.04 * met
-    assert found.covariance == pytest.approx(down * (moment(f, c) * up_shared + by_chance) + 0.36, rel=1e-9)
+    assert found.shared == pytest.approx(down * (moment(f, c) * up_shared + by_chance) + 0.36, rel=1e-9)
     back = made.backward(np.array([1]), (np.array([second]), np.array([r]))).stream
     own = 16 * 0.04 * moment(f, 1.0) + 16 * 0.09 * up * moment(slope, 1.0)
     shared = 16 * 0.04 * moment(f, c) + 16 * 0.09 * up_shared * moment(slope, c)

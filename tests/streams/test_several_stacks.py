@@ -82,7 +82,7 @@ def test_one_of_two_towers_is_taken(command: Command, refused: Any, tmp_path: Pa
     clip().save_pretrained(tmp_path)
     if part == "text_model":
         error = refused("measure", str(tmp_path))
-        assert "give --inside PATH" in error and "text_model or vision_model" in error
+        assert "--inside PATH" in error and "text_model or vision_model" in error
     (tmp_path / "words").write_text(" ".join(f"word{i * i % 50}" for i in range(400)))
     text = ["--data", str(tmp_path / "words")] if part == "text_model" else []
     status, out, err = command("measure", str(tmp_path), "--inside", part, "--json", "-", *text)
