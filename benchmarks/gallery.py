@@ -100,7 +100,7 @@ def state_of(row: Row) -> str:
     return (
         row.state
         if page is None
-        else row.state.replace(page, f"[{page.partition('#')[2]}]({page.removeprefix('records/')})")
+        else row.state.replace(page, f"[{page.partition('#')[2] or Path(page).stem}]({page.removeprefix('records/')})")
     )
 
 
