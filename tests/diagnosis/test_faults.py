@@ -40,7 +40,7 @@ def fault(found: Diagnosis) -> Finding:
     return verdict
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama", pytest.param("bert", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(x, marks=pytest.mark.slow) for x in ("gpt2", "bert"))])
 class TestOneLayer:
     def test_a_clean_model_has_none(self, family: str) -> None:
         assert findings(diagnosed(model_of(family)), "fault", "warning") == []

@@ -30,8 +30,11 @@ WITH_NUMBERS = [
 ]
 
 
-def _panels(edges, nodes=14):
-    x, w = np.polynomial.legendre.leggauss(nodes)
+_NODES = np.polynomial.legendre.leggauss(14)
+
+
+def _panels(edges):
+    x, w = _NODES
     left, width = edges[:-1, None], np.diff(edges)[:, None]
     return (left + width * (x + 1) / 2).ravel(), (width * w / 2).ravel()
 
