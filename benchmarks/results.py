@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from benchmarks import what_we_know
 from signalprop.errors import InputError
 from signalprop.files.storage import read_json, write_json, write_text
-from signalprop_lab.training.grid import load_sweep, shipped_sweeps
+from signalprop_lab.training.grid import load_sweep
+from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.sweep_definition import Sweep
 from signalprop_lab.training.tables import SCHEMA, verdict_lines
 from signalprop_lab.training.verdicts import verdicts
@@ -69,7 +70,7 @@ JUDGED_BY = (
 def source_of(results: dict[str, Any]) -> str | None:
     """What `signalprop sweep` takes for the sweep of stored results; None: the sweep is gone."""
     name = results["sweep"]["name"]
-    if f"sweep-{name}" in shipped_sweeps():
+    if f"sweep-{name}" in shipped():
         return f"sweep-{name}"
     on_a_gpu = Path("benchmarks/gpu") / f"{name.removeprefix('gpu-')}.yaml"
     return str(on_a_gpu) if on_a_gpu.is_file() else None
