@@ -24,7 +24,7 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
             "plain Post-LN does not leave the plateau within 1,500 steps at 48 and 96 layers, at any rate and warm-up",
         ),
         ("both-train", "DeepScaleLM ends below plain Post-LN"),
-        ("deeper", DEEP),
+        ("gpu-deeper", "DeepScaleLM with 12 layers of width 64 ends below 3 of 128"), ("deeper", DEEP),
         ("tgs-tab11", "the full DeepScaleLM ends below the simpler one, as in Table 14"),
         ("tgs-tab11", "DeepScaleLM ends below LayerScale"), ("tgs-tab11", "DeepScaleLM ends below DS-Init"),
         ("tgs-tab11", "DeepScaleLM ends below ReZero"),
@@ -56,6 +56,7 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
     ],
     "COD": [
         ("gallery", "cod-thm"), ("gallery", "cod-fig2"),
+        ("gpu-lns", "LayerNorm Scaling ends below Pre-LN"),
         ("lns", "LayerNorm Scaling ends below Pre-LN"), ("lns", "LayerNorm Scaling ends below scaled initialisation"),
         ("finetuned", "fine-tuned, LayerNorm Scaling ends below Pre-LN"),
     ],
