@@ -19,11 +19,11 @@ from signalprop.diagnosis.run import diagnose
 from signalprop.network.layout import ROLES
 from signalprop.results.findings import Finding
 
-N, SICK = 6, 3
+N, SICK = 4, 2
 
 
 def model_of(family: str, **changes: Any) -> Any:
-    """A healthy model: six layers whose branches are small against the stream, so that tokens stay apart."""
+    """A healthy model: four layers whose branches are small against the stream, so that tokens stay apart."""
     return tiny(family, N, initializer_range=0.1, **changes)
 
 
@@ -175,7 +175,7 @@ class TestGainOfDeepNorm:
             scaled(model, table.architecture.n_layers**0.5 * 8**0.5, ("value", "output", "up", "down"), layer)
         verdict = fault(diagnosed(model))
         assert verdict.name == "deepnorm gain" and verdict.layers == tuple(range(N))
-        assert "(8N)^(1/4) = 2.63" in verdict.text and "multiplied instead of divided" in verdict.cause
+        assert "(8N)^(1/4) = 2.38" in verdict.text and "multiplied instead of divided" in verdict.cause
 
 
 class TestLayerNormScaling:
@@ -184,7 +184,7 @@ class TestLayerNormScaling:
         verdict = fault(diagnosed(model_of(family), expected="lns"))
         assert verdict.name == "layernorm scaling not in effect"
         assert verdict.layers == tuple(range(1, N))  # the first factor is 1
-        assert "the factor at layer 5 is 1, LayerNorm Scaling makes it 0.408" in verdict.text
+        assert "the factor at layer 3 is 1, LayerNorm Scaling makes it 0.5" in verdict.text
         assert "switch" in verdict.cause
 
     @pytest.mark.parametrize(

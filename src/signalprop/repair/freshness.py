@@ -21,7 +21,7 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any
 
@@ -33,6 +33,7 @@ from signalprop.attachment.parameters_by_role import walk
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
+from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.goodness_of_fit import CHUNK, fault, sample
 from signalprop.repair.tiny_pass import arguments_for
@@ -59,7 +60,6 @@ def learnt(attached: Attached) -> str:
         attached: a vanilla model; nothing of it changes.
     """
     own: list[dict[str, Tensor]] = []
-    tables: list[Parametrization] = []
     parts = _fused(attached)
     # matrices first: a vector has to be held against every scheme
     named = sorted(attached.model.named_parameters(), key=lambda item: (item[1].ndim < 2, item[1].numel()))
@@ -76,9 +76,7 @@ def learnt(attached: Attached) -> str:
             drawn = [other for each in own if bool((other := _matrix(chosen(each[name]))).isfinite().all())]
             if any(_like(values, other) for other in drawn) or (not drawn and _centred(values)):
                 continue
-            if values.ndim < 2:
-                tables = tables or [table for scheme in SCHEMES if (table := _table(scheme, attached)) is not None]
-            if not any(_by_scheme(attached, table, parameter, values) for table in tables):
+            if not _by_a_scheme(attached, parameter, values):
                 return f"{name} ({why})"
     return ""
 
@@ -215,22 +213,23 @@ def _largest_singular_value(x: Tensor) -> float:
     return size
 
 
-def _table(scheme: str, attached: Attached) -> Parametrization | None:
-    """The numbers of a scheme for this model; None where it has none."""
-    try:
-        return scheme_of(scheme)(attached.mapping.architecture)
-    except InputError:
-        return None
+@lru_cache(maxsize=4)
+def _tables(architecture: Architecture, schemes: tuple[str, ...]) -> list[Parametrization]:
+    """The numbers of every scheme that can have this network."""
+    tables = []
+    for name in schemes:
+        with suppress(InputError):
+            tables.append(scheme_of(name)(architecture))
+    return tables
 
 
-def _by_scheme(attached: Attached, table: Parametrization, parameter: Tensor, values: Tensor) -> bool:
+def _by_a_scheme(attached: Attached, parameter: Tensor, values: Tensor) -> bool:
     """Whether a vector can be a scheme's draws: biases of PyTorch's scale, tokens of the embedding's."""
-    if values.ndim > 1:
-        return False
-    return any(
+    return values.ndim < 2 and any(
         part.tensor is parameter
         and part.std > 0
         and not fault(sample(values), part.std, part.distribution, _DEVIATIONS)
+        for table in _tables(attached.mapping.architecture, tuple(SCHEMES))
         for part in walk(attached, table)
     )
 
