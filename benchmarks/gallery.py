@@ -52,8 +52,6 @@ and one fails. *Partly*: anything else.
 
 - TGS section 2.4, "1 to 768 layers, widths 128 to 6,096, within 10 %": [accuracy](accuracy.md) has widths to 4,096,
   and of 768 layers the first gradient only.
-- TGS v1 M.2, gradients normal (R² 0.999) and image embeddings (0.95): quantiles of a backward pass beside normal
-  ones, a sweep over shapes.
 - TGS section 4.6, 192 layers of width 256 beside 24 of 1024 at equal wall-clock time, and tgs-wall: a GPU.
 - TGS v1 figure 15 as printed (the correlation after a layer): not offered, since the first branch then has variance
   0.60 ([errata](../docs/papers/transformers-get-stable.md#errors-in-print)).

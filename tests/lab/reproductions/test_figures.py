@@ -20,6 +20,7 @@ from signalprop_lab.reproductions.correlation import (
 )
 from signalprop_lab.reproductions.kernels_in_training import by_lag, mean_of
 from signalprop_lab.reproductions.networks import agreement, both, photographs, tgs
+from signalprop_lab.reproductions.normality import embedded_images, explained
 from signalprop_lab.reproductions.orders import law_check, orders
 from signalprop_lab.reproductions.pictures import save
 from signalprop_lab.reproductions.removal import removal_checks
@@ -141,3 +142,11 @@ def test_every_row_runs(row: object, tmp_path: Path) -> None:
     stored, drawn = save(tmp_path, found)
     assert read_json(stored)["checks"]
     assert drawn.is_file()
+
+
+def test_normality_tells_normal_values_from_others() -> None:
+    rng = np.random.default_rng(0)
+    assert explained(rng.normal(3.0, 2.0, 20_000)) > 0.9995
+    assert explained(rng.uniform(size=20_000)) < 0.97
+    assert explained(rng.standard_t(3, 20_000)) < 0.95
+    assert 0.97 < explained(embedded_images(Settings(), 0)) < 0.995

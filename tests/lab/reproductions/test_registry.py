@@ -12,7 +12,7 @@ from signalprop_lab.reproductions import ROWS, Settings, find, run
 
 
 def test_unknown_names_are_refused_with_near_ones() -> None:
-    with pytest.raises(InputError, match=r"no figure or table 'tgs-fig77'; did you mean tgs.*reproduce shows all 38"):
+    with pytest.raises(InputError, match=r"no figure or table 'tgs-fig77'; did you mean tgs.*reproduce shows all 39"):
         find("tgs-fig77")
     with pytest.raises(InputError, match="no figure or table 'x'; signalprop reproduce"):
         find("x")
