@@ -106,21 +106,13 @@ def test_a_new_file_is_a_new_scheme(copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_new_file_is_a_new_family(copy: Path) -> None:
-    """The first two steps of its guide: read, predicted, measured, applied, checked and folded."""
-    file, look, *_ = ADD_A_FAMILY
-    assert follow(file, copy) == []
-    (printed,) = follow(look, copy)
+def test_the_guide_to_a_family_works_as_typed(copy: Path) -> None:
+    """It is read, predicted, measured, applied, checked and folded; the differential tests run for it, and pass."""
+    printed, *_, tests = [text for step in ADD_A_FAMILY for text in follow(step, copy)]
     told = dict(line.split(": ") for line in printed.splitlines())
     assert {told[name] for name in ("parameters", "initialisation", "applied", "folded")} == {"True"}
     predicted, measured = (float(number) for number in told["variance"].split())
     assert measured == pytest.approx(predicted, rel=0.15)
-
-
-@pytest.mark.slow
-def test_the_guide_to_a_family_works_as_typed(copy: Path) -> None:
-    """All of it: the differential tests run for the new family, and pass."""
-    *_, tests = [text for step in ADD_A_FAMILY for text in follow(step, copy)]
     passed = re.search(r"^=*\s*(\d+) passed", tests, re.MULTILINE)
     assert passed is not None and int(passed[1]) >= 10
 
@@ -148,3 +140,9 @@ def test_a_new_folder_is_a_new_kind_of_sublayer(copy: Path) -> None:
     for fidelity in ("moments", "kernel"):
         assert all(float(error) < 0.2 for error in told[fidelity].split())
     assert verified.count("short convolution sublayer") == 4 and "wrong" not in verified
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    files = [file for room in ("src", "tests", "benchmarks") for file in (ROOT / room).rglob("*.[pj][ys]")]
+    assert len(files) > 500
+    assert [file.name for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 400] == []

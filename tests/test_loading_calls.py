@@ -1,4 +1,4 @@
-"""Whatever loads a checkpoint, or opens a file of a user, goes through one module, as the calls in the sources say."""
+"""Whatever loads a checkpoint goes through one module, as the calls in the sources say."""
 
 from __future__ import annotations
 
@@ -32,30 +32,6 @@ LOOKED_AT = {
 }
 
 
-# Calls that read a file by its path, and are not of `storage`: what they read is no user's, or was opened or checked.
-FILES = {
-    ("src/signalprop/diagnosis/tasks.py", "open"): 1,  # of the system, written to
-    ("src/signalprop/files/configuration.py", "read_text"): 1,  # of transformers
-    ("src/signalprop/files/guard.py", "read_text"): 1,  # of the system
-    ("src/signalprop/files/limits.py", "read_text"): 4,  # of the system
-    ("src/signalprop/files/storage.py", "open"): 1,  # `opened` itself
-    ("src/signalprop/files/storage.py", "np.load"): 1,  # opened
-    ("src/signalprop/cli/loading.py", "np.load"): 1,  # opened, never a pickle
-    ("src/signalprop/monitoring/logs.py", "open"): 1,  # written to
-    ("src/signalprop/report/findings.py", "read_text"): 1,  # of the package
-    ("src/signalprop/report/html.py", "read_text"): 1,  # of the package
-    ("src/signalprop_lab/explorer/app.py", "read_text"): 1,  # of the package
-    ("src/signalprop_lab/reproductions/registry.py", "read_text"): 1,  # of the package
-    ("src/signalprop_lab/mutants.py", "open"): 1,  # written to
-    ("src/signalprop_lab/mutants.py", "read_text"): 2,  # of the package
-    ("src/signalprop_lab/training/json_lines.py", "open"): 1,  # written to
-    ("src/signalprop_lab/training/run_logs.py", "open"): 1,  # written to
-    ("src/signalprop_lab/training/images.py", "pillow.open"): 1,  # opened
-    ("src/signalprop_lab/training/recipe_files.py", "read_text"): 1,  # of the package
-}
-READ = {"open", "read_text", "read_bytes"}
-
-
 def loads_of(node: ast.Call) -> list[str]:
     """What a call loads, or looks for in transformers by a name that is not written there."""
     found = []
@@ -82,31 +58,17 @@ def _true(value: ast.expr) -> bool:
     return isinstance(value, ast.Constant) and value.value is True
 
 
-def reads_of(node: ast.Call) -> list[str]:
-    """What a call reads by its path."""
-    function = node.func
-    name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
-    owner = getattr(getattr(function, "value", None), "id", "")
-    if (owner, name) in {("np", "load"), ("pillow", "open"), ("Image", "open")}:
-        return [f"{owner}.{name}"]
-    method = not isinstance(function, ast.Name) or name == "open"
-    return [name] if name in READ and owner not in ("os", "webbrowser", "gzip", "lzma") and method else []
-
-
 def calls(source: str) -> Iterator[ast.Call]:
     return (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
 
 
-def test_every_load_and_every_file_goes_through_one_module() -> None:
+def test_every_load_goes_through_one_module() -> None:
     loaded: Counter[tuple[str, str]] = Counter()
-    read: Counter[tuple[str, str]] = Counter()
     for top in ("src", "benchmarks"):
         for file in (ROOT / top).rglob("*.py"):
             path = file.relative_to(ROOT).as_posix()
             for node in calls(file.read_text("utf-8")):
                 loaded.update((path, call) for call in loads_of(node) if path != DOOR)
-                read.update((path, call) for call in reads_of(node) if top == "src")
     assert loaded == LOOKED_AT
-    assert read == FILES
     door = [call for node in calls((ROOT / DOOR).read_text("utf-8")) for call in loads_of(node)]
     assert {"from_pretrained", "load_dataset"} <= set(door)

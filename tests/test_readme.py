@@ -200,14 +200,8 @@ def test_every_block_is_run_or_named() -> None:
     loose = [block for block in ALL if not (runs(block) or named(block))]
     assert [block for block in loose if not block.language.startswith("{")] == []  # what Sphinx reads: test_site.py
     assert set(NOT_RUN) == set().union(*map(named, ALL)), "no such block any more"
-
-
-def test_no_block_is_hidden() -> None:
-    """An indented block, or one that is not closed, would be read by nobody here."""
-    for page in PAGES:
-        fences = re.findall(r"^.*```.*$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
-        assert [line for line in fences if not line.startswith("```")] == [], page
-        assert len(fences) == 2 * len(blocks(page)), page
+    for page in PAGES:  # an indented block, or one that is not closed, would be read by nobody here
+        assert (ROOT / page).read_text(encoding="utf-8").count("```") == 2 * len(blocks(page)), page
 
 
 # --- commands and names in the text -----------------------------------------------------------------------------------
@@ -260,58 +254,39 @@ def _module(name: str) -> object:
         return import_module(f"signalprop_lab.{name}")
 
 
-def test_tests_that_the_pages_name_exist() -> None:
-    """Files below tests/, and tests and classes of them by name."""
+def test_what_pages_name_is_there() -> None:
+    """Tests, files, and scripts that `python -m` runs; on pages of the papers functions of a table's last column.
+
+    Sphinx checks the links of the pages, not those of the README, the records and the tests' README.
+    """
     tests = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
     known = set(re.findall(r"(?:def|class) (\w+)", "".join(tests.values()))) | set(tests)
-    named = 0
-    for page in (*PAGES, "tests/README.md"):
+    beside = ["README.md", "tests/README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+    beside += [path.relative_to(ROOT).as_posix() for path in (ROOT / "records").rglob("*.md")]
+    named, links, functions = [], [], []
+    for page in (*PAGES, *beside[1:]):
         text = (ROOT / page).read_text(encoding="utf-8")
-        names = re.findall(r"\btests/[\w/]+\.py|(?<=`)test_\w+(?=`)|(?<=`)Test\w+(?=`)|(?<=::)\w+", text)
-        assert set(names) - known == set(), page
-        named += len(names)
-    assert named > 150
-
-
-def test_functions_that_the_theory_names_exist() -> None:
-    """The pages of the papers name functions below `signalprop` or `signalprop_lab`."""
-    page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs/papers").glob("*.md"))
-    found = 0
-    for row in re.findall(r"^\|.*\| (`[^|]+`) \|$", page, re.MULTILINE):
+        if not page.startswith(("records", "CH", "CON")):
+            of_tests = re.findall(r"\btests/[\w/]+\.py|(?<=`)test_\w+(?=`)|(?<=`)Test\w+(?=`)|(?<=::)\w+", text)
+            assert set(of_tests) - known == set(), page
+            named += of_tests + [(page, name) for name in re.findall(r"(?:benchmarks|src)/[\w/]+\.py", text)]
+        named += [(page, name.replace(".", "/")) for name in re.findall(r"python -m (benchmarks(?:\.\w+)*)", text)]
+        if page in beside and not page.startswith("CON"):
+            links += [((ROOT / page).parent, target) for target in LINK.findall(text) if "://" not in target]
+        if page.startswith("docs/papers/"):
+            functions += re.findall(r"^\|.*\| (`[^|]+`) \|$", text, re.MULTILINE)
+    files = [name for name in named if isinstance(name, tuple)]
+    assert len(named) > 150 and len(files) > 15 and len(links) > 60 and len(functions) > 20
+    ends = ("", ".py", "/__init__.py")
+    lost = [name for name in files if not any((ROOT / f"{name[1]}{end}").is_file() for end in ends)]
+    assert lost + [link for link in links if not (link[0] / link[1]).exists()] == []
+    for row in functions:
         module = ""
         for name in re.findall(r"`([\w.]+)`", row):
             module, name = name.rsplit(".", 1) if "." in name else (module, name)
             owner, _, inner = module.rpartition(".")
             home = getattr(_module(owner), inner) if inner[:1].isupper() else _module(module)
             assert hasattr(home, name), row
-            found += 1
-    assert found > 40
-
-
-def test_scripts_that_pages_and_records_name_exist() -> None:
-    """`python -m benchmarks.NAME` on pages and in records; on pages also files of benchmarks/ and src/."""
-    pages = [ROOT / page for page in PAGES]
-    found = 0
-    for page in (*pages, *sorted((ROOT / "records").glob("*.md")), ROOT / "CONTRIBUTING.md"):
-        text = page.read_text(encoding="utf-8")
-        for name in re.findall(r"python -m (benchmarks(?:\.\w+)*)", text):
-            home = ROOT / name.replace(".", "/")
-            assert home.with_suffix(".py").exists() or (home / "__init__.py").exists(), f"{page.name}: {name}"
-            found += 1
-        if page in pages:
-            lost = [name for name in re.findall(r"(?:benchmarks|src)/[\w/]+\.py", text) if not (ROOT / name).exists()]
-            assert lost == [], page.name
-    assert found > 15
-
-
-def test_links_of_the_readme_lead_somewhere() -> None:
-    """Those of the pages are checked where Sphinx builds the site."""
-    targets = [target for target in LINK.findall((ROOT / "README.md").read_text("utf-8")) if "://" not in target]
-    assert len(targets) > 10
-    assert [target for target in targets if not (ROOT / target).exists()] == []
-    for page, anchor in re.findall(r"\]\(([\w/.-]+\.md)#([\w-]+)\)", (ROOT / "README.md").read_text("utf-8")):
-        headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
-        assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings], anchor
 
 
 @pytest.mark.slow
@@ -327,14 +302,3 @@ def test_the_demo_prints_what_the_readme_shows(
     for line in filter(None, shown.text.splitlines()):
         alike = [values for words, values in printed if words.split() == numberless(line).split()]
         assert any(values == pytest.approx(numbers(line), rel=0.02) for values in alike), line
-
-
-def test_links_of_the_records_lead_somewhere() -> None:
-    """Sphinx checks the pages; records are files beside them."""
-    pages = [*sorted((ROOT / "records").rglob("*.md")), ROOT / "tests" / "README.md", ROOT / "CHANGELOG.md"]
-    links = [(page, target) for page in pages for target in LINK.findall(page.read_text("utf-8"))]
-    assert len(links) > 50
-    lost = [
-        (page.name, target) for page, target in links if "://" not in target and not (page.parent / target).exists()
-    ]
-    assert lost == []

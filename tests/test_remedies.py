@@ -1,12 +1,17 @@
-"""Five refusals of models that are not of transformers: the remedy in the line, followed word for word, works.
+"""Models that are not of transformers: five refusals, whose remedy in the line, followed word for word, works; a loop.
 
-docs/measuring.md has the same five as a table.
+docs/measuring.md has the same five as a table, and the loop.
 """
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from benchmarks.code_bases.parts import LM, D, ids
 from benchmarks.code_bases.series import CASES as SERIES
 from benchmarks.code_bases.series import TorchEncoder
@@ -53,3 +58,14 @@ def test_pytorchs_fast_path() -> None:
         assert sp.apply(model, "xavier", redraw=True, inputs=ids()).architecture.d_model == D
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_the_loop_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "measuring.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(def watched\(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {"sp": sp, "torch": torch}
+    exec(code, names)
+    monitor = names["watched"](LM(), [ids()] * 3, lambda y, x: F.cross_entropy(y.flatten(0, 1), x.flatten()))
+    said = capsys.readouterr().out
+    assert "median error" in said  # the start was compared with its prediction
+    assert said.count("/variance") == 4 and not monitor.warnings
