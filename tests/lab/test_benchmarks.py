@@ -20,18 +20,9 @@ from signalprop.results.series import Series
 WRITTEN = [name for name in SECTIONS if (RECORDS / f"{name}.json").is_file()]
 
 
-# --- times ---------------------------------------------------------------------------------------------------------
-
-
-# --- the page ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.skipif(not WRITTEN, reason="nothing has been measured")
 def test_the_page_in_the_documentation_is_that_of_its_records() -> None:
     assert PAGE.read_text() == page({name: read_json(RECORDS / f"{name}.json") for name in WRITTEN})
-
-
-# --- what is kept of measurements ----------------------------------------------------------------------------------
 
 
 def of_networks(values: np.ndarray) -> Profile:

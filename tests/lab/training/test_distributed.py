@@ -80,15 +80,11 @@ def compare(folder: Path, case: str, way: str) -> None:
 
 class TestSameCourse:
     @pytest.mark.slow
-    def test_ddp(self, folder: Path) -> None:
-        compare(folder, "built", "ddp")
-        assert (folder / "built-ddp" / "signal.jsonl").is_file()
-
-    @pytest.mark.slow
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize("case", CASES)
     def test_every_way(self, case: str, way: str, folder: Path) -> None:
         compare(folder, case, way)
+        assert (folder / f"{case}-{way}" / "signal.jsonl").is_file() == (way == "ddp")
 
     @pytest.mark.slow
     def test_shards_within_replicas(self, folder: Path) -> None:
@@ -157,19 +153,6 @@ class TestFaults:
         os.kill(processes[1].pid, signal.SIGTERM)
         assert [finish(process) for process in processes] == [0, 0]
         assert result_of(out)["status"] == "stopped" and result_of(out)["steps"] in checkpoint_steps(out)
-        run_together(recipe, out, resume=True)
-        assert lines(whole / "metrics.jsonl") == lines(out / "metrics.jsonl")
-
-    def test_killed(self, way: str, folder: Path) -> None:
-        recipe = recipe_of(folder) | WAYS[way]
-        whole, out = folder / f"whole-{way}", folder / f"killed-{way}"
-        if not whole.is_dir():
-            run_together(recipe, whole)
-        processes = together(recipe, out)
-        wait_for(out / "checkpoints" / "checkpoint-6", processes[0])
-        for process in processes:
-            process.kill()
-            process.join()
         run_together(recipe, out, resume=True)
         assert lines(whole / "metrics.jsonl") == lines(out / "metrics.jsonl")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import yaml
@@ -132,17 +131,6 @@ def test_the_same_run_has_the_same_settings(tmp_path) -> None:
     assert len({repr(one) for one in same}) == len(points)
     assert same == [renamed.settings(point) for point in points] == [spelled.settings(point) for point in points]
     assert not any(longer.settings(point) in same for point in points)
-
-
-def test_the_example_of_the_documentation_is_one(tmp_path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
-    example = page.split("\n## Sweeps\n")[1].split("```yaml\n")[1].split("```")[0]
-    (tmp_path / "sweep.yaml").write_text(example, encoding="utf-8")
-    grid = load_sweep(tmp_path / "sweep.yaml")
-    assert list(grid.cells) == ["xavier / 12", "deepscalelm / 12", "deepscalelm / 48"]
-    fields = type(grid.sweep).model_fields
-    left_out = {name for name in fields if getattr(grid.sweep, name) == fields[name].default}
-    assert left_out <= {"description", "seeds_at", "score", "direction", "keep", "best_of"}
 
 
 def test_sweeps_of_the_package_can_be_loaded() -> None:

@@ -59,13 +59,6 @@ def facts_of(recipe: Recipe, vocab_size: int) -> dict[str, Any]:
     return {"vocab_size": vocab_size} | length
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_recipe_loads_and_says_what_it_is_for(name: str) -> None:
-    recipe = load_recipe(name)
-    assert recipe.name == name
-    assert 20 < len(recipe.description) < 200
-
-
 @pytest.mark.parametrize("name", PRINTED)
 def test_networks_have_as_many_parameters_as_the_papers_print(name: str) -> None:
     vocab_size, millions, tolerance = PRINTED[name]
@@ -74,9 +67,12 @@ def test_networks_have_as_many_parameters_as_the_papers_print(name: str) -> None
     assert counted == pytest.approx(millions, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if load_recipe(name).model.architecture is not None])
-def test_schemes_take_the_networks_of_the_recipes(name: str) -> None:
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_loads_and_its_scheme_takes_its_network(name: str) -> None:
     recipe = load_recipe(name)
+    assert recipe.name == name
+    if recipe.model.architecture is None:
+        return
     architecture = architecture_of(recipe, facts_of(recipe, 8000))
     assert recipe.model.scheme is not None
     # of photographs (TGS v1 appendix I.1); text and speech have defaults
