@@ -210,7 +210,15 @@ def test_failures_and_interruptions(
     assert command("predict", "tgs", "--cost") == (130, "", "signalprop: interrupted\n")
 
 
-@pytest.mark.parametrize("name", ["anatomy", "check"])
-def test_without_pytorch_the_extra_is_named(refused: Refused, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert re.search(r"this needs torch, .*pip install 'signalprop\[models\]'", refused(name, "x"))
+@pytest.mark.parametrize(
+    ("missing", "extra", "arguments"),
+    [
+        ("torch", "models", ["anatomy", "x"]), ("torch", "models", ["check", "x"]),
+        ("matplotlib", "report", ["predict", "tgs", "--plot", "a.png"]), ("plotly", "report", ["report", "a.json"]),
+    ],
+)  # fmt: skip
+def test_a_missing_extra_is_named(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str, arguments: list[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert re.search(rf"this needs {missing}, .*pip install 'signalprop\[{extra}\]'", refused(*arguments))

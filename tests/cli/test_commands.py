@@ -129,16 +129,6 @@ def test_the_cost_of_a_network(command: Command) -> None:
     assert f"{result['train_flops']['total']:.3e}" in table
 
 
-@pytest.mark.slow
-def test_verify_one_component(command: Command) -> None:
-    status, out, err = command("verify", "--quick", "dropout", "--json", "-")
-    report = json.loads(out)
-    assert report["schema"] == "signalprop/verification/1"
-    assert {row["component"] for row in report["rows"]} == {"dropout"}
-    assert (status == 1) == ("worse than the papers'" in err)
-    assert status in (0, 1)
-
-
 def test_verify_fails_where_a_formula_is_worse_than_the_papers(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,15 +46,6 @@ class TestReport:
     ) -> None:
         (tmp_path / "new.json").write_text('{"schema": "signalprop/profile/9"}')
         assert message in refused("report", *(item.format(tmp_path) for item in arguments))
-
-    def test_without_plotly_the_extra_is_named(self, tmp_path: Path) -> None:
-        code = (
-            "import sys; sys.modules['plotly'] = None\n"
-            "from signalprop.cli import run\n"
-            f"sys.exit(run(['report', 'a.json', '--out', {str(tmp_path / 'x.html')!r}]))"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 2 and "pip install 'signalprop[report]'" in done.stderr
 
 
 class TestOtherCommands:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from damage import Bomb
 from gguf_file import write_gguf
 from signalprop.diagnosis.loading import load
 from signalprop.errors import InputError, MissingExtra
@@ -93,15 +91,6 @@ class TestIncomplete:
 
 
 class TestTrust:
-    @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
-    def test_pickles_are_refused_unread(self, folder: Path, tmp_path: Path, name: str) -> None:
-        (folder / "model.safetensors").unlink()
-        (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "ran")))
-        with pytest.raises(InputError, match=rf"pickled \({name}\), which can run any code") as caught:
-            load(folder)
-        assert "\n" not in str(caught.value)
-        assert not (tmp_path / "ran").exists()
-
     def test_its_code_is_never_run(self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
         monkeypatch.setattr(sys, "path", [*sys.path])

@@ -182,7 +182,7 @@ def test_processes(made: Callable[[str], Path], place: Path, how: str) -> None:
     assert time.monotonic() - begin < 300
 
 
-@pytest.mark.parametrize("command", ["apply", "compare", "fold", "diagnose", "measure"])
+@pytest.mark.parametrize("command", ["apply", "diagnose"])
 def test_every_command_refuses_the_class_of_a_record(
     made: Callable[[str], Path], place: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -207,9 +207,7 @@ def test_the_digest_is_checked_before_anything_is_loaded(
         sp.load(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["AutoModel", "AutoProcessor", "AutoTokenizer", "RagRetriever", "Trainer", "pipeline", "logging", "__doc__"]
-)
+@pytest.mark.parametrize("name", ["AutoModel", "RagRetriever", "pipeline", "__doc__"])
 def test_classes_that_are_not_models(made: Callable[[str], Path], name: str) -> None:
     folder = made("plain")
     change(folder / "config.json", architectures=[name])
@@ -217,9 +215,7 @@ def test_classes_that_are_not_models(made: Callable[[str], Path], name: str) -> 
         read_model(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["AutoTokenizer", "AutoTokenizerFast", "AutoModelFastFast", "RagTokenizer", "pipeline"]
-)
+@pytest.mark.parametrize("name", ["AutoTokenizerFast", "RagTokenizer"])
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
 def test_classes_that_are_not_tokenizers(made: Callable[[str], Path], name: str, file: str) -> None:
     """No class is looked for where there is a tokenizer.json, and else none that is not a tokenizer."""
@@ -236,10 +232,14 @@ def test_classes_that_are_not_tokenizers(made: Callable[[str], Path], name: str,
         read_tokenizer(folder)
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 @pytest.mark.parametrize(
-    "value", [{"": KERNEL}, {"text_config": {"": KERNEL}}, [[KERNEL]], f"paged|{KERNEL}", "flash_attention_2"]
-)
+    ("key", "value"),
+    [
+        ("attn_implementation", {"": KERNEL}), ("_attn_implementation", {"text_config": {"": KERNEL}}),
+        ("_attn_implementation_internal", [[KERNEL]]), ("attn_implementation", f"paged|{KERNEL}"),
+        ("_attn_implementation", "flash_attention_2"),
+    ],
+)  # fmt: skip
 def test_kernels_at_any_depth(made: Callable[[str], Path], key: str, value: Any) -> None:
     """The entry is not taken."""
     folder = made("plain")

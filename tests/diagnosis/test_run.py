@@ -37,7 +37,7 @@ from signalprop.results.findings import Finding, Findings
 
 
 class TestSections:
-    @pytest.mark.parametrize("family", ["gpt2", "bert", "t5", "bart", "gemma3"])
+    @pytest.mark.parametrize("family", ["gpt2", "t5", "gemma3"])
     def test_everything(self, family: str) -> None:
         model = tiny(family, 2)
         n = 4 if family in ("t5", "bart") else 2

@@ -210,8 +210,8 @@ class TestAttention:
 
 
 class TestNormFactor:
-    @pytest.mark.parametrize("name", models(NAMES))
-    def test_1_in_every_family(self, name: str) -> None:
+    @pytest.mark.parametrize("name", models(NAMES[::4]))
+    def test_1_in_every_fourth_family(self, name: str) -> None:
         """Where branches read norms: the norm of the architecture's kind, by its own weights and epsilon."""
         model = theirs(name).float()
         mapping = mapping_of(model)

@@ -61,15 +61,6 @@ def matrix(name: str, n: int = N) -> Tensor:
 
 
 @every_shape
-def test_attention_is_the_matrix_times_the_values(name: str) -> None:
-    v = values(0, 2, 3, N, 5)
-    expected = matrix(name) @ v
-    whole = Positions.of(torch.ones(2, N, dtype=torch.bool), causal=SHAPES[name].causal)
-    for at in (None, whole):
-        torch.testing.assert_close(attend(made(name), v, at), expected, rtol=1e-12, atol=1e-12)
-
-
-@every_shape
 @settings(max_examples=8)
 @given(left=st.integers(0, 9), right=st.integers(0, 9), length=st.integers(1, N))
 def test_padding_changes_nothing(name: str, left: int, right: int, length: int) -> None:
