@@ -17,45 +17,13 @@ from signalprop.data import Batch, default_batch
 from signalprop.errors import InputError
 from signalprop.measurement import input_kernels
 from signalprop.measurement.losses import loss_of
-from signalprop_lab.training.tables import SCHEMA
 from tiny import gpt2, llama
 
 TABLE = sp.scheme("xavier")(sp.Architecture(n_layers=1, d_model=16, n_heads=2, d_ff=16, vocab_size=20, seq_len=4))
-SWEEP = {
-    "schema": "signalprop/sweep/1", "name": "s", "base": "gpt-small", "seeds": [0, 1],
-    "axes": {"scheme": {"a": {"model.scheme": "xavier"}, "b": {"model.scheme": "lns"}}},
-    "tune": {"key": "optimizer.learning_rate", "values": [0.001, 0.003]},
-}  # fmt: skip
-ROW = {"cell": "a", "learning_rate": 0.001, "seed": 0, "status": "finished", "score": 2.0, "train_loss": 2.0,
-       "eval_loss": 2.0, "chance": 3.0, "seconds": 1.0, "scores": {}}  # fmt: skip
 
 
 def ids(*shape: int) -> torch.Tensor:
     return torch.randint(0, 60, shape, generator=torch.Generator().manual_seed(0))
-
-
-class TestResultsOfASweep:
-    def report(self, folder: Path, **changes: Any) -> Any:
-        row = {key: value for key, value in (ROW | changes).items() if value != "left out"}
-        (folder / "results.json").write_text(json.dumps({"schema": SCHEMA, "sweep": SWEEP, "base": {}, "rows": [row]}))
-        result = commanded("report", folder / "results.json", "--out", folder / "r.html")
-        check_command(result)
-        return result
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"score": "left out"}, {"cell": []}, {"cell": {}}, {"learning_rate": -1}, {"learning_rate": 0},
-            {"scores": "x"}, {"scores": [1]}, {"score": 1e300}, {"seed": None}, {"train_loss": "x"},
-        ],
-    )  # fmt: skip
-    def test_damaged_rows(self, tmp_path: Path, changes: dict[str, Any]) -> None:
-        result = self.report(tmp_path, **changes)
-        assert result.status == 2 and "row 0" in result.err and "--jobs", "0" in result.err
-
-    @pytest.mark.parametrize("changes", [{}, {"seed": 1}, {"seed": 7}, {"score": 0}, {"steps": 10**400}])
-    def test_rows_that_can_be_shown(self, tmp_path: Path, changes: dict[str, Any]) -> None:
-        assert self.report(tmp_path, **changes).status == 0
 
 
 class TestOutputs:

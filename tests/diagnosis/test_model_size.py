@@ -56,9 +56,7 @@ class TestConfigurations:
         with pytest.raises(InputError, match=NEEDS):
             read_model(write(tmp_path, config | changes), random_init=True)
 
-    @pytest.mark.parametrize(
-        "changes", [changes for config, changes in TOO_MUCH if config is GPT2], ids=lambda value: "-".join(value)
-    )
+    @pytest.mark.parametrize("changes", [changes for _, changes in TOO_MUCH[:3]], ids="-".join)
     def test_weights_and_schemes_in_it(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
         model.save_pretrained(tmp_path / "plain")

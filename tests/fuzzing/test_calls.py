@@ -1,4 +1,4 @@
-"""The random calls of `make fuzz`: a few of them, and 5,000 among the slow tests."""
+"""The random calls and command lines of `make fuzz`: a few of them, and 5,000 calls among the slow tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import signalprop as sp
-from fuzzing import calls
+from fuzzing import calls, campaign
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -32,3 +32,12 @@ def test_a_scheme_takes_a_name_or_says_what_it_takes(name: str) -> None:
             made("GPT2")
     else:
         assert made("GPT2").to_json() == expected.to_json()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lines_end_in_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "place").mkdir()
+    monkeypatch.chdir(folder)
+    found = list(campaign.run_lines(0, 0, 60, folder))
+    assert len(found) == 60 and len({kind for kind, _ in found}) > 5
+    assert [problem for _, problem in found if problem] == []

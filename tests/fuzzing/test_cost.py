@@ -7,6 +7,7 @@ import re
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from signalprop.cli import output
 from signalprop.data.batches import default_statistics
 from signalprop.diagnosis.loading import parameters_of
 from signalprop.errors import InputError
+from signalprop.files.limits import check_fits, memory_limit
 from signalprop.network.presets import PRESETS
 from signalprop.prediction import Cost, expected_cost
 
@@ -179,7 +181,27 @@ def test_cost_grows_with_layers_and_tokens() -> None:
     assert cost("kernel", seq_len=1024)[0] > 10 * cost("auto", seq_len=1024)[0]
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
-    result = commanded("measure", "gpt2", "--device", "nonsense")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["predict", "gpt2", "--fidelity", "kernel", "--seq-len", "1000000"],
+            "a token kernel of 1,000,000 tokens needs at least 280,000.0 GB",
+        ),
+        (["kernel", "gpt2", "--seq-len", "1000000"], "fewer tokens"),
+        (["measure", "tgs", "--set", "d_model=1000000", "--layers", "4"], "parameters on 512 tokens needs at least"),
+        (["predict", "tgs", "--layers", "100000", "--fidelity", "kernel", "--seq-len", "100000"], "needs at least"),
+    ],
+)
+def test_the_memory_needed_is_stated(arguments: list[str], says: str) -> None:
+    begun = time.process_time()
+    result = commanded(*arguments)
     check_command(result)
-    assert result.status == 2 and "--device nonsense" in result.err
+    assert result.status == 2 and says in result.err and "GB of memory; there are" in result.err
+    assert time.process_time() - begun < 20
+
+
+def test_what_fits_is_left_alone() -> None:
+    limit = memory_limit()
+    assert limit is not None and limit > 10 * 1024**2
+    check_fits(limit, "this", "do that")

@@ -15,7 +15,6 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import role_mask
 from signalprop.network.parametrization import ROLES, Parametrization
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 from signalprop.schemes.base import xavier_std
 from strategies import architectures
@@ -24,26 +23,14 @@ GROUPED = Architecture(
     kind="encoder-decoder", n_layers=2, n_decoder_layers=3, d_model=12, n_heads=4, n_kv_heads=2, d_head=5, d_ff=20,
     gated=True, activation="relu", dropout=0.1,
 )  # fmt: skip
-DEPTHS = (12, 48, 192)
+
+
 NEW = ("takase", "ds-init", "fixup", "t-fixup", "bamboo", "skipinit", "rezero", "layerscale", "stable-resnet",
        "normalised-skip", "noci")  # fmt: skip
 
 
 def encoder(n_layers: int, **changes: Any) -> Architecture:
     return Architecture.preset("tgs", **{"n_layers": n_layers, "d_model": 512, **changes})
-
-
-def predicted(name: str, a: Architecture, **options: Any) -> Profile:
-    return predict(scheme(name, **options)(a), fidelity="moments")
-
-
-def log_growth(profile: Profile) -> float:
-    """Logarithm of the stream's variance at the end over that at the start (of an encoder or decoder)."""
-    return float(profile.forward["stream_out"].log_variance[-1] - profile.forward["stream_in"].log_variance[0])
-
-
-def log_gradient(profile: Profile, sublayer: int = 0) -> float:
-    return float(profile.gradient["stream_in"].log_variance[sublayer])
 
 
 def ratios(table: Parametrization, role: str) -> list[float]:
@@ -97,23 +84,7 @@ class TestTakase:
             assert all(np.array_equal(column, columns[key]) for key, column in one.columns().items())
 
 
-class TestDSInit:
-    def test_orders_of_growth(self) -> None:
-        """TGS table 3, pre-norm: forward and backward O(1); sensitivity N^-1 by its median (its mean is O(1))."""
-        profiles = [predicted("ds-init", encoder(n)) for n in (*DEPTHS, 768)]
-        assert log_growth(profiles[3]) == pytest.approx(log_growth(profiles[0]), abs=0.05)
-        assert log_gradient(profiles[3]) == pytest.approx(log_gradient(profiles[0]), abs=0.05)
-        medians = [math.log(p.sensitivity()["median"]) for p in profiles]
-        assert (medians[3] - medians[1]) / math.log(16) == pytest.approx(-1, abs=0.02)
-        assert profiles[3].sensitivity()["mean"] == pytest.approx(profiles[0].sensitivity()["mean"], rel=0.1)
-
-
 class TestFixup:
-    def test_branches_of_zero_have_variance_0(self) -> None:
-        profile = predicted("fixup", encoder(2, d_model=64, n_heads=2))
-        assert not profile.forward["branch"].variance.any()
-        assert "e-4" not in str(profile)
-
     def test_by_hand(self) -> None:
         table = scheme("fixup")(encoder(12))  # L = 24 branches
         for role in ("query", "key", "value"):
