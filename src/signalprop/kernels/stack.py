@@ -113,7 +113,8 @@ class Stack:
         shapes: how each sublayer's attention is shaped. branches: of every sublayer; different: each once. silent:
             sublayers that give nothing. across: those that read the encoder's output, `memory`, which whoever runs a
             decoder sets before.
-        sum_divisors: per-token variance before post-norms on the way forward; whoever needs it takes it out.
+        sum_divisors: per-token variance before post-norms on the way forward; branch_norms: what norms on branches
+            multiply each token by, in units of exp of the log beside it. Whoever needs them takes them out.
     """
 
     def __init__(
@@ -142,6 +143,7 @@ class Stack:
         self.placements = [PLACEMENTS[code] for code in p.placement.tolist()]
         self.parallel = p.parallel.tolist()
         self.sum_divisors: dict[int, FloatArray] = {}
+        self.branch_norms: dict[int, tuple[FloatArray, float]] = {}
 
     def read_memory(self, last: State) -> FloatArray:
         """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
@@ -223,9 +225,13 @@ class Stack:
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
         raw = self._raw(i, read)
-        if self.placements[i] in NORM_ON_BRANCH:
-            return State(raw.kernel * self._norm_on_branch(i, raw)).rescaled()
-        return raw
+        if self.placements[i] not in NORM_ON_BRANCH:
+            return raw
+        gain = self.p.post_norm_gain[i] if self.placements[i] == "sandwich" else self.p.norm_output[i]
+        sum_divisors = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
+        root = inverse_roots(sum_divisors) * abs(gain)
+        self.branch_norms[i] = root, raw.log_scale
+        return State(on_both_sides(raw.kernel, root)).rescaled()
 
     def _raw(self, i: int, read: Read) -> State:
         if self.silent[i]:
@@ -236,16 +242,6 @@ class Stack:
         output = State(out).rescaled()
         beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
         return replace(output, log_scale=output.log_scale + read.beyond) if beyond else output
-
-    def _norm_on_branch(self, i: int, raw: State) -> FloatArray:
-        """What a norm on the branch multiplies the branch's kernel with, and gradients on their way back by.
-
-        In units of exp(raw.log_scale) for both; (T, T).
-        """
-        gain = self.p.post_norm_gain[i] if self.placements[i] == "sandwich" else self.p.norm_output[i]
-        sum_divisors = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
-        root = inverse_roots(sum_divisors) * abs(gain)
-        return np.outer(root, root)
 
     def skipped(self, i: int, stream: State) -> State:
         """The stream times its multiplier."""
@@ -322,8 +318,8 @@ class Back:
         at_output, log_scale = at_branch.kernel, at_branch.log_scale
         read = stack.what_is_read(i, self.reads[i])
         if stack.placements[i] in NORM_ON_BRANCH:
-            raw = stack._raw(i, read)
-            at_output, log_scale = at_output * stack._norm_on_branch(i, raw), log_scale - raw.log_scale
+            root, log_size = stack.branch_norms.pop(i)
+            at_output, log_scale = on_both_sides(at_output, root), log_scale - log_size
         dropped = at_output
         if stack.a.dropout:
             dropped = at_output.copy()

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -180,7 +180,7 @@ def _by_expansion(act: Activation, s: FloatArray, r: FloatArray) -> Five:
     """The five central moments for flat arrays; the coefficients are computed once per distinct variance."""
     out = np.empty((5, r.size))
     if s.min() == s.max():
-        groups = [(float(s[0]), np.arange(s.size))]
+        groups: list[tuple[float, Any]] = [(float(s[0]), slice(None))]
     else:
         values, inverse, counts = np.unique(s, return_inverse=True, return_counts=True)
         members = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
