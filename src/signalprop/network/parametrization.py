@@ -124,13 +124,17 @@ class Parametrization(Document, Shown):
     def __post_init__(self) -> None:
         if self.skip.shape[-1:] != self.kind.shape:
             raise InputError(f"skip has shape {self.skip.shape}; the table has {self.n_sublayers} rows")
+        passed = set[tuple[int, bool]]()  # many roles share a column
         for name, column in self.columns().items():
             if column.shape != self.skip.shape:
                 raise InputError(f"{name} has shape {column.shape}, skip {self.skip.shape}; expected the same")
             sign = name.startswith(("weight.", "bias.", "learning_rate.", "norm_bias"))
-            good = (np.abs(column) <= LARGEST) & (column >= 0 if sign else True)  # a NaN is not good either
-            if not good.all():
-                where = tuple(np.argwhere(~good)[0])
+            if (id(column), sign) in passed:
+                continue
+            passed.add((id(column), sign))
+            least = 0.0 if sign else -LARGEST
+            if not (column.min() >= least and column.max() <= LARGEST):  # a NaN is not good either
+                where = tuple(np.argwhere(~((column >= least) & (column <= LARGEST)))[0])
                 what = "factor" if name.startswith("learning_rate") else "standard deviation"
                 wanted = f"a {what} from 0 to {LARGEST:g}" if sign else f"a number up to {LARGEST:g}"
                 raise InputError(f"{name} of sublayer {where[-1]} is {column[where]}; expected {wanted}")
@@ -301,7 +305,10 @@ class Parametrization(Document, Shown):
         except (TypeError, ValueError) as error:
             raise InputError(f"columns must be numbers, one or {self.n_sublayers} each: {error}") from None
         masks = roles_of(self.architecture, self.kind)
-        filled = {name: np.broadcast_to(column, shape) for name, column in self.columns().items()}
+        filled = {
+            name: column if column.shape == shape else np.broadcast_to(column, shape)
+            for name, column in self.columns().items()
+        }
         for name, value in values.items():
             column = name.replace("__", ".", 1)
             if column not in filled:
