@@ -32,6 +32,7 @@ _ROWS, _COLUMNS = 64, 248
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
 _MOST_TERMS = 512
 _FEW = 512  # entries of whose correlations all powers are held at once
+_FEW_PAIRS = 1600  # entries of one variance up to which duals themselves are cheaper than a table of them
 _BOUNDS = (0.7, 0.9, 0.97, 0.99)  # of correlations that are summed together, with as many terms as they need
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
@@ -53,8 +54,13 @@ def dual_of_nodes(
         per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
             place.
     """
-    of, every = dual_of(name, derivative, per_token), np.arange(len(per_token))[:, None]
-    alone = of(every, every, np.ones((len(per_token), 1)))[:, 0]
+    of, n = dual_of(name, derivative, per_token), len(per_token)
+    if (one := one_variance(per_token)) is not None:
+        q = dual(name, one, 1.0)
+        alone = np.full(n, q.slope_second_moment if derivative else q.second_moment)
+    else:
+        every = np.arange(n)[:, None]
+        alone = of(every, every, np.ones((n, 1)))[:, 0]
     return alone, entry_by_entry(of, shared, inverse_roots(per_token))
 
 
@@ -69,8 +75,8 @@ def slope_of_unlike(name: str, per_token: FloatArray) -> Array:
 def dual_of(name: str, derivative: int, variance: Array) -> Block:
     """E f(x) f(y), or with derivative 1 E f'(x) f'(y), of any entries.
 
-    One variance: ReLU, GELU and erf in closed form, others by interpolation in arccos r, cubic for f (error below 1e-11
-    of the value at r = 1) and linear for f' (1e-6). Duals are smooth in the angle, also where they are kinked in r. The
+    One variance: ReLU, GELU and erf in closed form, others entry by entry where these are few, and else by
+    interpolation in arccos r, cubic for f (error below 1e-11 of the value at r = 1) and linear for f' (1e-6). Duals are smooth in the angle, also where they are kinked in r. The
     error vanishes at r = 1: tokens that are equal up to rounding stay so. Of the variance eight digits count, for
     which tables are kept.
 
@@ -105,9 +111,7 @@ def times(of: Block, root: FloatArray) -> Block:
     """Entries times root_i root_j."""
 
     def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
-        out = of(i, j, r)
-        out *= root[i] * root[j]
-        return out
+        return np.asarray(of(i, j, r) * (root[i] * root[j]))
 
     return block
 
@@ -130,7 +134,19 @@ def _of_one(name: str, derivative: int, variance: float) -> Block:
     if act.closed_form is not None and act.name in _CLOSED and math.isfinite(variance):
         closed, s = _CLOSED[act.name][derivative], np.asarray(variance)
         return lambda _, __, r: closed(s, s, r)
-    return _looked_up(_dual_table(name, variance)[derivative])
+
+    def block(_: object, __: object, r: FloatArray) -> FloatArray:
+        if r.size <= _FEW_PAIRS:
+            return _at_entries(name, variance, r)[derivative]
+        return _looked_up(_dual_table(name, variance)[derivative], r)
+
+    return block
+
+
+@remembered(results=64, entries=_FEW_PAIRS)  # the way back asks for slopes where the way forward asked for values
+def _at_entries(name: str, variance: float, r: FloatArray) -> tuple[FloatArray, FloatArray]:
+    q = dual(name, variance, r)
+    return np.asarray(q.covariance_moment), np.asarray(q.slope_moment)
 
 
 def _relu_value(s: FloatArray, _: FloatArray, r: FloatArray) -> FloatArray:
@@ -151,21 +167,17 @@ def _relu_slope(_: FloatArray, __: FloatArray, r: FloatArray) -> FloatArray:
     return np.asarray(out)
 
 
-def _looked_up(coefficients: FloatArray) -> Block:
+def _looked_up(coefficients: FloatArray, r: FloatArray) -> FloatArray:
     """A polynomial in the angle's place within its interval."""
-
-    def block(_: object, __: object, r: FloatArray) -> FloatArray:
-        place = np.arccos(r, out=r)
-        place /= _ANGLES[1]
-        left = np.minimum(place.astype(np.intp), len(_ANGLES) - 2)
-        place -= left
-        found = coefficients[0].take(left)
-        for column in coefficients[1:]:
-            found *= place
-            found += column.take(left)
-        return np.asarray(found)
-
-    return block
+    place = np.arccos(r, out=r)
+    place /= _ANGLES[1]
+    left = np.minimum(place.astype(np.intp), len(_ANGLES) - 2)
+    place -= left
+    found = coefficients[0].take(left)
+    for column in coefficients[1:]:
+        found *= place
+        found += column.take(left)
+    return np.asarray(found)
 
 
 @lru_cache(maxsize=128)
@@ -328,10 +340,10 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
 @remembered(results=4, entries=256)  # a sublayer asks for values and slopes: 1 MB each at most
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
     """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
-    low, high = float(s.min()), float(s.max())
-    nodes = 8 if high < 1.05 * low else 16
-    while low > 1e-4 * high and nodes < min(len(s), _MOST_NODES + 1):
-        h = _interpolated(act, s, math.log(low), math.log(high), nodes)
+    low, high, nodes = float(s.min()), float(s.max()), 16
+    while low > 1e-4 * high and nodes <= _MOST_NODES:
+        # between whole numbers of ln s, which sublayers share
+        h = _interpolated(act, s, float(math.floor(math.log(low))), math.floor(math.log(high)) + 1.0, nodes)
         if h is not None:
             return h
         nodes *= 2
@@ -340,7 +352,7 @@ def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
 
 def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes: int) -> Hermite | None:
     """None where the polynomial has not converged."""
-    polynomial = _polynomial(act, low, high, nodes) if nodes <= 16 else _polynomial.__wrapped__(act, low, high, nodes)
+    polynomial = _polynomial(act, low, high, nodes)
     if polynomial is None:
         return None
     place = np.arccos(np.clip((np.log(s) - (high + low) / 2) / ((high - low) / 2), -1, 1))
@@ -348,7 +360,7 @@ def _interpolated(act: Activation, s: FloatArray, low: float, high: float, nodes
     return Hermite(found[0], found[1], found[2], found[3:])
 
 
-@lru_cache(maxsize=64)  # the way back meets the variances of the way forward: 256 kB each at most
+@lru_cache(maxsize=64)  # of 16 nodes 64 kB at most
 def _polynomial(act: Activation, low: float, high: float, nodes: int) -> FloatArray | None:
     """Chebyshev's coefficients of `hermite` over ln s from low to high, (3 + terms, nodes)."""
     angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
