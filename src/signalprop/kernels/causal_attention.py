@@ -202,7 +202,7 @@ class TokenAttention(Sums):
         centred = mean_square - double_mean.diagonal()
         return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
 
-    @property
+    @cached_property
     def _finite(self) -> FloatArray:
         """1 - 1/n of every row; 1/2 for a single key, which nothing depends on."""
         return np.maximum(1 - 1 / self._row_length, 0.5)

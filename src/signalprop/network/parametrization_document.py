@@ -84,7 +84,7 @@ class ParametrizationDocument(Value):
 
 def check_norm_biases(a: Architecture, placement: IntColumn, norm_bias: FloatArray) -> None:
     """That only norms that read or make the stream have a bias (`norm_bias`, (..., sublayers))."""
-    on_stream = np.isin(placement, [i for i, name in enumerate(PLACEMENTS) if name in ("pre", "sandwich", "post")])
+    on_stream = np.array([name in ("pre", "sandwich", "post") for name in PLACEMENTS])[placement]
     wrong = (norm_bias != 0) & ~(on_stream & (a.streams is None))
     if wrong.any():
         where = tuple(np.argwhere(wrong)[0])

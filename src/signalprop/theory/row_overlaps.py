@@ -25,6 +25,7 @@ from signalprop.network.inputs import IntArray
 from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.log_arithmetic import exp
+from signalprop.theory.remembered import remembered
 from signalprop.theory.softmax import Spline, node_moments, node_variances, vanishing
 
 FILE = Path(__file__).with_name("row_overlaps.json")
@@ -101,6 +102,7 @@ def _tabulated() -> tuple[FloatArray, FloatArray]:
     return np.log(found["lengths"]), np.array([found["even"], found["odd"]])
 
 
+@remembered(results=8, entries=4096)  # positions of a grid stay where they are
 def lagrange(x: FloatArray, knots: FloatArray) -> tuple[IntArray, FloatArray]:
     """The (at most four) knots around every x, and the weights of the polynomial through them; (len(x), 4) both."""
     order = min(4, len(knots))
