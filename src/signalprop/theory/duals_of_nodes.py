@@ -76,9 +76,9 @@ def dual_of(name: str, derivative: int, variance: Array) -> Block:
     """E f(x) f(y), or with derivative 1 E f'(x) f'(y), of any entries.
 
     One variance: ReLU, GELU and erf in closed form, others entry by entry where these are few, and else by
-    interpolation in arccos r, cubic for f (error below 1e-11 of the value at r = 1) and linear for f' (1e-6). Duals are smooth in the angle, also where they are kinked in r. The
-    error vanishes at r = 1: tokens that are equal up to rounding stay so. Of the variance eight digits count, for
-    which tables are kept.
+    interpolation in arccos r, cubic for f (error below 1e-11 of the value at r = 1) and linear for f' (1e-6). Duals are
+    smooth in the angle, also where they are kinked in r. The error vanishes at r = 1: tokens that are equal up to
+    rounding stay so. Of the variance eight digits count, for which tables are kept.
 
     Args:
         variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
