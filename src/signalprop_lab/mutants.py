@@ -1,8 +1,9 @@
 """How many small errors in the theory its fast tests catch: `python -m signalprop_lab.mutants`, or `make mutants`.
 
-A mutant is one file of the theory with one constant, sign, operation or term changed. Tests run on it in a process of
-its own, those of the file first, up to the first failure; nothing is written. Survivors are printed: either a test is
-missing, or the term is (it stays if a fast test fails without it).
+A mutant is one file of the theory with one constant, sign, operation or term changed. Tests that execute its statement
+run on it in a process of its own, those that execute least first, until one fails or time is up; nothing is written.
+Survivors are printed: either a test is missing, or the term is (it stays if a fast test fails without it). `make mutants`
+runs the tests once under pytest-cov first, which records what each of them executes.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ import os
 import random
 import signal
 import sys
-import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOMS = ("theory", "kernels", "sublayers")
-TESTS = ("tests/theory", "tests/kernels", "tests/models", "tests/schemes", "tests/test_invariants.py")
+RECORD = Path("out/mutants.coverage")  # of pytest-cov with --cov-context=test
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
 }  # fmt: skip
-_LIMIT = 900.0  # seconds for the tests of a mutant; one that takes longer is caught: it hangs
+_LIMIT = 120  # seconds for the tests of a mutant; one that no test caught by then survives
 
 
 class Mutant(NamedTuple):
@@ -76,14 +78,14 @@ def _computed(node: ast.AST) -> Iterator[ast.AST]:
                 yield from _computed(child)
 
 
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def mutants(source: Path) -> list[Mutant]:
     """All of the theory in `source`, the folder of the package."""
     files = [file for room in ROOMS for file in sorted((source / room).rglob("*.py")) if file.name not in _BESIDE]
-    return [
-        Mutant(file, at, line, what)
-        for file in files
-        for at, (line, what) in enumerate(changes_of(ast.parse(file.read_text(encoding="utf-8"))))
-    ]
+    return [Mutant(file, at, *change) for file in files for at, change in enumerate(changes_of(parsed(file)))]
 
 
 _BESIDE = ("cost.py", "__init__.py")  # operations are counted, not theory
@@ -91,34 +93,44 @@ _BESIDE = ("cost.py", "__init__.py")  # operations are counted, not theory
 
 def mutated(mutant: Mutant) -> ast.Module:
     """The file's tree with that change."""
-    tree = ast.parse(mutant.file.read_text(encoding="utf-8"))
-    for at, _ in enumerate(changes_of(tree)):
-        if at == mutant.at:
-            return copy.deepcopy(tree)
-    raise IndexError(f"{mutant.file} has no change {mutant.at}")
+    tree = parsed(mutant.file)
+    next(islice(changes_of(tree), mutant.at, None))
+    return copy.deepcopy(tree)
 
 
-def tests_of(mutant: Mutant, tests: list[str]) -> list[str]:
-    """Those of the file or its folder by name first, then all."""
-    names = {f"test_{mutant.file.stem}.py", f"test_{mutant.file.parent.name}.py"}
-    first = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if file.name in names]
-    return list(dict.fromkeys([*first, *tests]))
+class Record:
+    """What each test executed, as pytest-cov recorded it in a file."""
+
+    def __init__(self, file: Path) -> None:
+        from coverage import CoverageData
+
+        self._data = CoverageData(str(file))
+        self._data.read()
+        lines = (self._data.contexts_by_lineno(one).values() for one in self._data.measured_files())
+        self._size = Counter(name for of_file in lines for names in of_file for name in names)
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Ids of tests that execute a mutant's statement, those that execute least first; of its file, if it has none."""
+        spans = [_lines(node) for node in ast.walk(parsed(mutant.file)) if isinstance(node, ast.stmt)]
+        statement = min((span for span in spans if mutant.line in span), key=len)
+        at = self._data.contexts_by_lineno(str(mutant.file.resolve()))
+        names = {name for line in statement for name in at.get(line, ())} - {""}
+        names = names or {name for line in at.values() for name in line} - {""}
+        return list(dict.fromkeys(name.split("|")[0] for name in sorted(names, key=self._size.__getitem__)))
+
+
+def _lines(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 def is_caught(mutant: Mutant, tests: list[str]) -> bool:
-    """Whether a test fails on it, or none ends in time."""
+    """Whether a test fails on it in time."""
     child = os.fork()
     if child == 0:
+        signal.alarm(_LIMIT)
         os._exit(_tested(mutant, tests))
-    end = time.monotonic() + _LIMIT
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status) != 0
-        time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return True
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status not in (0, -signal.SIGALRM)
 
 
 def _tested(mutant: Mutant, tests: list[str]) -> int:
@@ -136,7 +148,7 @@ def _tested(mutant: Mutant, tests: list[str]) -> int:
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests_of(mutant, tests)]))
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
 def main() -> None:
@@ -144,19 +156,21 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, help="only of these files; default: all of the theory")
     parser.add_argument("--number", type=int, default=100, help="how many, by chance (100)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tests", nargs="+", default=list(TESTS), help="what runs, beside tests of the file's name")
     given = parser.parse_args()
+    if not RECORD.exists():
+        sys.exit(f"{RECORD} is missing, the record of what each test executes; `make mutants` makes it")
     import torch  # noqa: F401  # once for all processes; of signalprop nothing is imported before a mutant is
 
-    every = mutants(Path("src/signalprop"))
+    every, record = mutants(Path("src/signalprop")), Record(RECORD)
     if given.files:
         every = [one for one in every if one.file in given.files]
     chosen = random.Random(given.seed).sample(every, min(given.number, len(every)))
     caught = 0
     for done, one in enumerate(chosen, 1):
-        found = is_caught(one, given.tests)
+        tests = record.tests_of(one)
+        found = is_caught(one, tests)
         caught += found
-        print(f"{'caught  ' if found else 'SURVIVED'} {one.file}:{one.line}  {one.what}", flush=True)
+        print(f"{'caught  ' if found else 'SURVIVED'} {one.file}:{one.line}  {one.what}  ({len(tests)} tests)", flush=True)
         if done == len(chosen) or not found:
             print(f"{caught} of {done} mutants are caught", flush=True)
     sys.exit(caught < 0.9 * len(chosen))
