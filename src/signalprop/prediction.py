@@ -21,7 +21,7 @@ from signalprop.results.cost import count_parameters
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.schemes.base import parametrized
-from signalprop.sublayers.attention.roles import adds_first_values, has_window
+from signalprop.sublayers.attention.roles import has_window
 
 if TYPE_CHECKING:
     from torch import nn
@@ -327,12 +327,8 @@ _LONG = 25_000_000  # up to which they take seconds
 def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple[Fidelity, str]:
     """The cheapest fidelity that is right for an architecture, and why: token kernels where positions differ."""
     p, a = parametrization, parametrization.architecture
-    if is_shaped(p) and a.kind == "encoder-decoder":
-        return "simulate", "fidelity simulate: shaped attention in an encoder-decoder has no closed form here"
     if a.squash:
         return "simulate", f"fidelity simulate: {a.norm} divides nothing by its size and has no closed form here"
-    if adds_first_values(a):
-        return "simulate", "fidelity simulate: values added from the first attention have no closed form here"
     differ = next(_why_positions_differ(p, inputs), "") if p.skip.ndim == 1 else ""
     if differ and (a.kind != "encoder-decoder" or _can_be_followed(p, inputs)):
         return "kernel", f"fidelity kernel: {differ}"
@@ -351,7 +347,7 @@ def cheapest(parametrization: Parametrization, inputs: InputStatistics) -> tuple
 def _why_positions_differ(p: Parametrization, inputs: InputStatistics) -> Iterator[str]:
     """Why one number for all positions is not enough, the weightiest reason first."""
     a, pairs = p.architecture, p.n_sublayers * p.architecture.seq_len**2
-    if is_shaped(p) and not a.causal:
+    if is_shaped(p):
         yield "shaped attention weighs tokens by their positions"
     if drawn := [kind.words for kind in kinds_in(p) if not kind.closed]:
         yield f"{' and '.join(drawn)} have no closed form, so networks are drawn"

@@ -2,8 +2,8 @@
 
 A mutant is one file of the theory with one constant, sign, operation or term changed. Tests that execute its statement
 run on it in a process of its own, those that execute least first, until one fails or time is up; nothing is written.
-Survivors are printed: either a test is missing, or the term is (it stays if a fast test fails without it). `make mutants`
-runs the tests once under pytest-cov first, which records what each of them executes.
+Survivors are printed: either a test is missing, or the term is (it stays if a fast test fails without it). First,
+`make mutants` runs the tests once under pytest-cov, which records what each of them executes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Record:
         self._size = Counter(name for of_file in lines for names in of_file for name in names)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """Ids of tests that execute a mutant's statement, those that execute least first; of its file, if it has none."""
+        """Ids of tests that execute a mutant's statement (its file, if none does), those that execute least first."""
         spans = [_lines(node) for node in ast.walk(parsed(mutant.file)) if isinstance(node, ast.stmt)]
         statement = min((span for span in spans if mutant.line in span), key=len)
         at = self._data.contexts_by_lineno(str(mutant.file.resolve()))
@@ -170,7 +170,8 @@ def main() -> None:
         tests = record.tests_of(one)
         found = is_caught(one, tests)
         caught += found
-        print(f"{'caught  ' if found else 'SURVIVED'} {one.file}:{one.line}  {one.what}  ({len(tests)} tests)", flush=True)
+        verdict = "caught  " if found else "SURVIVED"
+        print(f"{verdict} {one.file}:{one.line}  {one.what}  ({len(tests)} tests)", flush=True)
         if done == len(chosen) or not found:
             print(f"{caught} of {done} mutants are caught", flush=True)
     sys.exit(caught < 0.9 * len(chosen))

@@ -116,7 +116,7 @@ def test_schemes_compares_what_theory_predicts(command: Command, tmp_path: Path)
         "findings": [],
     }
     assert "family None" in everything["huggingface"]["prediction"]["refused"]
-    assert all(name in out for name in SCHEMES) and "do not apply: huggingface" in out
+    assert all(name in out for name in SCHEMES) and "do not apply: e-spa, huggingface, u-spa" in out
     assert len(out.splitlines()) <= 24
     assert max(map(len, out.splitlines())) <= 80 or str(file) in out
 

@@ -13,20 +13,16 @@ from hypothesis import strategies as st
 from scipy.linalg import solve_triangular
 from scipy.special import softmax
 
-from signalprop.kernels.bidirectional_shaping import (
-    ALiBi,
-    BidirectionalESPA,
-    BidirectionalUSPA,
-    alibi_slopes,
-)
 from signalprop.kernels.causal_shaping import (
     ESPA,
     USPA,
+    ALiBi,
     AttentionShape,
+    alibi_slopes,
     exponential_kernel,
     uniform_kernel,
 )
-from signalprop.kernels.schedules import decay_schedule, rho_schedule
+from signalprop.kernels.schedules import decay_schedule
 
 EXACT = 1e-10
 LENGTHS = st.integers(1, 80)
@@ -89,8 +85,6 @@ def shapes(draw: Callable[..., float]) -> AttentionShape:
                 ESPA(decay_of(before), decay_of(after), repeats=draw(REPEATS)),
                 ESPA(-0.3, decay_of(after), gain=0.6),
                 USPA(rho, rho_out),
-                BidirectionalUSPA(rho, rho_out),
-                BidirectionalESPA(decay_of(max(before, 0.05)), decay_of(max(after, 0.05))),
                 ALiBi(decay_of(after)),
             ]  # type: ignore[arg-type]
         )
@@ -145,9 +139,8 @@ def test_fast_products_rows_and_softmax(shape: AttentionShape, n: int, columns: 
     np.testing.assert_allclose(shape.rescale(n), a.sum(1), rtol=EXACT)
     np.testing.assert_allclose(shape.rescale(n)[:, None] * softmax(shape.log_weights(n), axis=1), a, atol=EXACT)
     assert (a >= 0).all()
-    if shape.causal:
-        assert (a == np.tril(a)).all()
-        assert (shape.log_weights(n)[np.triu_indices(n, 1)] == -math.inf).all()
+    assert (a == np.tril(a)).all()
+    assert (shape.log_weights(n)[np.triu_indices(n, 1)] == -math.inf).all()
     kernel = x @ x.T
     np.testing.assert_allclose(shape.step(kernel), a @ kernel @ a.T, atol=1e-9)
     np.testing.assert_allclose(shape.step_back(kernel), a.T @ kernel @ a, atol=1e-9)
@@ -194,40 +187,6 @@ def test_bias_matches_multiple_precision() -> None:
                     step = s - lam * r if j == 0 else lam * (s - r)
                     exact = mpmath.log(step) + (i - j - 1) * mpmath.log(s)
                 assert bias[i, j] == pytest.approx(float(exact), rel=1e-12, abs=1e-12)
-
-
-# --- without a mask ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [4, 20, 100, 200])
-def test_without_a_mask_symmetric_roots_telescope(n: int) -> None:
-    decays, rhos = decay_schedule(12, 0.005), rho_schedule(12, 0.8)
-    roots = []
-    for decay in decays:
-        values, vectors = np.linalg.eigh(exponential_kernel(decay, n))
-        roots.append((vectors * np.sqrt(values)) @ vectors.T)
-    for before, after in pairwise(roots):
-        assert (after @ np.linalg.inv(before)).min() > -1e-14
-    for families, target in (
-        ([BidirectionalESPA(*pair) for pair in pairwise(decays)], exponential_kernel),
-        ([BidirectionalUSPA(*pair) for pair in pairwise(rhos)], uniform_kernel),
-    ):
-        kernel, product = np.eye(n), np.eye(n)
-        for shape in families:
-            a = shape.matrix(n)
-            assert a.min() >= 0
-            if isinstance(shape, BidirectionalUSPA):  # both roots are functions of 1 1^T; those of E-SPA do not commute
-                np.testing.assert_allclose(a, a.T, atol=EXACT)
-            kernel, product = a @ kernel @ a.T, a @ product
-            last = shape
-        wanted = target(getattr(last, "pole", 0) or getattr(last, "rho_out", 0), n)
-        np.testing.assert_allclose(kernel, wanted, atol=EXACT)
-        values, vectors = np.linalg.eigh(wanted)
-        np.testing.assert_allclose(product, (vectors * np.sqrt(values)) @ vectors.T, atol=EXACT)
-        rows = last.rescale(n)
-        np.testing.assert_allclose(rows, last.matrix(n).sum(1), rtol=EXACT)
-        if isinstance(last, BidirectionalUSPA):
-            assert np.ptp(rows) < 1e-15
 
 
 # --- ALiBi ---------------------------------------------------------------------------------------------------------

@@ -78,11 +78,6 @@ def quotient(after: np.ndarray, before: np.ndarray) -> np.ndarray:
     return solve_triangular(np.linalg.cholesky(before), np.linalg.cholesky(after).T, lower=True, trans="T").T
 
 
-def root(kernel: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(kernel)
-    return np.asarray((vectors * np.sqrt(values)) @ vectors.T)
-
-
 def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | None = None) -> None:
     """Profile against kernels behind every sublayer, and gradient kernels at what every sublayer reads."""
     found = profile.forward["stream_out"]
@@ -100,7 +95,6 @@ def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | 
 
 @given(
     kind=st.sampled_from(["e-spa", "u-spa"]),
-    causal=st.booleans(),
     tokens=st.integers(1, 20),
     skip=st.just(0.0) | st.floats(0.01, 1.5),
     branch=st.floats(0.1, 1.5),
@@ -113,13 +107,11 @@ def check(profile: Profile, forward: list[np.ndarray], back: list[np.ndarray] | 
     target=st.floats(0, 1),
 )
 def test_attention_alone_is_the_dense_recursion(
-    kind: str, causal: bool, tokens: int, skip: float, branch: float, value_skip: float, gain: float, bias: float,
+    kind: str, tokens: int, skip: float, branch: float, value_skip: float, gain: float, bias: float,
     dropout: float, correlation: float, target: float,
 ) -> None:  # fmt: skip
-    """Cholesky factors (causal) or symmetric roots, skips, value skips, value biases and dropout on the weights."""
-    p = table(
-        SPA[kind], seq_len=tokens, kind="decoder" if causal else "encoder", attention_dropout=dropout, n_segments=0
-    )
+    """Cholesky factors, skips, value skips, value biases and dropout on the weights."""
+    p = table(SPA[kind], seq_len=tokens, attention_dropout=dropout, n_segments=0)
     attends = p.kind == 0
     p = p.with_columns(
         skip=np.where(attends, skip, 1.0),
@@ -133,7 +125,7 @@ def test_attention_alone_is_the_dense_recursion(
     kernel, ahead, mixes = uniform_kernel(correlation, tokens), [], []
     for i in range(0, p.n_sublayers, 2):
         before, after = (kernel_of(float(column[i]), tokens) for column in (p.shape_in, p.shape_out))
-        a = quotient(after, before) if causal else root(after) @ np.linalg.inv(root(before))
+        a = quotient(after, before)
         mixed, values = value_skip * np.eye(tokens) + gain * a, kernel + bias**2
         out = mixed @ values @ mixed.T + extra * np.diag(a**2 @ np.diagonal(values))
         kernel = skip**2 * kernel + branch**2 * out
@@ -157,16 +149,14 @@ def haar(rng: np.random.Generator, d: int) -> np.ndarray:
     return np.asarray(q * np.sign(np.diagonal(r)))
 
 
-@pytest.mark.parametrize(
-    "which", ["e-spa", "alibi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-spa", "encoder"))]
-)
+@pytest.mark.parametrize("which", ["e-spa", "alibi", pytest.param("u-spa", marks=pytest.mark.slow)])
 def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
     """One attention, width 32, two heads, orthogonal weights, masks on attention weights: five standard errors.
 
     With W_V and W_O uniform on orthogonal matrices the expectation is the theory at any width.
     """
     rng, n, d, draws, p_drop, skip, gain, bias = np.random.default_rng(3), 7, 32, 2500, 0.3, 0.4, 0.9, 0.5
-    fields: dict[str, Any] = {"kind": "encoder" if which == "encoder" else "decoder", "n_segments": 0}
+    fields: dict[str, Any] = {"n_segments": 0}
     if which == "alibi":
         fields["positions"] = "alibi"
     shaping = Shaping() if which == "alibi" else SPA["u-spa" if which == "u-spa" else "e-spa"]
@@ -209,13 +199,11 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
         (table(SPA["e-spa"]).with_columns(shape_in=0.9, shape_out=0.5), "decays have to fall with depth"),
         (table(SPA["e-spa"]).with_columns(shape_in=0.5, shape_out=1.0), "pole is 1.0; expected a number from 0"),
         (table(SPA["u-spa"]).with_columns(shape_in=0.9, shape_out=0.5), "rho has to grow with depth"),
-        (table(SPA["u-spa"], kind="encoder").with_columns(shape_out=1.5), "rho is 1.5"),
         (table(SPA["e-spa"]).with_columns(shape_gain=-1.0), "gain is -1.0; expected a positive number"),
         (table(Shaping(kind="e-spa", repeats=0.1)).with_columns(shape_gain=0.5), "leave one of them out"),
-        (table(SPA["e-spa"], kind="encoder").with_columns(shape_gain=0.5), "for causal attention; leave them out"),
-        (table(Shaping(kind="e-spa", repeats=0.1), kind="encoder"), "for causal attention; leave them out"),
+        (table(SPA["u-spa"]).with_columns(shape_out=1.5), "rho is 1.5"),
+        (table(SPA["e-spa"], kind="encoder"), "choose a decoder"),
         (table(SPA["u-spa"]).with_columns(shape_gain=0.5), "shape_gain of sublayer 0 is 0.5; only E-SPA has one"),
-        (table(SPA["u-spa"], kind="encoder").with_columns(shape_gain=0.5), "only E-SPA has one, expected 0"),
     ],
 )
 def test_errors(p: Parametrization, message: str) -> None:

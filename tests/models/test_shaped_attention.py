@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from signalprop.kernels.bidirectional_shaping import ALiBi, BidirectionalESPA, BidirectionalUSPA
-from signalprop.kernels.causal_shaping import ESPA, USPA, AttentionShape
+from signalprop.kernels.causal_shaping import ESPA, USPA, ALiBi, AttentionShape
 from signalprop.models.shaping import Positions, TorchShape, shaped_attention, torch_shape
 from signalprop.models.sublayers import torch_shapes
 from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 
 N = 23
-CAUSAL: dict[str, AttentionShape] = {
+SHAPES: dict[str, AttentionShape] = {
     "first": ESPA(0.0, 0.6),
     "later": ESPA(0.6, 0.8),
     "slow": ESPA(0.9, 0.995),
@@ -31,13 +30,6 @@ CAUSAL: dict[str, AttentionShape] = {
     "uniform later": USPA(0.3, 0.8),
     "uniform identity": USPA(0.4, 0.4),
 }
-FULL: dict[str, AttentionShape] = {
-    "symmetric": BidirectionalESPA(0.5, 0.8),
-    "symmetric first": BidirectionalESPA(0.0, 0.6),
-    "symmetric uniform": BidirectionalUSPA(0.2, 0.5),
-    "symmetric identity": BidirectionalUSPA(0.2, 0.2),
-}
-SHAPES = CAUSAL | FULL
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
@@ -72,21 +64,21 @@ def test_padding_changes_nothing(name: str, left: int, right: int, length: int) 
     keep[1, :] = True
     padded = values(4, 2, 1, total, 4)
     padded[0, :, left : left + length] = v[0]
-    out = attend(made(name), padded, Positions.of(keep, causal=SHAPES[name].causal))
+    out = attend(made(name), padded, Positions.of(keep))
     torch.testing.assert_close(out[:1, :, left : left + length], expected, rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(out[1], matrix(name, total) @ padded[1], rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("name", SHAPES)
 def test_long_sequences_go_in_blocks(name: str) -> None:
     n = 600
-    shape = CAUSAL[name]
+    shape = SHAPES[name]
     torched = torch_shape([shape], n)
     assert torched is not None
     q, k, v = (values(i, 1, 2, n, 4).requires_grad_() for i in (20, 21, 22))
     found = shaped_attention(torched, q, k, v)
     keep = torch.ones(1, n, dtype=torch.bool)
-    whole = shaped_attention(torched, q, k, v, Positions.of(keep, causal=True))
+    whole = shaped_attention(torched, q, k, v, Positions.of(keep))
     torch.testing.assert_close(found, whole, rtol=1e-11, atol=1e-12)
     g = values(23, 1, 2, n, 4)
     for mine, other in zip(*(torch.autograd.grad(x, (q, k, v), g) for x in (found, whole)), strict=True):
@@ -111,7 +103,7 @@ def test_scores_and_other_biases_stand_beside_b(name: str, padded: bool) -> None
     bias = values(11, 1, 3, N, N).requires_grad_()
     keep = torch.ones(2, N, dtype=torch.bool)
     keep[1, 17:] = not padded
-    at = Positions.of(keep, causal=SHAPES[name].causal) if padded else None
+    at = Positions.of(keep) if padded else None
     found = shaped_attention(made(name), q, k, v, at, added=bias, scale=0.7)[keep[:, None].expand(2, 3, N)]
 
     total = []

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import signalprop as sp
+from signalprop.errors import InputError
 from signalprop.kernels.stack import attention_shapes
 from signalprop.models import Transformer, build
 from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_named
-from signalprop.network.parametrization import Parametrization, Shaping
+from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import SCHEMES
 
 SMALL: dict[str, Any] = {
@@ -33,8 +34,6 @@ TABLES: dict[str, Callable[[], Parametrization]] = {
     "e-spa repeats": lambda: table("e-spa", gamma=0.1, repeats=0.05),
     "u-spa": lambda: table("u-spa"),
     "u-spa grouped": lambda: table("u-spa", n_kv_heads=2, positions="rotary", norm=True),
-    "e-spa encoder": lambda: table("e-spa", gamma=0.1, repeats=0.0, kind="encoder", positions="learned"),
-    "u-spa encoder": lambda: table("u-spa", kind="encoder", positions="relative"),
     "alibi": lambda: sp.scheme("xavier")(Architecture(**{**SMALL, "positions": "alibi"})),
 }
 every_table = pytest.mark.parametrize("name", TABLES)
@@ -103,7 +102,7 @@ class Graphs:
         return module.forward
 
 
-COMPILED = [("e-spa", True), ("e-spa encoder", False)]
+COMPILED = [("e-spa", True)]
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
@@ -129,8 +128,7 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
     whole = Graphs()
     found = torch.compile(model, backend=whole)(tokens, keep=keep).hidden
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    reads_the_mask = padded and name.endswith("encoder")  # a matrix for every length: lengths have to be looked at
-    assert whole.count == 1 or reads_the_mask
+    assert whole.count == 1
     torch._dynamo.reset()
     layers = Graphs()
     for sublayer in model.sublayers():
@@ -138,31 +136,24 @@ def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str,
     for _ in range(2):
         torch.testing.assert_close(model(tokens, keep=keep).hidden, expected, rtol=1e-5, atol=1e-6)
     kinds = {type(getattr(layer.branch.function, "shape", "none")) for layer in model.sublayers()}
-    assert layers.count == len(kinds) or reads_the_mask
+    assert layers.count == len(kinds)
     torch._dynamo.reset()
 
 
 # --- description and prediction ---------------------------------------------------------------------------------------
 
 
-def test_an_encoder_decoder_with_shaped_attention() -> None:
-    """Self-attentions are shaped, cross-attentions are not; predictions simulate."""
-    a = Architecture(**{**SMALL, "kind": "encoder-decoder", "target_len": 15, "positions": "none"})
-    p = sp.scheme("xavier")(a)
-    shaped = p.kind == 0
-    columns = {"shape_in": 0.4, "shape_out": 0.7, "weight__query": 0.0}
-    p = p.with_columns(**{k: np.where(shaped, v, p.columns()[k.replace("__", ".")]) for k, v in columns.items()})
-    p = replace(p, shaping=Shaping(kind="e-spa"))
-    model = build(p, seed=0)
-    for i, sublayer in enumerate(model.sublayers()):
-        assert (getattr(sublayer.branch.function, "shape", None) is not None) == shaped[i]
-    assert sp.predict(p).fidelity == "simulate"
-    keep = torch.ones(2, 12, dtype=torch.bool)
-    keep[1, :5] = False
-    tokens, decoder_tokens = ids(6, 2, 12), ids(7, 2, 15)
-    hidden = model(tokens, keep=keep, decoder_tokens=decoder_tokens).hidden
-    single = model(tokens[1:, 5:], decoder_tokens=decoder_tokens[1:]).hidden
-    torch.testing.assert_close(hidden[1:], single, rtol=1e-4, atol=1e-5)
+def test_attention_without_a_mask_is_not_shaped() -> None:
+    """Neither by a scheme nor by a table, of an encoder and of an encoder-decoder."""
+    p = TABLES["e-spa"]()
+    for fields in ({"kind": "encoder"}, {"kind": "encoder-decoder", "target_len": 15}):
+        a = Architecture(**{**SMALL, **fields})
+        with pytest.raises(InputError, match=r"causal attention|not for encoder-decoders"):
+            sp.scheme("u-spa")(a)
+        shaped = replace(sp.scheme("xavier")(a), shaping=p.shaping)
+        for use in (sp.predict, build):
+            with pytest.raises(InputError, match="choose a decoder"):
+                use(shaped)
 
 
 # --- wide networks ----------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class TestRightModels:
     def test_reference_models_of_every_scheme(self, name: str) -> None:
         a = Architecture(kind="encoder", n_layers=3, d_model=64, n_heads=4, vocab_size=90, seq_len=16, dropout=0.1)
         a = a.replace(family="bert") if name == "huggingface" else a
-        a = a.replace(kind="decoder", norm="rmsnorm") if name == "value-skipinit" else a
+        a = a.replace(kind="decoder", norm="rmsnorm") if name in ("value-skipinit", "e-spa", "u-spa") else a
         table = scheme(name)(a)
         found = check(build(table, seed=3), table)
         assert found.ok, found.summary()

@@ -1,21 +1,24 @@
-"""Attention matrices that preserve the signal (SPA): A = L' L^-1, with L L^T a kernel before attention, L' L'^T after.
+"""Causal attention that preserves the signal (SPA): A = L' L^-1, with L L^T a kernel before attention, L' L'^T after.
 
 Where queries and keys give no scores, attention is D softmax(B), with B = log A and D = A 1 the row sums of A. Each
-class is one family at one sublayer, for any number n of tokens. In causal ones rows do not depend on n: the matrix of a
-shorter sequence is the leading block of a longer one's. He et al. 2023 (SPA), section 3 and appendices B to D;
-derivations and numerics: `docs/papers/without-shortcuts.md`.
+class is one family at one sublayer, for any number n of tokens. A is lower triangular and its rows do not depend on n:
+the matrix of a shorter sequence is the leading block of a longer one's. He et al. 2023 (SPA), section 3 and appendices
+B to D; derivations and numerics: `docs/papers/without-shortcuts.md`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from signalprop.errors import InputError
+from signalprop.network.kinds import kind_of
+from signalprop.network.layout import STACKS
 from signalprop.network.moments import FloatArray
+from signalprop.network.parametrization import Parametrization
 
 # Rows that are filtered as one matrix product.
 _CHUNK = 32
@@ -23,11 +26,6 @@ _CHUNK = 32
 
 class AttentionShape(ABC):
     """One sublayer's attention matrix A at zero scores."""
-
-    @property
-    @abstractmethod
-    def causal(self) -> bool:
-        """Whether A is lower triangular, and its rows the same for every n."""
 
     @abstractmethod
     def matrix(self, n: int) -> FloatArray:
@@ -108,7 +106,6 @@ class ESPA(AttentionShape):
     pole: float
     gain: float | None = None
     repeats: float = 0.0
-    causal: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
         lowest = 0.0 if self.gain is None else -1.0  # a filter beside a skip may have its zero on the other side
@@ -213,10 +210,9 @@ class USPA(AttentionShape):
 
     rho: float
     rho_out: float
-    causal: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        check_uniform(self.rho, self.rho_out)
+        _check_uniform(self.rho, self.rho_out)
 
     def terms(self, n: int) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(diagonal of A, u, w), each (n,): A_ij = u_j - w_i below the diagonal. Needs float64 for long sequences."""
@@ -256,7 +252,7 @@ def _summed(x: FloatArray, diagonal: FloatArray, u: FloatArray, w: FloatArray) -
     return out
 
 
-def check_uniform(rho: float, rho_out: float) -> None:
+def _check_uniform(rho: float, rho_out: float) -> None:
     for value in (rho, rho_out):
         if not 0 <= value < 1:
             raise InputError(f"U-SPA: rho is {value!r:.40}; expected a number from 0 up to, but not, 1")
@@ -288,3 +284,69 @@ def _block(diagonal: FloatArray, u: FloatArray, w: FloatArray) -> FloatArray:
 def gamma_of(decay: float) -> float:
     """-ln decay, infinite for 0."""
     return -math.log(decay) if decay > 0 else math.inf
+
+
+@dataclass(frozen=True)
+class ALiBi(AttentionShape):
+    """Causal softmax of the bias -slope (i - j) of one head (Press et al. 2022): not signal-preserving, for comparison.
+
+    A running mean with weights that fall by `decay` = e^-slope per token.
+    """
+
+    decay: float
+
+    @staticmethod
+    def heads(n_heads: int) -> tuple[ALiBi, ...]:
+        """All heads, with the slopes of `alibi_slopes`."""
+        return tuple(ALiBi(math.exp(-slope)) for slope in alibi_slopes(n_heads))
+
+    def matrix(self, n: int) -> FloatArray:
+        return np.exp(self.log_weights(n))
+
+    def log_weights(self, n: int) -> FloatArray:
+        lag = lags(n)
+        return np.asarray(np.where(lag >= 0, lag * math.log(self.decay), -math.inf) - np.log(self._sums(n))[:, None])
+
+    def _sums(self, n: int) -> FloatArray:
+        return np.asarray(-np.expm1(np.arange(1, n + 1) * math.log(self.decay)) / (1 - self.decay))
+
+    def rescale(self, n: int) -> FloatArray:
+        return np.ones(n)
+
+    def _filter(self) -> ESPA:
+        return ESPA(0.0, self.decay, gain=1.0)
+
+    def apply(self, x: FloatArray) -> FloatArray:
+        return np.asarray(self._filter().apply(x) / self._sums(len(x))[:, None])
+
+    def apply_transposed(self, x: FloatArray) -> FloatArray:
+        return self._filter().apply_transposed(x / self._sums(len(x))[:, None])
+
+
+def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Slopes of ALiBi: 2^(-8 h / H) for a power of two H; else those of the next smaller one, then every other of the
+    next larger one (Press et al. 2022, section 3 and their released code)."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
+    slopes += [2.0 ** (-4 * (2 * h + 1) / power) for h in range(n_heads - power)]
+    return tuple(slopes)
+
+
+def row_shape(p: Parametrization, i: int) -> AttentionShape | None:
+    """The matrix that a sublayer's attention is shaped to; None where it is not shaped.
+
+    What U-SPA does about repeated tokens is in its numbers: Shaping's repeats say only how they were chosen.
+
+    Raises:
+        InputError: numbers that need negative attention weights, or attention without a mask.
+    """
+    if p.shaping.kind == "none" or not kind_of(p, i).attends_itself:
+        return None
+    if STACKS[p.stack[i]] != "decoder":
+        raise InputError(f"{p.shaping.kind} shapes causal attention, and encoders see all tokens; choose a decoder")
+    before, after, gain = float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])
+    if p.shaping.kind == "u-spa":
+        if gain:
+            raise InputError(f"U-SPA: shape_gain of sublayer {i} is {gain!r}; only E-SPA has one, expected 0")
+        return USPA(before, after)
+    return ESPA(before, after, gain or None, p.shaping.repeats)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from signalprop.errors import require
-from signalprop.kernels.bidirectional_shaping import ALiBi, row_shape
-from signalprop.kernels.causal_shaping import Shapes
+from signalprop.kernels.causal_shaping import ALiBi, Shapes, row_shape
 from signalprop.kernels.nodes import Nodes
 from signalprop.kernels.position_grid import Grid
 from signalprop.kernels.scaled_kernel import State, exp_of, on_both_sides

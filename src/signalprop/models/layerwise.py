@@ -153,7 +153,6 @@ class Passage:
         rows: its sublayers. around: what they see besides the stream.
         runs: the rows cut into stretches of whole layers; the backward pass holds the stream inputs of one at a time.
         reads: what sublayers read, where it is kept: all rows, or the first of every run.
-        to_first: what later attentions have sent back to the values of the first, where they add these.
         stored: streams that later layers read again, by their number; sent_back: what those have sent back.
     """
 
@@ -162,7 +161,6 @@ class Passage:
     around: Surroundings
     runs: list[list[int]]
     reads: dict[int, Tensor] = field(default_factory=dict)
-    to_first: Scaled | None = None
     stored: dict[int, Tensor] = field(default_factory=dict)
     sent_back: dict[int, Scaled] = field(default_factory=dict)
 
@@ -195,9 +193,7 @@ class Passage:
             nonlocal memory
             sublayer = self.network.sublayer(i)
             share, at_branch, *across = self._pull(sublayer, i, gradient)
-            if across and adds_values(sublayer):
-                self.to_first = Scaled(across[0], gradient.exponent).normalised().plus(self.to_first)
-            elif across:
+            if across:
                 memory = Scaled(across[0], gradient.exponent).normalised().plus(memory)
             return Scaled(at_branch, gradient.exponent), Scaled(share, gradient.exponent)
 
@@ -256,7 +252,7 @@ class Passage:
         return through(rows, [bool(parallel[i]) for i in rows], one, stream, seen, self._entering)
 
     def _pull(self, sublayer: Sublayer, index: int, gradient: Scaled) -> tuple[Tensor, ...]:
-        """Gradients of (stream_in, branch), and of the memory after a cross-attention, or of the first values."""
+        """Gradients of (stream_in, branch), and of the memory after a cross-attention."""
         around = self.around
         with torch.enable_grad():
             stream = self.reads.pop(index).detach().requires_grad_()
@@ -264,26 +260,9 @@ class Passage:
             if kind_of(self.network.parametrization, index).reads_memory and around.memory is not None:
                 around = replace(around, memory=around.memory.detach().requires_grad_())
                 leaves.append(around.memory)  # type: ignore[arg-type]
-            if adds_values(sublayer):
-                leaves.append(around.first_values["V"].detach().requires_grad_())
-                around = replace(around, first_values={"V": leaves[-1]})
             self.network.seed_dropout(str(index))
             # what a parallel sublayer adds onto only passes the gradient on
             onto = torch.zeros_like(stream) if sublayer.parallel else None
             branch, out = sublayer.parts(stream, around, onto)
         leaves.insert(1, branch)
-        outputs, arrived = [out], [gradient.tensor]
-        if keeps_values(sublayer) and self.to_first is not None:
-            outputs.append(around.first_values["V"])
-            arrived.append(_shifted(self.to_first.tensor, self.to_first.exponent - gradient.exponent))
-        return torch.autograd.grad(outputs, leaves, arrived)
-
-
-def adds_values(sublayer: Sublayer) -> bool:
-    """Whether a sublayer is an attention that adds the values of the first one."""
-    return getattr(sublayer.branch.function, "first_value", None) is not None
-
-
-def keeps_values(sublayer: Sublayer) -> bool:
-    """Whether it is that first one."""
-    return bool(getattr(sublayer.branch.function, "keeps_values", False))
+        return torch.autograd.grad(out, leaves, gradient.tensor)

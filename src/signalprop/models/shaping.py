@@ -33,19 +33,18 @@ class Positions:
 
     Attributes:
         place: of every token among the real ones of its sequence, (b, n). seen: True where a query may look,
-            (b, 1, n, n). count: real tokens of every sequence, (b,).
+            (b, 1, n, n).
     """
 
     place: Tensor
     seen: Tensor
-    count: Tensor
 
     @staticmethod
-    def of(keep: Tensor, *, causal: bool) -> Positions:
+    def of(keep: Tensor) -> Positions:
         """Of sequences with padding anywhere: `keep` is True at real tokens, (b, n). A padding token sees itself."""
         seen = keep[:, None, None, :] | torch.eye(keep.shape[1], dtype=torch.bool, device=keep.device)
         place = (keep.cumsum(1) - 1).clamp_(min=0)
-        return Positions(place, seen.tril() if causal else seen, keep.sum(1).clamp(min=1))
+        return Positions(place, seen.tril())
 
 
 class TorchShape:
@@ -57,17 +56,17 @@ class TorchShape:
     """
 
     def __init__(self, shapes: Sequence[AttentionShape], length: int) -> None:
-        self.shapes, self.causal = tuple(shapes), all(shape.causal for shape in shapes)
+        self.shapes = tuple(shapes)
         self.length = length
         self._made: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._make(length, torch.float32)
 
     def tables(self, n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """B, (heads or 1, n, n), up to a constant per row and `LOW` for log 0; D, (n,). Of causal ones perhaps of more
-        tokens, whose first rows and columns these are."""
-        if self.causal and n > self.length:
+        """B, (heads or 1, n, n), up to a constant per row and `LOW` for log 0; D, (n,). Perhaps of more tokens, whose
+        first rows and columns these are."""
+        if n > self.length:
             self.length = max(n, self.length + self.length // 4)
-        n = self.length if self.causal else n
+        n = self.length
         if (n, dtype, device) not in self._made:
             if (n, dtype, _CPU) not in self._made:
                 # NumPy stays out of graphs. As a decorator `disable` imports the compiler, 1 s, for everybody.
@@ -86,26 +85,14 @@ class TorchShape:
         return vars(self) | {"_made": {key: made for key, made in self._made.items() if key[2] == _CPU}}
 
     def at(self, n: int, positions: Positions | None, like: Tensor) -> tuple[Tensor, Tensor]:
-        """B, (b or 1, heads or 1, n, n), and D, (b or 1, 1, n, 1), where `like` is; float64 as it is, else float32.
-
-        Without a mask every number of tokens has another table: in padded batches that waits for the device and
-        breaks a compiled graph.
-        """
+        """B, (b or 1, heads or 1, n, n), and D, (b or 1, 1, n, 1), where `like` is; float64 as it is, else float32."""
         dtype, device = torch.float64 if like.dtype == torch.float64 else torch.float32, like.device
+        bias, rows = self.tables(n, dtype, device)
         if positions is None:
-            bias, rows = self.tables(n, dtype, device)
             return bias[None, :, :n, :n], rows[None, None, :n, None]
-        place, which = positions.place, torch.zeros_like(positions.count)
-        counts = [n]
-        if not self.causal:
-            unique, which = torch.unique(positions.count, return_inverse=True)
-            counts = unique.tolist()
-        found = [self.tables(count, dtype, device) for count in counts]
-        size = max(len(rows) for _, rows in found)
-        bias = torch.stack([F.pad(b, (0, size - b.shape[-1], 0, size - b.shape[-1]), value=LOW) for b, _ in found])
-        rows = torch.stack([F.pad(d, (0, size - len(d))) for _, d in found])
-        at = bias.transpose(0, 1)[:, which[:, None, None], place[..., None], place[:, None]].transpose(0, 1)
-        return torch.where(positions.seen, at, LOW), rows[which[:, None], place][:, None, :, None]
+        place = positions.place
+        at = bias[:, place[..., None], place[:, None]].transpose(0, 1)
+        return torch.where(positions.seen, at, LOW), rows[place][:, None, :, None]
 
 
 def torch_shape(shapes: Sequence[AttentionShape], length: int) -> TorchShape | None:
@@ -142,7 +129,7 @@ def shaped_attention(
         bias = bias.clamp(min=torch.finfo(v.dtype).min)  # which LOW is beyond
     bias = bias.to(v.dtype)
     blocks = [(0, n, n)]
-    if n > _BLOCK and positions is None and shape.causal and v.device == _CPU and not torch.compiler.is_compiling():
+    if n > _BLOCK and positions is None and v.device == _CPU and not torch.compiler.is_compiling():
         blocks = [(i, end := min(i + _BLOCK, n), end) for i in range(0, n, _BLOCK)]
     parts = [
         F.scaled_dot_product_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ class Surroundings:
         memory_mask: True at the memory's real tokens, (batch, 1, 1, source tokens); None: all.
         positions: where the tokens of padded sequences stand; shaped attention reads them, and of `mask` only what is
             added to scores.
-        first_values: under "V" the values of the stack's first attention, (batch, tokens, features), once it has run.
     """
 
     causal: bool = False
@@ -33,7 +32,6 @@ class Surroundings:
     memory: Tensor | None = None
     memory_mask: Tensor | None = None
     positions: Positions | None = None
-    first_values: dict[str, Tensor] = field(default_factory=dict)
 
 
 def rotation_table(

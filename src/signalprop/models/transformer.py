@@ -103,7 +103,7 @@ def surroundings(
         rotation=rotation,
         memory=memory,
         memory_mask=None if memory_keep is None else memory_keep[:, None, None, :],
-        positions=Positions.of(keep, causal=causal) if shaped and keep is not None else None,
+        positions=Positions.of(keep) if shaped and keep is not None else None,
     )
 
 

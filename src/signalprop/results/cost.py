@@ -102,8 +102,6 @@ def _trainable_multipliers(p: Parametrization) -> int:
     if p.attention_trainable:  # a query across has no value of its own
         kinds = [kind_of(p, i) for i in range(p.n_sublayers)]
         count += sum(2 if kind.attends_itself else 1 for kind in kinds if kind.attends)
-        parts = (kind.part("cost") for kind in kinds_in(p))
-        count += sum(part.multipliers(p) for part in parts if hasattr(part, "multipliers"))
     return count
 
 

@@ -169,6 +169,8 @@ class _Spa(_Shaped):
 
     def _shape(self, architecture: Architecture) -> Architecture:
         a = super()._shape(architecture)
+        if not a.causal:
+            raise InputError(f"scheme {self.name!r} shapes causal attention; choose a decoder, or value-skipinit")
         if a.qk_norm:
             raise InputError(
                 f"scheme {self.name!r} starts with scores of 0, and QK-norm makes scores of order 1 from any "
@@ -220,11 +222,10 @@ class USPA(_Spa):
     (pre-norm). `repeats` is rho_0, by default that of the embedded input with its repeated tokens
     (docs/papers/without-shortcuts.md).
 
-    Weights, ends and `activation` as in `value-skipinit`. Encoders get the symmetric form, which depends on the number
-    of tokens.
+    Weights, ends and `activation` as in `value-skipinit`.
 
     Raises:
-        InputError: an encoder-decoder, parallel sublayers or QK-norm; a rho, skip or activation that would need
+        InputError: attention without a mask, parallel sublayers or QK-norm; a rho, skip or activation that would need
             negative attention weights (the message says what is feasible).
     """
 
@@ -268,7 +269,7 @@ class ESPA(_Spa):
     direction. On 64 tokens 36 layers trained with 0.2 and stayed at their plateau with 0.005 (records/shortcuts.md).
 
     Raises:
-        InputError: an encoder-decoder, parallel sublayers or QK-norm; a gamma, skip or activation that would need
+        InputError: attention without a mask, parallel sublayers or QK-norm; a gamma, skip or activation that would need
             negative attention weights (the message says what is feasible).
     """
 
@@ -289,17 +290,14 @@ class ESPA(_Spa):
         decay = schedules.decay_schedule(a.n_layers, self.gamma, self.schedule)
         before, after, gain = decay[:-1], decay[1:], np.zeros(a.n_layers)
         skip = self.attention_skip
-        if skip and not a.causal:
-            raise InputError("scheme 'e-spa': attention_skip is for causal attention; leave it out for an encoder")
         if skip:
             self._check_skip(a.n_layers)
             rule = schedules.exact_behind_skip if self.skip_rule == "exact" else schedules.exponential_behind_skip
             filters = [rule(r, s, skip) for r, s in zip(before, after, strict=True)]
             before, after, gain = (np.array(column) for column in zip(*filters, strict=True))
-        averaged = a.causal and not skip
-        if self.repeats and not averaged:
-            raise InputError("scheme 'e-spa': repeats is for causal attention without a skip around it; leave it out")
-        repeats = self._repeats(table, inputs) if averaged else 0.0
+        if self.repeats and skip:
+            raise InputError("scheme 'e-spa': repeats is for attention without a skip around it; leave it out")
+        repeats = 0.0 if skip else self._repeats(table, inputs)
         shaping = Shaping(kind="e-spa", repeats=repeats)
         return self._spa(table, shaping, before, after, gain)
 

@@ -7,7 +7,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import ROLE
 from signalprop.network.operations import ACTIVATION, DROPOUT, NORM, SOFTMAX
 from signalprop.network.parametrization import Parametrization, fan
-from signalprop.sublayers.attention.roles import KIND, Settings, adds_first_values, first_values, has_gate
+from signalprop.sublayers.attention.roles import Settings, has_gate
 
 
 def beside(a: Architecture) -> int:
@@ -25,21 +25,14 @@ def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> f
     return score_flops(a, queries, queries) + around + (0.0 if p is None else _mixed_flops(a, p, i, queries))
 
 
-def multipliers(p: Parametrization) -> int:
-    """Trainable numbers by which the sublayers of a table weigh values, beyond value_skip and attention_gain."""
-    added = first_values(p)
-    return 0 if added is None or not p.attention_trainable else 2 * int(KIND.of(p).sum() - 1)
-
-
 def _flops_around(a: Architecture, keys: int) -> float:
-    """Of caps, norms on values, values of the first attention and gates, per token.
+    """Of caps, norms on values and gates, per token.
 
     Scores outside of a window are counted as the others.
     """
     given, gates = Settings.of(a), fan(a, "attention_gate")[1]
     count = (2 + ACTIVATION) * a.n_heads * keys * (given.score_cap is not None)
     count += NORM * a.n_kv_heads * a.d_head * given.value_norm
-    count += 3 * a.n_kv_heads * a.d_head * adds_first_values(a)
     if has_gate(a):
         count += ACTIVATION * gates + a.n_heads * a.d_head
     return float(count)

@@ -12,7 +12,7 @@ from signalprop.models.shaping import TorchShape, shaped_attention
 from signalprop.models.surroundings import Surroundings, rotate, rotation_table
 from signalprop.models.weights import Linear
 from signalprop.network.parametrization import Parametrization, Trainable, fan
-from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, first_values, sights
+from signalprop.sublayers.attention.roles import ROLES, Settings, Sight, sights
 
 
 class Attention(nn.Module):
@@ -23,8 +23,7 @@ class Attention(nn.Module):
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
         sight: which keys, and which rotations.
-        own_value, first_value: factors on its values and on those of the first attention; None: that are not added.
-        keeps_values: it is that first one. keys_are_values: there is no map of values.
+        keys_are_values: there is no map of values.
         prefix: before the names of its maps.
 
     Raises:
@@ -53,16 +52,11 @@ class Attention(nn.Module):
                 "value"
             )
         learned: Trainable = "scalar" if p.attention_trainable else "fixed"
-        added = None if cross else first_values(p)
-        later = None if added is None or index == added.row else added
         self.architecture, self.shape, self.cross, self.keys_are_values = a, shape, cross, keys_are_values
         self.score_scale = float(p.score_scale[index])
         self.sight = Sight() if cross else sights(a, p.layer).at(index)
         self.value_skip = trainable(value_skip, "fixed" if cross else learned, 1, dtype)
         self.attention_gain = trainable(gain, learned, 1, dtype)
-        self.own_value = 1.0 if later is None else trainable(float(later.factors[index]), learned, 1, dtype)
-        self.first_value = None if later is None else trainable(float(later.first[index]), learned, 1, dtype)
-        self.keeps_values = added is not None and later is None
         self.given = Settings() if cross else Settings.of(a)
         sink = self.given.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((a.n_heads,), sink, dtype=dtype))
@@ -87,10 +81,6 @@ class Attention(nn.Module):
 
         key = self._map("key")(source) if self.keys_are_values else None
         value = self._map("value")(source) if key is None else key
-        if self.keeps_values:
-            around.first_values["V"] = value
-        if self.first_value is not None:
-            value = times(self.own_value, value) + times(self.first_value, around.first_values["V"])
         v = heads(value, a.n_kv_heads)
         if self.given.value_norm:
             v = F.rms_norm(v, (a.d_head,), eps=a.norm_eps)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from signalprop.errors import InputError
 from signalprop.network.kinds import Kind, KindSettings, Role
 
 if TYPE_CHECKING:
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
     from signalprop.network.parametrization import Parametrization
 
 T = TypeVar("T")
-_NORMED = {"pre", "sandwich", "post"}
 _Window = Annotated[int, Field(ge=0, le=10_000_000)]
 _Base = Annotated[float, Field(ge=1, le=1e30)]
 _Cap = Annotated[float, Field(ge=1e-3, le=1e30)]
 _Logit = Annotated[float, Field(ge=-1e3, le=1e3)]
-_Factor = Annotated[float, Field(ge=-1e3, le=1e3)]
 
 
 class Settings(KindSettings):
@@ -35,9 +32,6 @@ class Settings(KindSettings):
         score_cap: scores are score_cap tanh(score / score_cap). sink: logit, one per head, that takes part in the
             softmax and has no value, where it starts. value_norm: values are RMS-normalised per head, without gains.
         gate: what the heads give is multiplied by a sigmoid of a map of the input, for every feature or every head.
-        own_value, first_value: attention averages own_value V + first_value V_1, with the values V_1 of the first
-            attention (value residuals: Zhou et al. 2024, 2410.17897); the first averages its own as they are. Fixed
-            numbers, or parameters where the table's attention multipliers are trainable.
     """
 
     kind = "attention"
@@ -48,8 +42,6 @@ class Settings(KindSettings):
     sink: _Logit | None = None
     value_norm: bool = False
     gate: Literal["none", "features", "heads"] = "none"
-    own_value: _Factor | tuple[_Factor, ...] = 1.0
-    first_value: _Factor | tuple[_Factor, ...] = 0.0
 
 
 class Sight(NamedTuple):
@@ -76,44 +68,6 @@ def sights(a: ArchitectureFields, layer: NDArray[np.int32], length: float = math
     s = Settings.of(a)
     given = (len(x) for x in (s.window, s.rotates, s.rotary_base) if isinstance(x, tuple))
     return Sights(tuple(_sight(a, s, k, length) for k in range(math.lcm(*given))), layer)
-
-
-class FirstValues(NamedTuple):
-    """How the attention of a stack adds the values of its first one.
-
-    Attributes:
-        row: of the first attention in the table. own, first: the factors of every sublayer, (sublayers,).
-    """
-
-    row: int
-    factors: NDArray[np.float64]
-    first: NDArray[np.float64]
-
-
-def adds_first_values(a: ArchitectureFields) -> bool:
-    """Whether some attention averages values of the first one, or its own times a factor."""
-    s = Settings.of(a)
-    return any(x != usual for given, usual in ((s.own_value, 1.0), (s.first_value, 0.0)) for x in np.atleast_1d(given))
-
-
-def first_values(p: Parametrization) -> FirstValues | None:
-    """Those of a table; None where every attention averages its own values."""
-    a, s = p.architecture, Settings.of(p.architecture)
-    if not adds_first_values(a):
-        return None
-    if a.kind == "encoder-decoder" or a.several_streams or a.squash or not set(a.placements) <= _NORMED:
-        raise InputError(
-            "attention.first_value needs one stack of one stream, with norms before branches or after the sum; "
-            f"expected norm_placement {', '.join(sorted(_NORMED))} without streams"
-        )
-    if s.value_norm or p.shaping.kind != "none" or a.positions == "alibi":
-        raise InputError("attention.first_value with value_norm or shaped attention; leave one of them out")
-    if (p.value_skip != 0).any() or (p.attention_gain != 1).any():
-        raise InputError("attention.first_value with value_skip or attention_gain; leave one of them out")
-    row = int(np.flatnonzero(KIND.of(p))[0])
-    factors, first = (np.array([_of_layer(x, k) for k in p.layer.tolist()]) for x in (s.own_value, s.first_value))
-    factors[row], first[row] = 1.0, 0.0
-    return FirstValues(row, factors, first)
 
 
 def has_window(a: ArchitectureFields) -> bool:
@@ -170,7 +124,7 @@ def _hard(p: Parametrization) -> NDArray[np.bool_]:
     """Where QK-norm makes scores so large: docs/theory/attention.md, "Hard attention"."""
     a = p.architecture
     plain = a.qk_norm is True and p.shaping.kind == "none" and a.positions not in ("alibi", "relative")
-    short = max(a.seq_len, a.target_len or 0) <= _LONGEST and not a.attention_dropout and not adds_first_values(a)
+    short = max(a.seq_len, a.target_len or 0) <= _LONGEST and not a.attention_dropout
     return np.asarray((score_variances(p) >= HARD) & (p.attention_gain != 0) & (plain and short))
 
 

@@ -17,7 +17,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.moments import Array, FloatArray, ratio
 from signalprop.network.parametrization import Parametrization
 from signalprop.sublayers.attention.heads import Heads, Row, mixes, settings, table_of
-from signalprop.sublayers.attention.roles import Settings, Sight, Sights, adds_first_values, has_gate, sights
+from signalprop.sublayers.attention.roles import Settings, Sight, Sights, has_gate, sights
 from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention_rows import Band, over_rows
 from signalprop.theory.attention_variants import capped, share_beside_sink
@@ -266,8 +266,6 @@ def around(p: Parametrization) -> dict[str, Any]:
 def of(p: Parametrization, stack: int, nodes: Any = None) -> SelfAttention:
     """The self-attention sublayers of a table in one stack (index into STACKS)."""
     a = p.architecture
-    if adds_first_values(a):
-        raise InputError("values of a first attention (attention.first_value) are not derived; take fidelity simulate")
     fields = settings(a, stack)
     sight = sights(a, p.layer, fields["n_queries"])
     if any(one.window for one in sight.run) and (p.shaping.kind != "none" or a.positions == "alibi"):
