@@ -108,6 +108,12 @@ class TestRefused:
         with pytest.raises(InputError, match=r"give a mapping.*no residual stream"):
             diagnose(nn.Linear(2, 2), [text_batch(tiny("llama", 1))])
 
+    def test_tensors_in_place_of_batches(self) -> None:
+        """One tensor is what the model reads."""
+        model, ids = tiny("llama", 1), torch.arange(16).reshape(2, 8)
+        options: dict[str, Any] = {"trials": False, "jacobian_sequences": 0}
+        assert diagnose(model, ids, **options) == diagnose(model, inputs=ids, **options)
+
     def test_ids_beyond_the_vocabulary(self) -> None:
         bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))
         with pytest.raises(InputError, match=r"the vocabulary is 0\.\.96"):

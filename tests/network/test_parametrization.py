@@ -168,7 +168,20 @@ class TestColumns:
 class TestText:
     def test_equal_layers_share_lines(self) -> None:
         text = table(n_layers=100).table()
-        assert text.count("\n") == 5 and "0-99" in text and str(table(n_layers=100)) == text
+        assert text.count("\n") == 6 and "0-99" in text and str(table(n_layers=100)) == text
+
+    def test_a_screen_shows_both_ends(self) -> None:
+        """`print` of the table of many different layers fits a screen; `table()` has all rows."""
+        a = Architecture.preset("tgs", n_layers=192)
+        p = scheme("deepscalelm")(a)
+        shown, whole = str(p).splitlines(), p.table().splitlines()
+        assert len(shown) <= 24 and max(map(len, [*shown, *whole])) <= 80
+        assert sum(line.startswith("encoder ") for line in whole) == 384
+        assert "encoder 0 attention " in str(p) and "encoder 191 feed_forward " in str(p)
+        left_out = len([line for line in whole if not line.startswith(" ")]) - len(
+            [line for line in shown if not line.startswith((" ", "("))]
+        )
+        assert f"({left_out} rows left out; " in str(p)
 
     def test_different_layers_do_not(self) -> None:
         p = table(n_layers=4).with_columns(branch=[1, 1, 1, 1, 0.5, 0.5, 1, 1])

@@ -240,6 +240,7 @@ def _write_report(path: Path, items: Sequence[tuple[str, Item]]) -> None:
         print(f"report: {path}", file=sys.stderr)
 
 
+_MANY = 8  # lines of warnings from which the table is short
 SCREEN = 24  # lines of a terminal that a result without --all takes
 FOUND = 3  # exit status of a command that found what --fail-on names
 
@@ -286,7 +287,8 @@ def echo_profile(
     for line in top:
         style = "bold red" if line.startswith("warning") else "bold green" if line.startswith("verdict") else ""
         echo(line, style=style)
-    tables = "".join(f"\n{text}\n" for text in (_fitting(table, all_rows), *more))
+    rows = {"max_rows": None} if all_rows else {"max_rows": 3} if _lines("\n".join(top)) > _MANY else {}
+    tables = "".join(f"\n{text}\n" for text in (_fitting(table, **rows), *more))
     echo(tables)
     if numbers:
         facts = findings.summary(profile)
@@ -301,10 +303,11 @@ def _lines(text: str) -> int:
 
 
 def _within(lines: list[str], room: int) -> list[str]:
-    """The lines, without the last notes where they do not fit into so many lines of a terminal."""
+    """The lines, without the last notes and remarks where they do not fit into so many lines of a terminal."""
     shown, hidden = list(lines), 0
-    while shown[-1].startswith("note ") and _lines("\n".join(shown)) + (hidden > 0) > room:
-        shown.pop()
+    spare = [line for line in lines if line.startswith(("note ", " " * 20))]
+    while spare and _lines("\n".join(shown)) + (hidden > 0) > room:
+        shown.remove(spare.pop())
         hidden += 1
     return [*shown, *([f"{'notes':<20}{hidden} more; --all prints them"] if hidden else [])]
 
@@ -318,9 +321,8 @@ def deliver_profile(profile: Profile, json_file: str | None, plot: Path | None, 
     deliver(json_file, profile.to_json, show, picture(plot, profile.plot, lambda: [(profile.scheme, profile)]))
 
 
-def _fitting(table: Callable[..., str], all_rows: bool) -> str:
+def _fitting(table: Callable[..., str], **rows: int | None) -> str:
     """A table, without its standard errors where the terminal is too narrow for them."""
-    rows = {"max_rows": None} if all_rows else {}
     text = table(**rows)
     columns = room()
     return table(errors=False, **rows) if columns and max(map(len, text.splitlines())) > columns else text

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from signalprop.results.profile import Profile
 
 SCHEMA = "signalprop/schemes/1"
-_BEST, _ROWS = 12, 8  # of the schemes for a network, and of the table of one
+_BEST = 12  # of the schemes for a network
 _KEY = (
     "gradient: variance, first layer over last; stream: variance at the top; tokens: their correlation there. Schemes "
     "without a warning come first, the most even gradient on top; their numbers are within 1 %"
@@ -72,7 +72,7 @@ def schemes(
         table = sources.parametrization(architecture, changed, name)
         output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
         profile = predict(table)
-        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: _ends(table)))
+        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: str(table)))
         return
     name, options = opt.name_and_options(name)
     item = _describe(type(scheme(str(name), **options)))
@@ -142,19 +142,42 @@ def _once(table: Parametrization, before: list[tuple[Parametrization, Profile]],
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:
-    lines = listing([(key, item["summary"]) for key, item in everything.items()])
-    return (
-        f"{lines}\n\n{fill('`signalprop schemes NAME`: paper, equations, options; --for ARCH: predictions', COLUMNS)}"
-    )
+    """The names, by what the schemes set in a network."""
+    groups: dict[str, list[str]] = {word: [] for word in _SETS}
+    for name in everything:
+        groups[_what_it_sets(name)].append(name)
+    lines = listing([(word, ", ".join(names)) for word, names in groups.items()])
+    return f"{lines}\n\n`signalprop schemes NAME`: paper, equations, options; --for ARCH: predictions"
 
 
-def _ends(table: Parametrization) -> str:
-    """The text of a table without the sublayers in the middle, folded."""
-    lines = [" ".join(line.split()).replace(" gain 1 ", " ") for line in str(table).splitlines()]
-    if len(lines) > _ROWS:
-        left = f"({len(lines) - _ROWS} rows left out; --json has all, print(table) in Python prints them)"
-        lines = [*lines[: _ROWS - 4], left, *lines[-4:]]
-    return "\n".join(fill(line, COLUMNS, subsequent_indent="    ") for line in lines)
+_SETS = (
+    "weights",
+    "weights, multipliers",
+    "pre-norm",
+    "post-norm",
+    "sandwich norms",
+    "mixed norms",
+    "no norms",
+    "other",
+)
+
+
+def _what_it_sets(name: str) -> str:
+    """The placement of norms that a scheme asks for; of one that takes any, whether it sets multipliers."""
+    from signalprop.network.architecture import Architecture
+    from signalprop.schemes import scheme
+
+    networks = [Architecture.preset("tgs", n_layers=4, norm_placement=given) for given in ("pre", "post")]
+    try:
+        pre, post = (scheme(name)(network) for network in networks)
+    except InputError:
+        return "other"
+    placement = pre.architecture.norm_placement
+    if placement != post.architecture.norm_placement:
+        return "weights, multipliers" if (pre.skip != 1).any() or (pre.branch != 1).any() else "weights"
+    if not isinstance(placement, str):
+        return "mixed norms"
+    return {"none": "no norms", "sandwich": "sandwich norms"}.get(placement, f"{placement}-norm")
 
 
 def _compared(everything: dict[str, dict[str, Any]]) -> str:
@@ -185,7 +208,7 @@ def _describe(cls: Any) -> dict[str, Any]:
         "summary": cls.summary,
         "paper": cls.paper,
         "options": defaults,
-        "description": inspect.cleandoc(cls.__doc__ or ""),
+        "description": inspect.cleandoc(cls.__doc__ or "").partition("\n\nRaises:")[0],
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
 from signalprop.attachment.attached import Attached, attach, reading_batches
@@ -76,7 +76,7 @@ def diagnose(
 
     Args:
         batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`); default: 4 sequences of at
-            most 128 tokens of the embedded text, numbered by frequency.
+            most 128 tokens of the embedded text, numbered by frequency. A tensor or dictionary counts as inputs.
         inputs: sequences of tokens as the model is called with them, as `measure` takes them; in place of batches.
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
@@ -92,11 +92,12 @@ def diagnose(
     Raises:
         InputError: an unknown family, weights that are sharded, data that does not fit, or as the sections.
     """
-    for name_of, value in (("jacobian_sequences", jacobian_sequences), ("skip_first", skip_first)):
-        if value < 0:
-            raise InputError(f"{name_of} is {value}; expected a number from 0 on")
+    if min(jacobian_sequences, skip_first) < 0:
+        raise InputError(f"jacobian_sequences is {jacobian_sequences} and skip_first {skip_first}; expected 0 or more")
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
+    if isinstance(batches, (Batch, Tensor, Dictionary)):
+        batches, inputs = None, batches
     arguments = remember(unwrapped(model), inputs)
     attached = _understood(model, batches, name, mapping, arguments)
     if isinstance(attached, Diagnosis):

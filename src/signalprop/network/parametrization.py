@@ -39,6 +39,7 @@ from signalprop.network.shown import Shown, report_module
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
 # Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
+_LINES = 12  # of a table that print shows
 _PLAIN = {
     "skip": 1.0,
     "branch": 1.0,
@@ -362,10 +363,13 @@ class Parametrization(Document, Shown):
         return records({x: getattr(self, x) for x in ("stack", "kind", "placement", "layer")} | self.columns())
 
     def table(self) -> str:
-        """The table as text: consecutive layers with equal numbers share a line."""
+        """The whole table as text: consecutive layers with equal numbers share an entry; `print` shows both ends."""
         self._refuse_sweep("table")
+        return self._text()
+
+    def _text(self, most: int | None = None) -> str:
         given = self.embedding, self.head, self.shaping, self.distribution
-        return table_text(self.scheme, self.architecture, self.rows(), *given)
+        return table_text(self.scheme, self.architecture, self.rows(), *given, most)
 
     def __repr__(self) -> str:
         return f"<Parametrization: {self.scheme}; {self.skip.shape[-1]} sublayers, d_model {self.architecture.d_model}>"
@@ -374,7 +378,7 @@ class Parametrization(Document, Shown):
         return report_module("parametrizations").figure(self) if self.skip.ndim == 1 else None
 
     def __str__(self) -> str:
-        return self.table() if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
+        return self._text(_LINES) if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
 
     def _refuse_sweep(self, what: str) -> None:
         if self.skip.ndim != 1:

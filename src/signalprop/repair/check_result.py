@@ -14,6 +14,7 @@ from signalprop.results.text import number, text_table
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
+_MOST = 16  # lines of a table
 _PLAIN = {"skip": 1.0, "branch": 1.0, "norm_scale": 1.0, "attention_gain": 1.0, "scale": 1.0, "value_skip": 0.0}
 
 
@@ -141,11 +142,16 @@ def check_table(check: Check, *, everything: bool = False) -> str:
             lines.append(_line(run, both))
         else:
             left_out += len(run)
+    hidden = 0 if everything else max(0, len(lines) - _MOST)
+    worst = sorted(range(len(lines)), key=lambda i: (lines[i][5] == "ok", i))[: len(lines) - hidden]
+    lines = [lines[i] for i in sorted(worst)]
     *cells, notes = zip(*lines, strict=True) if lines else ((),) * 7
     header = ["layer", "weight", "wanted", "measured", "± se", "verdict"]
     text = text_table(header, list(zip(*cells, strict=True)), left=2) if lines else ""
     for line, note in zip(lines, notes, strict=True):
         text += f"\n{line[0]} {line[1]}: {note}" if note else ""
+    if hidden:
+        text += f"\nand {hidden} rows more; --json and table(everything=True) have them"
     if left_out:
         text += f"\nand {left_out} more as they should be: zero biases, gains and multipliers of 1"
     return text.lstrip("\n")
@@ -175,7 +181,7 @@ def _line(run: Sequence[Row], both: bool) -> list[str]:
         _range([row.measured for row in run]),
         f"{max(row.standard_error for row in run):.1e}" if drawn else "",
         first.verdict,
-        first.note,
+        "" if " times " in first.note else first.note,  # a factor, which wanted and measured say
     ]
 
 

@@ -53,6 +53,14 @@ def listing(rows: Sequence[tuple[str, str]]) -> str:
     )
 
 
+def columns(cells: Sequence[str]) -> str:
+    """The texts in columns of equal width, in the order of their lines, at most 80 characters wide."""
+    width = max(map(len, cells), default=0) + 2
+    each = max(1, (COLUMNS + 2) // width)
+    lines = ["".join(f"{cell:<{width}}" for cell in cells[i : i + each]).rstrip() for i in range(0, len(cells), each)]
+    return "\n".join(lines)
+
+
 def _parts(widths: Sequence[int], left: int, room: int | None) -> list[list[int]]:
     """Columns of every table that is needed, so that none is wider than `room`."""
     first = list(range(min(left, len(widths))))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from signalprop.files.validation import typed
-from signalprop.network.shown import Shown
+from signalprop.network.shown import Shown, wrapped
 from signalprop.streams.parts import Branch, Layer, Multiplier, Stack
 from signalprop.streams.proof import Norm
 
@@ -49,7 +49,7 @@ class Anatomy(Shown):
         lines = [self.model]
         for stack in self.stacks:
             lines += ["", *_stack(self, stack)]
-        return "\n".join([*lines, "", *_proofs(self)])
+        return wrapped("\n".join([*lines, "", *_proofs(self)]))
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

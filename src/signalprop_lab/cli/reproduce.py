@@ -51,7 +51,7 @@ def reproduce(
     """
     from signalprop.errors import InputError, require
     from signalprop.files.storage import make_folder
-    from signalprop.results.text import listing
+    from signalprop.results.text import columns
     from signalprop_lab.reproductions.registry import ROWS, find
     from signalprop_lab.reproductions.result import SCALES, Settings, slug
 
@@ -64,11 +64,12 @@ def reproduce(
         rows = [row for row in rows if row.runs]
     output.check_outputs(json_file)
     if not (ids or everything):
-        lines = [(row.id, f"{row.source}: {row.title}{'' if row.runs else f' (needs {row.needs})'}") for row in rows]
+        lines = columns([f"{row.id}{'' if row.runs else f' ({row.needs})'}" for row in rows])
+        note = "`signalprop reproduce ID`: what the paper claims, and ours where it runs here"
         output.deliver(
             json_file,
             lambda: {"schema": SCHEMA, "rows": [row.to_json() for row in rows]},
-            lambda: output.echo(listing(lines)),
+            lambda: output.echo(f"{lines}\n\n{note}"),
         )
         return
     place = "cpu" if device == "cpu" else opt.usable(device)  # many rows need no PyTorch

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from signalprop.cli import output
-from signalprop.results.text import listing
+from signalprop.results.text import columns
 
 
 def sweep(
@@ -51,7 +51,7 @@ def sweep(
 
     require("yaml", "training")
     if source is None:
-        output.echo(listing([(name, load_sweep(name).sweep.title) for name in shipped_sweeps()]))
+        output.echo(f"{columns(shipped_sweeps())}\n\n`signalprop sweep NAME --plan`: what it compares, and its runs")
         return
     require("filelock", "training")
     from signalprop_lab.report.sweeps import of_results
@@ -70,7 +70,7 @@ def sweep(
             f"{paper.unit} per parameter"
         )
     if plan:
-        output.echo("\n".join([f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
+        output.echo("\n".join([grid.sweep.title, f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
         return
     folder = out or Path("sweeps") / grid.sweep.name
     if not jobs and stored is None and not (folder / SWEEP).is_file():

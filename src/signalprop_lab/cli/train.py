@@ -96,8 +96,7 @@ def train(
 
 def _list(json_file: str | None) -> None:
     """What comes with the package: where it reads, whether it is of a size for GPUs, how long, and what it is for."""
-    from textwrap import shorten
-
+    from signalprop.results.text import columns
     from signalprop_lab.training.recipe import SCHEMA, load_recipe
     from signalprop_lab.training.recipe_files import read_yaml, shipped
     from signalprop_lab.training.sources import needs_network
@@ -114,16 +113,12 @@ def _list(json_file: str | None) -> None:
         }
         for name, recipe in recipes.items()
     }
-    lines = [
-        f"{name:<21}{_time(row['seconds']) + ' GPU' * row['gpu']:<13}"
-        + shorten(row["description"], 46, placeholder=" ...")
-        for name, row in rows.items()
-    ]
+    lines = columns([f"{name:<21}{_time(row['seconds'])}{' GPU' * row['gpu']}" for name, row in rows.items()])
     note = (
         "Times are rough: 1e14 FLOP/s of one GPU, or 4e10 of two CPU cores.\n"
-        "`signalprop train NAME --show` prints a recipe."
+        "`signalprop train NAME --show` prints a recipe, --json what each is for."
     )
-    output.deliver(json_file, lambda: rows, lambda: output.echo("\n".join([*lines, "", note])))
+    output.deliver(json_file, lambda: rows, lambda: output.echo(f"{lines}\n\n{note}"))
 
 
 def _seconds(recipe: Recipe) -> float | None:

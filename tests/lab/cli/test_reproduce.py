@@ -16,11 +16,9 @@ from tiny import gpt2
 def test_the_list_has_every_row(command: Command) -> None:
     status, out, err = command("reproduce")
     assert (status, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= 80
-    text = " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80 and len(out.splitlines()) <= 24
     for row in ROWS:
-        needs = "" if row.runs else f" (needs {row.needs})"
-        assert f"{row.id} {row.source}: {' '.join(row.title.split())}{needs}" in text
+        assert f"{row.id}{'' if row.runs else f' ({row.needs})'}" in out
 
 
 def test_one_row(command: Command, tmp_path: Path) -> None:
