@@ -24,7 +24,7 @@ from signalprop.prediction import predict
 from signalprop.results.profile import POINTS, Profile, average
 from signalprop.results.series import Series
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import nearness
+from signalprop.theory.bounds import identity_distances
 from signalprop.theory.network import is_shaped
 from strategies import architectures, schemes, statistics, table_or_none
 
@@ -45,9 +45,8 @@ class TestInvariants:
         profile = predict(p, inputs, fidelity="kernel" if is_shaped(p) else "moments")
         check_prediction(profile)
         if p.shaping.kind == "none":
-            near = nearness(p, profile)
-            assert near.identity_distance.shape == near.log_gain.shape == (a.n_layers_total,)
-            assert (near.identity_distance >= 0).all() and np.isfinite(near.log_gain).all()
+            distances = identity_distances(p, profile)
+            assert distances.shape == (a.n_layers_total,) and (distances >= 0).all() and np.isfinite(distances).all()
 
     @given(st.data())
     def test_any_numbers_in_the_table(self, data: st.DataObject) -> None:

@@ -18,7 +18,7 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.layout import ROLES, STACKS, roles_of
 from signalprop.prediction import predict
 from signalprop.streams.proof import gain_and_bias
-from signalprop.theory.bounds import nearness
+from signalprop.theory.bounds import identity_distances
 
 
 def live_weights(
@@ -55,7 +55,7 @@ def live_weights(
     if profile.gradient is not None:
         columns["predicted_gradient"] = profile.gradient["stream_out"].variance[ends]
     with suppress(InputError):
-        columns["identity"] = nearness(p, profile).identity_distance
+        columns["identity"] = identity_distances(p, profile)
     told = [{name: number(column[k]) for name, column in columns.items()} for k in range(len(found))]
     return tuple(w.model_copy(update=update) for w, update in zip(found, told, strict=True)), profile.notes
 

@@ -1,7 +1,7 @@
 """Laws of deep stacks: how near layers are to the identity, and how the stream and gradients can grow.
 
-Distance of every layer's Jacobian from the identity and the gain of all of them together, at initialisation, for any
-Parametrization; the law that variances follow over depth; the range that branches of given sizes leave to them. What
+Distance of every layer's Jacobian from the identity at initialisation, for any Parametrization; the exponent of
+variances over depth; the range that branches of given sizes leave to them. What
 Sun et al. 2025, "The Curse of Depth in Large Language Models" (arXiv:2502.05795v1), print of all this, where it holds,
 and measured accuracy: `docs/papers/curse-of-depth.md`.
 """
@@ -9,8 +9,7 @@ and measured accuracy: `docs/papers/curse-of-depth.md`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,7 +21,7 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import Returned, returned
-from signalprop.theory.log_arithmetic import NO_SIGNAL, correlation, log, log_add
+from signalprop.theory.log_arithmetic import NO_SIGNAL, log, log_add
 from signalprop.theory.network import is_shaped
 from signalprop.theory.signals import Rowset
 
@@ -35,37 +34,16 @@ _LARGEST = 1e60  # factor of one sublayer on a gradient's variance; a layer's th
 # --- laws at initialisation ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Nearness:
-    """How near layers are to the identity, and what they do to a gradient together; arrays (..., layers).
+def identity_distances(parametrization: Parametrization, profile: Profile) -> FloatArray:
+    """|J - I|_F / sqrt(n) of the Jacobian J of every layer over the whole sequence, (..., layers); encoder first.
 
-    Encoder first. Everything is a root mean square over random networks and over gradients that are white: independent
-    in every feature of every token.
-
-    Attributes:
-        identity_distance: |J - I|_F / sqrt(n) of a layer's Jacobian J over the whole sequence, n = tokens x features.
-        log_gain: ln of the gain from a stack's last stream back to the layer's input; the first layer's is the end-to-
-            end gain |dy/dx|_F / sqrt(n). A norm after the stack is not in it.
-        log_plain_gain: the same by the plain product of what each sublayer does to white gradients, as if those stayed
-            white. Attention correlates them, and then sums them up: this one is too low.
-    """
-
-    identity_distance: FloatArray
-    log_gain: FloatArray
-    log_plain_gain: FloatArray
-
-
-def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
-    """Nearness of a network's layers to the identity, at the forward signal of a profile.
+    n = tokens x features; a root mean square over random networks, at the forward signal of a profile.
 
     A branch is random and of mean 0 at initialisation, so with the factors a of the skip path and b_v of what the
     branch turns a white gradient into, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
     layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's own
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
     the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
-
-    Gains want the profile of fidelity `moments`: averages of what a kernel profile has resolved by position do not
-    compound (docs/papers/curse-of-depth.md).
 
     Raises:
         InputError: attention is shaped or has ALiBi, kinds are drawn, or the profile is of another number of sublayers.
@@ -75,19 +53,14 @@ def nearness(parametrization: Parametrization, profile: Profile) -> Nearness:
     places = _places(p)
     skip, noise = _layers(p, back, places)
     left = 1.0 - np.minimum(_removed(p, back, places) / p.architecture.d_model, 1.0)
-    white = np.minimum(back.skip**2 + back.maps.vv, _LARGEST)
-    return Nearness(
-        identity_distance=np.sqrt((1 - left) + left * (1 - skip) ** 2 + noise[..., 0, 0]),
-        log_gain=_log_gain(p, skip**2, noise),
-        log_plain_gain=_from_the_end(p, _by_layer(p, log(white) / 2)),
-    )
+    return np.asarray(np.sqrt((1 - left) + left * (1 - skip) ** 2 + noise[..., 0, 0]))
 
 
 def _as_run(p: Parametrization, profile: Profile) -> Parametrization:
     """The parametrization at the sequence lengths of a profile."""
     if is_shaped(p):
         raise InputError(
-            "nearness and bounds need attention by scores alone; attention here is "
+            "distances from the identity and bounds need attention by scores alone; attention here is "
             f"{p.shaping.kind if p.shaping.kind != 'none' else 'ALiBi'}: measure its Jacobians instead"
         )
     if profile.n_sublayers != p.n_sublayers:
@@ -99,18 +72,6 @@ def _as_run(p: Parametrization, profile: Profile) -> Parametrization:
     if all(getattr(p.architecture, name) == length for name, length in lengths.items()):
         return p
     return replace(p, architecture=p.architecture.replace(**lengths))
-
-
-def _by_layer(p: Parametrization, column: FloatArray) -> FloatArray:
-    """Sums over the sublayers of every layer."""
-    return np.asarray(np.add.reduceat(column, layer_starts(p), axis=-1))
-
-
-def _from_the_end(p: Parametrization, layers: FloatArray) -> FloatArray:
-    """Sums from every layer to the end of its stack."""
-    stack = p.stack[layer_starts(p)]
-    parts = [np.cumsum(layers[..., stack == s][..., ::-1], axis=-1)[..., ::-1] for s in sorted(set(stack.tolist()))]
-    return np.concatenate(parts, axis=-1)
 
 
 def _places(p: Parametrization) -> list[tuple[Rowset, Rowset]]:
@@ -162,59 +123,6 @@ def _removed(p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, 
     return removed
 
 
-def _log_gain(p: Parametrization, skip2: FloatArray, noise: FloatArray) -> FloatArray:
-    """ln of the gain from the end of its stack to every layer's input, of a gradient that is white at the end."""
-    stack = p.stack[layer_starts(p)].tolist()
-    columns = [np.moveaxis(column, -1, 0) for column in (skip2, *(noise[..., k, j] for k in (0, 1) for j in (0, 1)))]
-    rows: Any = list(zip(*(c.tolist() if c.ndim == 1 else c for c in columns), strict=True))  # plain floats are fast
-    out = np.empty(columns[0].shape)
-    total: Array = 0.0
-    r: Array = 0.0  # token correlation of the gradient
-    for layer in range(len(rows) - 1, -1, -1):
-        if layer + 1 < len(rows) and stack[layer] != stack[layer + 1]:
-            total = r = 0.0
-        a, vv, vc, cv, cc = rows[layer]
-        variance = a + vv + vc * r
-        r = correlation(a * r + cv + cc * r, variance)
-        total = total + log(variance) / 2
-        out[layer] = total
-    return np.moveaxis(out, 0, -1)
-
-
-@dataclass(frozen=True)
-class GrowthFit:
-    """How well laws fit the variances after layers, and the exponent of the power that fits best.
-
-    Attributes:
-        logarithmic, linear, quadratic, exponential: R^2 of a straight line: of variances against the logarithm of the
-            layer, and against the layer; of their root against the layer, and of their logarithm. best: the name of the
-            largest.
-        exponent: see `growth_exponent`.
-    """
-
-    logarithmic: float
-    linear: float
-    quadratic: float
-    exponential: float
-    exponent: float
-
-    @property
-    def best(self) -> str:
-        """The law that fits best."""
-        return max(("logarithmic", "linear", "quadratic", "exponential"), key=lambda name: getattr(self, name))
-
-
-def growth_fit(variances: ArrayLike) -> GrowthFit:
-    """Which law the variances of the outputs of layers 1, 2, ... of a stack follow.
-
-    Raises:
-        InputError: fewer than three, or one that is not positive.
-    """
-    y = _variances(variances)
-    x = np.arange(1.0, len(y) + 1)
-    return GrowthFit(_r2(np.log(x), y), _r2(x, y), _r2(x, np.sqrt(y)), _r2(x, np.log(y)), growth_exponent(y))
-
-
 def growth_exponent(variances: ArrayLike) -> float:
     """p of variance ~ layer^p after layers 1, 2, ... of a stack: least squares of logarithms, deeper three quarters.
 
@@ -222,22 +130,13 @@ def growth_exponent(variances: ArrayLike) -> float:
     branches aligned with the stream 2; with LayerNorm Scaling about 0 and 1 (docs/papers/curse-of-depth.md).
 
     Raises:
-        InputError: as `growth_fit`.
+        InputError: fewer than three, or one that is not positive.
     """
-    y = _variances(variances)
-    deep = slice(len(y) // 4, None)
-    return float(np.polyfit(np.log(np.arange(1.0, len(y) + 1))[deep], np.log(y[deep]), 1)[0])
-
-
-def _variances(given: ArrayLike) -> FloatArray:
-    y = np.asarray(given, np.float64)
+    y = np.asarray(variances, np.float64)
     if y.ndim != 1 or len(y) < 3 or not (y > 0).all() or not np.isfinite(y).all():
         raise InputError("a growth law needs the positive variances of three or more layers, one number each")
-    return y
-
-
-def _r2(x: FloatArray, y: FloatArray) -> float:
-    return float(np.corrcoef(x, y)[0, 1] ** 2) if np.ptp(y) > 1e-12 * np.abs(y).max() else 1.0
+    deep = slice(len(y) // 4, None)
+    return float(np.polyfit(np.log(np.arange(1.0, len(y) + 1))[deep], np.log(y[deep]), 1)[0])
 
 
 # --- how far branches can move the stream's variance ---------------------------------------------------------------

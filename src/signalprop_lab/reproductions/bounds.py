@@ -12,9 +12,10 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import growth_fit, nearness
+from signalprop.theory.bounds import identity_distances
 from signalprop_lab.reproductions.networks import both, layers, over_depth
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
+from signalprop_lab.studies.growth import growth_fit
 
 LAYERS = 24
 _WIDTH, _HEADS, _TOKENS = (192, 768), (3, 12), (48, 128)  # by scale
@@ -44,7 +45,7 @@ def lemmas(settings: Settings) -> Findings:
     found = {name: layers(pair.measured) for name, pair in pairs.items()}
     pre, lns = found["Pre-LN"], found["LNS"]
     fits = {name: growth_fit(values) for name, values in found.items()}
-    near = {name: nearness(tables[name], pair.predicted).identity_distance for name, pair in pairs.items()}
+    near = {name: identity_distances(tables[name], pair.predicted) for name, pair in pairs.items()}
     checks = (
         Check(
             "Pre-LN: R² of an exponential less R² of a straight line",

@@ -17,7 +17,6 @@ from signalprop.prediction import predict
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import growth_fit
 from signalprop_lab.reproductions.networks import (
     DEPTH,
     HEADS,
@@ -32,6 +31,7 @@ from signalprop_lab.reproductions.networks import (
     tgs,
 )
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings, fitted_line
+from signalprop_lab.studies.growth import growth_fit
 
 # v1 appendix G.1.1: "σ²_model ≈ C3 N ≈ (2.2 · 0.85 + 0.4) N ≈ 2.2 N" for Xavier; a tenth, as section 2.4 claims.
 PAPER_SLOPE, PAPER_TOLERANCE = 2.2, 0.1

@@ -12,7 +12,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.schemes import scheme
 from signalprop.theory.network import predict_moments
-from signalprop_lab.studies.growth import Growth, fixed_point, growth_orders
+from signalprop_lab.studies.growth import Growth, fixed_point, growth_fit, growth_orders
 
 LONG = 100_000  # tokens: the closed forms below are for many
 
@@ -171,3 +171,15 @@ def test_exponents_at_ten_thousand_layers() -> None:
     assert post["sensitivity_mean"].exponent == pytest.approx(1.0, abs=0.005)
     stable = growth("deepscalelm", "pre")
     assert all(law.order == "constant" and abs(law.exponent) < 1e-3 for law in stable.values()), stable
+
+
+def test_growth_fits_know_their_own_laws() -> None:
+    x = np.arange(1.0, 30)
+    laws = {
+        "linear": 3 + 2 * x,
+        "logarithmic": 1 + np.log(x),
+        "quadratic": (1 + 0.2 * x) ** 2,
+        "exponential": np.exp(0.3 * x),
+    }
+    for name, y in laws.items():
+        assert growth_fit(y).best == name and getattr(growth_fit(y), name) == pytest.approx(1)
