@@ -37,7 +37,7 @@ from benchmarks.other_models import OTHERS, declare_operators, other_model
 from benchmarks.reach_counts import FILE, SCHEMES, counts
 from benchmarks.small_configs import config_types, small_config
 from benchmarks.small_models import candidate_inputs, model_classes, small_model
-from signalprop.attachment.attached import attach, require_roles
+from signalprop.attachment.anatomy import attach, require_roles
 from signalprop.families import find
 from signalprop.files.storage import read_json, write_json
 from signalprop.network.layout import PLACEMENTS, layer_ends, layer_starts, layout, stacks_of

@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import signalprop as sp
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.parameters_by_role import Part, assignments
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, saving
-from signalprop.repair.record import vanilla_mapping
 from signalprop.repair.splices import Rewired
 
 transformers = pytest.importorskip("transformers")
@@ -70,7 +69,7 @@ def vanilla(name: str, n_layers: int = 2, **changes: Any) -> nn.Module:
 
 def batch_of(model: nn.Module, n_tokens: int = 13) -> Batch:
     """Two sequences that a model can read, without the ids of padding."""
-    a = vanilla_mapping(model).architecture
+    a = attach(model).mapping.architecture
     if a.input == "tokens":
         a = a.replace(seq_len=n_tokens)
     batch = synthetic_batch(a, default_statistics(a), 2, 0)
@@ -83,7 +82,7 @@ def batch_of(model: nn.Module, n_tokens: int = 13) -> Batch:
 def arguments_of(model: nn.Module, batch: Batch) -> dict[str, Any]:
     """The model's arguments for a batch, in its own type."""
     dtype = next(model.parameters()).dtype
-    mapping = model.signalprop_mapping() if hasattr(model, "signalprop_mapping") else vanilla_mapping(model)
+    mapping = attach(model).mapping
     given = mapping.arguments(batch)
     return {k: v.to(dtype) if torch.is_floating_point(v) else v for k, v in given.items() if v is not None}
 
@@ -157,7 +156,7 @@ def pair(name: str, scheme: Any, n_layers: int = 2, dtype: torch.dtype = torch.f
     model = vanilla(name, n_layers).to(dtype)
     if name == "vit":  # patches of real images are alike, those of the default are not
         options.setdefault(
-            "inputs", replace(default_statistics(vanilla_mapping(model).architecture), token_correlation=0.3)
+            "inputs", replace(default_statistics(attach(model).mapping.architecture), token_correlation=0.3)
         )
     table = apply(model, scheme, seed=3, **options)
     built = sp.build(table, seed=3, dtype=dtype)
@@ -206,11 +205,11 @@ def role_gradients(model: nn.Module, table: Parametrization) -> dict[tuple[str, 
             count += 1
         out[where, role, count] = gradient.double().flatten()
 
-    mapping = model.signalprop_mapping()  # of an applied model too: norms that were added are in it
-    for item in assignments(attach(model, mapping), table):
+    attached = attach(model)
+    for item in assignments(attached, table):
         for part in item.parts:
             put(part.where, part.role, None if item.tensor.grad is None else rows_of(item.tensor.grad, part))
-    for i in range(len(mapping.sublayers)):
+    for i in range(len(attached.rows)):
         for module in multipliers(model, i):
             for name in ("multiplier", "skip"):
                 value = getattr(module, name, None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, load_text, word_ids
 from signalprop.diagnosis.result import Diagnosis
@@ -88,7 +88,7 @@ def text_batch(model: nn.Module, n: int = 2, length: int = LENGTH, start: int = 
 
 def mapping_of(model: nn.Module) -> Mapping:
     """The model's mapping."""
-    return mapping_for(model, None)
+    return attach(model).mapping
 
 
 def logits_of(model: nn.Module, batch: Batch, mapping: Mapping | None = None) -> torch.Tensor:

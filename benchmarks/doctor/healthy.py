@@ -14,7 +14,7 @@ from benchmarks.doctor.changes import blocks
 from benchmarks.doctor.table import Healthy
 from benchmarks.small_configs import small_config
 from benchmarks.small_models import model_classes
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.loading import load
 from signalprop.diagnosis.stream import token_batches
@@ -65,7 +65,7 @@ def encoder() -> tuple[Any, list[Batch]]:
 def released(directory: str) -> tuple[Any, list[Batch]]:
     """A checkpoint on disk, and the embedded text by its tokenizer."""
     loaded = load(directory)
-    a = mapping_for(loaded.model, None).architecture
+    a = attach(loaded.model).mapping.architecture
     return loaded.model, list(token_batches(None, loaded.tokenizer, 128, 4, 8, architecture=a))
 
 

@@ -34,6 +34,7 @@ from signalprop.schemes.equivalence import Equivalence, equivalent
 
 if TYPE_CHECKING:
     from signalprop.advice import advise
+    from signalprop.attachment.anatomy import Anatomy, anatomy
     from signalprop.attachment.parametrization_of import read_parametrization
     from signalprop.diagnosis import diagnose
     from signalprop.kernels.trace import Trace, attention_only, trace
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from signalprop.monitoring.trainer import SignalCallback
     from signalprop.repair import apply, fit, fold, initialize, load, parameter_groups, save
     from signalprop.repair.checks import check
-    from signalprop.streams.anatomy import Anatomy
-    from signalprop.streams.found import anatomy
     from signalprop.studies import compare, study
 
 __version__ = "1.0.0rc1"
@@ -100,8 +99,8 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
-    "Anatomy": "signalprop.streams.anatomy",
-    "anatomy": "signalprop.streams.found",
+    "Anatomy": "signalprop.attachment.anatomy",
+    "anatomy": "signalprop.attachment.anatomy",
     "build": "signalprop.models",
     "diagnose": "signalprop.diagnosis.run",
     "Probe": "signalprop.measurement",

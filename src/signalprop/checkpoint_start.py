@@ -34,7 +34,7 @@ def is_checkpoint(source: str | Path) -> bool:
 def of_checkpoint(path: Path) -> Subject:
     """Fresh weights are predicted by their sizes; trained ones are measured, on 4 sequences of the default text."""
     require("torch", "models")
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.anatomy import attach
     from signalprop.diagnosis.loading import load, read_model
     from signalprop.measurement import measure
     from signalprop.prediction import has_trained_norms, parametrization_of_model
@@ -45,15 +45,15 @@ def of_checkpoint(path: Path) -> Subject:
         start = parametrization_of_model(model)
         short = replace(start, architecture=shortened(start.architecture))
         return Subject(short, None, f"weights of {path}, by their sizes; signalprop diagnose tests them")
-    mapping = mapping_for(model, None)
-    if mapping.arguments is None:
+    found = attach(model)
+    if found.mapping.arguments is None:
         raise InputError(
             f"a {type(model).__name__} does not read text or images alone; measure it with what it is "
             "called with, then sp.advise(architecture, found=profile.findings)"
         )
-    architecture = shortened(mapping.architecture)
+    architecture = shortened(found.mapping.architecture)
     batch, read = model_batch(architecture, path if path.is_dir() else None, None, 4, 0)
-    profile = measure(model, batch, backward=with_gradient(architecture, True)[0])
+    profile = measure(found, batch, backward=with_gradient(architecture, True)[0])
     seen = f"trained weights of {path}, measured on {read}; signalprop diagnose tests them; changes need a new start"
     return Subject(at_start(path, architecture), findings_of(profile, FIRST_STEPS), seen)
 

@@ -26,6 +26,7 @@ from signalprop.sublayers.attention.roles import has_window
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.anatomy import Anatomy
     from signalprop.sublayers.experts.load import ExpertLoads
 
 Fidelity = Literal["auto", "moments", "kernel", "simulate"]
@@ -33,7 +34,7 @@ Fidelity = Literal["auto", "moments", "kernel", "simulate"]
 
 @typed
 def predict(
-    subject: str | Architecture | Config | Parametrization | nn.Module,
+    subject: str | Architecture | Config | Parametrization | nn.Module | Anatomy,
     inputs: Any = None,
     *,
     scheme: str | None = None,
@@ -136,24 +137,22 @@ def _predicted(
     return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
 
 
-def _of_model(model: nn.Module, inputs: Any) -> tuple[Parametrization, str, InputStatistics | None]:
+def _of_model(model: nn.Module | Anatomy, inputs: Any) -> tuple[Parametrization, str, InputStatistics | None]:
     """Of its weights as they are, without dropout where it is in evaluation mode; a note; statistics of its inputs."""
+    from signalprop.attachment.anatomy import attach, require_roles
     from signalprop.attachment.arguments import batch_in, statistics_in
-    from signalprop.attachment.attached import attach, require_roles
     from signalprop.attachment.parametrization_of import not_alike, parametrization_of
-    from signalprop.streams.calls import remember
     from signalprop.streams.live_model import in_its_mode
-    from signalprop.streams.wrappers import unwrapped
 
-    arguments = remember(unwrapped(model), inputs)
-    attached = require_roles(attach(model, None, arguments))
+    attached = require_roles(attach(model, None, inputs))
+    arguments = attached.arguments
     a = in_its_mode(attached.mapping.architecture, attached.model)
     batch = None if arguments is None else batch_in(attached.mapping, arguments)
     if batch is not None and batch.tokens is not None:
         a = shortened(a, batch.tokens.shape[1])
         a = a if batch.decoder_tokens is None else a.replace(target_len=batch.decoder_tokens.shape[1])
     table = parametrization_of(attached, a)
-    said = (not_alike(attached), _TRAINED * has_trained_norms(model))
+    said = (not_alike(attached), _TRAINED * has_trained_norms(attached.model))
     notes = "; ".join(filter(None, said))
     return table, notes, statistics_in(attached.mapping, inputs, arguments)
 

@@ -27,7 +27,7 @@ from signalprop.schemes.base import parametrized
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.attached import Attached
+    from signalprop.attachment.anatomy import Anatomy
     from signalprop.attachment.mapping import Mapping
 
 # Above this many weights in one network, networks are drawn layer by layer instead of built whole (4 bytes each).
@@ -38,7 +38,7 @@ Progress = Callable[[int, int], None]
 
 @typed
 def study(
-    subject: str | Architecture | Config | Parametrization | nn.Module,
+    subject: str | Architecture | Config | Parametrization | nn.Module | Anatomy,
     scheme: str | None = None,
     *,
     batches: Batch | Sequence[Batch] | None = None,
@@ -108,7 +108,7 @@ def study(
 
 @typed
 def compare(
-    predicted: str | Architecture | Config | Parametrization | nn.Module | Profile,
+    predicted: str | Architecture | Config | Parametrization | nn.Module | Anatomy | Profile,
     measured: Profile | None = None,
     **options: Any,
 ) -> Comparison:
@@ -144,7 +144,7 @@ def _one(batches: Batch | Sequence[Batch] | None) -> Batch | None:
 
 
 def _live(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     batches: Batch | Sequence[Batch] | None,
     seeds: int,
     seed: int,
@@ -157,22 +157,18 @@ def _live(
     loss: Callable[[Any], Any] | None,
 ) -> tuple[Parametrization, InputStatistics, Profile, tuple[str, ...]]:
     """(table of its weights, statistics of all batches, mean profile, notes) of a live model."""
-    from signalprop.attachment.attached import attach, require_roles
+    from signalprop.attachment.anatomy import attach, require_roles
     from signalprop.attachment.parametrization_of import not_alike, parametrization_of
     from signalprop.measurement import measure
-    from signalprop.streams.calls import remember
     from signalprop.streams.live_model import in_its_mode
-    from signalprop.streams.wrappers import unwrapped
 
     given = [batches] if isinstance(batches, Batch) else batches
     if given is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
-    arguments = remember(unwrapped(model), inputs)
-    attached = require_roles(attach(model, mapping, arguments))
-    mapping = attached.mapping
-    a = mapping.architecture
-    if arguments is not None:
-        return _called(attached, inputs, arguments, backward, skip_first, loss)
+    attached = require_roles(attach(model, mapping, inputs))
+    a = attached.mapping.architecture
+    if attached.arguments is not None:
+        return _called(attached, inputs, attached.arguments, backward, skip_first, loss)
     given = [inputs] if isinstance(inputs, Batch) else given
     if given is None:
         given = [default_batch(shortened(a), batch_size=batch_size, seed=seed + k) for k in range(seeds)]
@@ -181,8 +177,7 @@ def _live(
 
     def draw(k: int) -> Profile:
         return measure(
-            model, given[k], mapping=mapping, backward=backward, loss=loss, scheme="as is", architecture=a,
-            skip_first=skip_first,
+            attached, given[k], backward=backward, loss=loss, scheme="as is", architecture=a, skip_first=skip_first
         )  # fmt: skip
 
     measured = _measured(draw, len(given), progress)
@@ -193,7 +188,7 @@ def _live(
 
 
 def _called(
-    attached: Attached,
+    attached: Anatomy,
     inputs: Any,
     arguments: dict[str, Any],
     backward: bool,
@@ -210,8 +205,7 @@ def _called(
     batch = batch_in(attached.mapping, arguments)
     a = in_its_mode(a if batch is None else fitted(a, batch), attached.model)
     measured = measure(
-        attached.outer, inputs, mapping=attached.mapping, backward=backward, loss=loss, scheme="as is", architecture=a,
-        skip_first=skip_first,
+        attached, inputs, backward=backward, loss=loss, scheme="as is", architecture=a, skip_first=skip_first
     )  # fmt: skip
     measured = replace(measured, statistics={**measured.statistics, "networks": 1})
     statistics = default_statistics(a) if batch is None else batch.statistics(a)

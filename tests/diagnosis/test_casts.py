@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from diagnosing import VOCABULARY, logits_of, mapping_of, text_batch, tiny
 from diagnosis.test_signal import streams
-from signalprop.attachment.attached import attach, require_roles
+from signalprop.attachment.anatomy import attach, require_roles
 from signalprop.diagnosis.casts import LinearMap, cast, casts, maps_of
 from signalprop.diagnosis.number_formats import PER_TENSOR, SCALED, Format
 from signalprop.diagnosis.stream import loss

@@ -16,7 +16,7 @@ import own_model
 from diagnosing import mapping_of, text_batch, tiny
 from diagnosis.test_removal import silent
 from diagnosis.test_signal import counted, padded, streams
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.result import Identity
 from signalprop.errors import InputError

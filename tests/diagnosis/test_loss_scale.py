@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagnosing import diagnosed, text_batch, tiny
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.diagnosis import Diagnosis
 from signalprop.diagnosis.loss_scale import GradientExponents
 from signalprop.diagnosis.result import ScaledGradients

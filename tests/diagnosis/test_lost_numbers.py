@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagnosing import text_batch, tiny
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.diagnosis.ends import ends_of
 from signalprop.diagnosis.lost_numbers import lost_numbers
 from signalprop.diagnosis.parts import parts_of

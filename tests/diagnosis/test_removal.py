@@ -16,6 +16,7 @@ from torch import nn
 import own_model
 import signalprop as sp
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
+from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.removal import removal, without
 from signalprop.diagnosis.result import Estimate
@@ -72,7 +73,7 @@ class TestExact:
         wanted = logits_of(by_hand(family, model, layers), batch)
         before, config = logits_of(model, batch), copy.deepcopy(model.config.to_dict())
         assert not torch.allclose(wanted, before, rtol=1e-3)
-        with without(model, mapping_of(model), layers):
+        with without(attach(model), layers):
             assert torch.equal(logits_of(model, batch), wanted)
         assert torch.equal(logits_of(model, batch), before)
         assert model.config.to_dict() == config
@@ -84,7 +85,7 @@ class TestWorth:
         """To the last bit: the loss without it is the same number."""
         model = tiny(family, N)
         silent(model, [1])
-        found = {item.layers[0]: item for item in removal(model, [text_batch(model)], mapping_of(model)).single}
+        found = {item.layers[0]: item for item in removal(model, [text_batch(model)]).single}
         assert found[1].increase == Estimate(value=0.0, standard_error=0.0)
         assert all(item.increase.value != 0.0 for layer, item in found.items() if layer != 1)
         assert sorted(found) == ([1, 2, 3, 5, 6, 7] if family == "t5" else [0, 1, 2, 3])
@@ -93,8 +94,8 @@ class TestWorth:
         model = tiny("gpt2", N)
         batches = [text_batch(model, 3, start=0), text_batch(model, 3, start=900)]
         whole = loss(model, batches)
-        (first, *_) = removal(model, batches, mapping_of(model)).single
-        with without(model, mapping_of(model), [0]):
+        (first, *_) = removal(model, batches).single
+        with without(attach(model), [0]):
             left = loss(model, batches)
         assert first.loss == left.estimate and first.loss.value == left.mean
         gaps = (left.sums - whole.sums) / LENGTH  # all sequences are of one length: a plain mean of their losses
@@ -129,7 +130,7 @@ class TestLayerNormScaling:
         batch = text_batch(plain)
         wanted = logits_of(by_hand("llama", plain, (0, 2)), batch)
         mapping = mapping_of(model)
-        with without(model, mapping, (0, 2)):
+        with without(attach(model), (0, 2)):
             assert torch.allclose(logits_of(model, batch, mapping), wanted, rtol=1e-4, atol=1e-5)
 
     def test_scores_over_the_number_of_the_layer(self) -> None:
@@ -138,7 +139,7 @@ class TestLayerNormScaling:
         silent(model, [1])
         batch = text_batch(model)
         wanted = logits_of(model, batch)
-        with without(model, mapping_of(model), (1,)):
+        with without(attach(model), (1,)):
             assert torch.equal(logits_of(model, batch), wanted)
 
 
@@ -146,28 +147,28 @@ class TestRefused:
     def test_layers_that_are_not_there(self) -> None:
         model = tiny("llama", N)
         for layers, message in (((4,), "no layer 4; .* 0 to 3"), ((-1,), "no layer -1"), (range(N), "at least one")):
-            with pytest.raises(InputError, match=message), without(model, mapping_of(model), layers):
+            with pytest.raises(InputError, match=message), without(attach(model), layers):
                 pass
 
     def test_the_layer_that_holds_the_bias(self) -> None:
         model = tiny("t5", 2)
         for layer in (0, 2):
             message = f"layer {layer} holds the position bias"
-            with pytest.raises(InputError, match=message), without(model, mapping_of(model), (layer,)):
+            with pytest.raises(InputError, match=message), without(attach(model), (layer,)):
                 pass
 
     def test_models_that_do_not_say_where_layers_are(self) -> None:
         own = own_model.own_model()
         with pytest.raises(InputError, match=r"does not say where the layers are; give Mapping.layers"):
-            removal(own, [], mapping_of(own))
+            removal(own, [])
         named = replace(mapping_of(own), layers=["blocks.0.attn", "blocks.1", "blocks.2"])
         with pytest.raises(InputError, match="names them by path in a list"):
-            removal(own, [], named)
+            removal(attach(own, named), [])
 
     def test_everything_is_put_back_after_an_error(self) -> None:
         model = tiny("qwen2", N)
         before, config = logits_of(model, text_batch(model)), copy.deepcopy(model.config.to_dict())
         bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))
-        with pytest.raises(IndexError), without(model, mapping_of(model), (0,)):
+        with pytest.raises(IndexError), without(attach(model), (0,)):
             loss(model, [bad])
         assert torch.equal(logits_of(model, text_batch(model)), before) and model.config.to_dict() == config

@@ -16,7 +16,7 @@ import signalprop as sp
 from diagnosing import LENGTH, logits_of, mapping_of, text_batch, tiny, with_weights
 from measurement.conftest import models
 from models.test_families import NAMES, theirs
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch, default_statistics
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import LayerSignal

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from diagnosing import findings, logits_of, text_batch, tiny
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch, load_text, windows
 from signalprop.diagnosis.run import diagnose
 from signalprop.diagnosis.temporary_changes import Trial

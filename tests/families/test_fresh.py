@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import signalprop as sp
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.parametrization_of import tensors_of
 from signalprop.data.batches import Batch

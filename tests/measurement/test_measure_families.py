@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import find, find_any, number, split
 from signalprop.hooks import first_tensor

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from applied import vanilla
+from signalprop.attachment.anatomy import anatomy
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data import Batch, default_batch
@@ -20,7 +21,6 @@ from signalprop.errors import InputError
 from signalprop.measurement import Probe, measure
 from signalprop.monitoring import SignalMonitor
 from signalprop.repair import apply, check
-from signalprop.streams.found import anatomy
 from signalprop.streams.wrappers import unwrapped
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*fan_in_fan_out:UserWarning")  # peft's

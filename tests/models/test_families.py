@@ -17,7 +17,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 from measurement.conftest import MODELS, models
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find_any
 from signalprop.attachment.parametrization_of import tensors_of

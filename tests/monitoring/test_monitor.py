@@ -16,7 +16,7 @@ import monitored
 from monitored import gpt2, hooks, other, sequences, train
 from processes import run_ranks
 from signalprop import read_parametrization
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.signal import observe

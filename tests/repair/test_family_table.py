@@ -19,10 +19,10 @@ import signalprop as sp
 from applied import Pair, arguments_of, built_logits, double_norms
 from measurement.conftest import models
 from models.test_families import MODELS, ONE_NORM_LESS, OTHER_PAIRS, batch_for, pairs, sinusoids_of, theirs
+from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import default_statistics
 from signalprop.errors import InputError
 from signalprop.models import ends
-from signalprop.repair.record import vanilla_mapping
 
 PAGE = Path(__file__).parents[2] / "records" / "families.md"
 NAMES = [name for name in MODELS if not name.endswith(("-bare", "-classes", "-encoder"))]
@@ -59,7 +59,7 @@ def made(name: str, scheme: str, patch: pytest.MonkeyPatch, *, match_eps: bool) 
         deeper["layer_types"] = [*options["layer_types"][:1] * 4, *options["layer_types"]][-4:]
     patch.setitem(MODELS, name, (model_class, config_class, options | deeper))
     model = theirs(name)
-    mapping = vanilla_mapping(model)
+    mapping = attach(model).mapping
     if mapping.architecture.positions == "sinusoidal":
         sinusoids_of(model, patch)
         fixed = ends.sinusoidal_table

@@ -14,7 +14,7 @@ import signalprop as sp
 from applied import difference, vanilla
 from commandline import Command
 from models.test_families import batch_for, theirs
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, logits_of
 from signalprop.measurement.measuring import arguments_of, output_of

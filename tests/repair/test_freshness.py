@@ -17,13 +17,12 @@ from torch import Tensor, nn
 import signalprop as sp
 from applied import IDS, MODELS, arguments_of, batch_of, loss_of, vanilla
 from commandline import Command, result_of
-from signalprop.attachment.attached import Attached, attach
+from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import ends_of
 from signalprop.errors import InputError
 from signalprop.network.layout import layout
 from signalprop.repair.freshness import learnt, unlike_draws
-from signalprop.repair.record import vanilla_mapping
 from signalprop.schemes import SCHEMES
 
 
@@ -108,9 +107,9 @@ def test_draws_of_any_size_are_fresh_and_a_direction_in_them_is_not(
 def _unattached(model: nn.Module) -> Any:
     """A model of which nothing is known."""
 
-    a = vanilla_mapping(vanilla("gpt2", 1)).architecture
+    a = attach(vanilla("gpt2", 1)).mapping.architecture
     nothing = Mapping(a, ())
-    return Attached(model, model, nothing, layout(a), (), ends_of(model, nothing))
+    return Anatomy(model, model, nothing, layout(a), (), ends_of(model, nothing))
 
 
 def test_zeros_that_have_learnt_are_seen_where_there_is_nothing_but_matrices() -> None:

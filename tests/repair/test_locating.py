@@ -13,7 +13,7 @@ import signalprop as sp
 from measurement.conftest import fresh as family
 from measurement.conftest import models
 from own_model import Block, OwnGPT, own_model
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.families import mapping_of
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.errors import InputError

@@ -133,7 +133,7 @@ def test_it_is_watched_in_training_whatever_its_loss_leaves_out(
     scheme: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proofs: list[Any] = []
-    monkeypatch.setattr("signalprop.attachment.attached.mapping_with_roles", lambda *a: proofs.append(0) or roles(*a))
+    monkeypatch.setattr("signalprop.attachment.anatomy.mapping_with_roles", lambda *a: proofs.append(0) or roles(*a))
     nano = Plain()
     if scheme:
         sp.apply(nano, scheme, seed=0)

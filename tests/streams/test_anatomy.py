@@ -113,7 +113,10 @@ def test_layers_of_unknown_families_against_the_hidden_states_of_transformers(fa
 def test_known_families_measure_the_same_through_what_was_found(family: str, fields: dict[str, Any]) -> None:
     model = model_of(family, **fields)
     batch = {"input_ids": IDS, "labels": IDS}
-    known, found = sp.measure(model, batch), sp.measure(model, batch, mapping=mapping_found(model))
+    known, found = (
+        sp.measure(model, batch),
+        sp.measure(model, batch, mapping=mapping_found(model, sp.anatomy(model).streams)),
+    )
     for point in POINTS:
         for name in ("variance", "token_correlation"):
             for side in ("forward", "gradient"):

@@ -111,7 +111,7 @@ def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) 
     assert last(measured) == pytest.approx(last(sp.predict(drawn)), rel=0.3)
     again = stranger(family, **STRANGERS[family])
     asked = sp.apply(again, "xavier", seed=0)
-    stream_alone = mapping_found(again).architecture
+    stream_alone = mapping_found(again, sp.anatomy(again).streams).architecture
     drawn = sp.read_parametrization(again, architecture=stream_alone)
     assert (
         drawn.architecture.gated == (family in ("hyperclovax", "granitemoeshared"))

@@ -72,9 +72,9 @@ def test_a_tower_that_text_does_not_reach_is_named() -> None:
     np.testing.assert_allclose(profile.forward["stream_out"].variance[1::2], hooked, rtol=1e-6)
     assert profile.gradient is not None and profile.architecture.kind == "decoder"
     found = sp.anatomy(model)
-    assert found.not_run == ("model.vision_tower.encoder.layers",) and "not run  " in str(found)
+    assert found.streams.not_run == ("model.vision_tower.encoder.layers",) and "not run  " in str(found)
     image = {"input_ids": torch.tensor([[5, *[80] * 4, 7]]), "pixel_values": torch.randn(1, 3, 8, 8)}
-    assert sp.anatomy(model, image).not_run == ()
+    assert sp.anatomy(model, image).streams.not_run == ()
 
 
 @pytest.mark.parametrize("part", ["text_model", pytest.param("vision_model", marks=pytest.mark.slow)])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as Dictionary
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -24,13 +23,13 @@ from signalprop.network.kinds import kind_named
 from signalprop.network.layout import fan
 from signalprop.streams.arguments import text_config
 from signalprop.streams.replay import fused_rows
-from signalprop.streams.wrappers import adds_tokens, unwrapped
+from signalprop.streams.streams import Streams
+from signalprop.streams.wrappers import adds_tokens
 
 
-def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary[str, Any] | None = None) -> Mapping:
+def mapping_for(model: nn.Module, mapping: Mapping | None, look: Callable[[], Streams]) -> Mapping:
     """The mapping given, or the model's own, or its family's; or, of a model or a variant of one that no family's file
-    knows, what is found of its stream with these arguments."""
-    model = unwrapped(model)
+    knows, what a look at its streams finds. The model is without wrappers."""
     own = getattr(model, "signalprop_mapping", None)
     given = own() if mapping is None and own is not None else mapping
     if given is not None:
@@ -39,7 +38,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
         return given
     family = find(getattr(getattr(model, "config", None), "model_type", None))
     if family is None:
-        return mapping_of_streams(model) or mapping_found(model, arguments)
+        return mapping_of_streams(model) or mapping_found(model, look())
     try:
         known = mapping_of(model)
         if _is_called_so(model, family) and not adds_tokens(model):
@@ -49,7 +48,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, arguments: Dictionary
         return replace(known, stream_only=True, arguments=None, notes=(*known.notes, note))
     except InputError as refusal:  # a variant that its family's file does not know
         try:
-            return mapping_found(model, arguments)
+            return mapping_found(model, look())
         except InputError:
             raise refusal from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping as Dictionary
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -16,11 +15,10 @@ from signalprop.attachment.mapping import Mapping, Number, SublayerMap, number
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
-from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import text_config
-from signalprop.streams.found import anatomy_of
 from signalprop.streams.parts import Layer, Placement, Seen, Stack
 from signalprop.streams.roles import HEADS
+from signalprop.streams.streams import Streams
 
 UNKNOWN = 2  # words, where no configuration says how many
 _IDENTITY = "let it pass through an nn.Identity() of the layer, where hooks see it"
@@ -28,13 +26,8 @@ _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
 _LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
 
 
-def mapping_found(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Mapping:
+def mapping_found(model: nn.Module, found: Streams) -> Mapping:
     """The mapping of a model's largest stack, or of encoder and decoder; its weights are not known."""
-    return mapping_of_anatomy(model, anatomy_of(model, arguments))
-
-
-def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
-    """As `mapping_found`, of an anatomy."""
     stacks = taken(model, found)
     layers = [layer for stack in stacks for layer in stack.layers]
     for layer in layers:
@@ -54,7 +47,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
         arguments=_arguments(model, found, a),
         layers=[layer.path for layer in layers] if once else (),
         notes=tuple(_notes(found, stacks)),
-        anatomy=found,
+        found=found,
         tokens_first=_tokens_first(found, stacks),
         reads_tokens_first=stacks[0].reads_tokens_first,
         stream_only=True,
@@ -62,7 +55,7 @@ def mapping_of_anatomy(model: nn.Module, found: Anatomy) -> Mapping:
     )
 
 
-def _tokens_first(found: Anatomy, stacks: list[Stack]) -> bool:
+def _tokens_first(found: Streams, stacks: list[Stack]) -> bool:
     """Whether streams are (tokens, batch, features); raises InputError where that differs from stack to stack."""
     ways = {stack.tokens_first for stack in stacks}
     if len(ways) > 1:
@@ -73,7 +66,7 @@ def _tokens_first(found: Anatomy, stacks: list[Stack]) -> bool:
     return ways.pop()
 
 
-def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
+def taken(model: nn.Module, found: Streams) -> list[Stack]:
     """Encoder and decoder, or the largest stack alone."""
     both = list(found.stacks[:2])
     for encoder, decoder in (both, both[::-1]) if len(both) == 2 else ():
@@ -84,7 +77,7 @@ def taken(model: nn.Module, found: Anatomy) -> list[Stack]:
     return both[:1]
 
 
-def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
+def _check(layer: Layer, stacks: list[Stack], found: Streams) -> None:
     """Raise InputError for a layer that cannot be measured."""
     why = layer.why
     for branch in layer.branches:
@@ -102,7 +95,7 @@ def _check(layer: Layer, stacks: list[Stack], found: Anatomy) -> None:
         )
 
 
-def _check_last_dimension(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> None:
+def _check_last_dimension(model: nn.Module, found: Streams, stacks: list[Stack]) -> None:
     """Raise InputError for a stream whose last dimension is not its features: a map writes other ones to it."""
     for stack in stacks:
         written: dict[int, str] = {}
@@ -225,7 +218,7 @@ def _number(model: nn.Module, factor: Any) -> Number:
     return 1.0 if factor.value is None else float(factor.value)
 
 
-def _architecture(model: nn.Module, found: Anatomy, stacks: list[Stack]) -> Architecture:
+def _architecture(model: nn.Module, found: Streams, stacks: list[Stack]) -> Architecture:
     """The architecture as the stream shows it; the rest from the configuration, or usual values."""
     config, text = getattr(model, "config", None), text_config(model)
 
@@ -284,7 +277,7 @@ def _sorts(layer: Layer, reads_memory: bool) -> tuple[str, ...]:
     return tuple("cross_attention" if other else name for name, other in zip(names, across, strict=True))
 
 
-def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
+def _notes(found: Streams, stacks: list[Stack]) -> list[str]:
     branches = [branch for stack in stacks for branch in stack.branches]
     proved = [branch for branch in branches if branch.proved]
     errors = [branch.error for branch in proved if branch.error is not None]
@@ -321,7 +314,7 @@ def _notes(found: Anatomy, stacks: list[Stack]) -> list[str]:
     ]
 
 
-def which(found: Anatomy, stacks: list[Stack]) -> list[str]:
+def which(found: Streams, stacks: list[Stack]) -> list[str]:
     """Of several stacks, which was taken; in a note."""
     others = [stack.path for stack in found.stacks if stack not in stacks]
     others += [f"{path} (the input does not reach it)" for path in found.not_run]
@@ -331,7 +324,7 @@ def which(found: Anatomy, stacks: list[Stack]) -> list[str]:
     return [f"measured: {taken}; not measured: {', '.join(others)}; give the model inside (--inside PATH) for another"]
 
 
-def _arguments(model: nn.Module, found: Anatomy, a: Architecture) -> BatchArguments | None:
+def _arguments(model: nn.Module, found: Streams, a: Architecture) -> BatchArguments | None:
     """Makes the arguments of a model of tokens."""
     known = {"input_ids": "tokens", "decoder_input_ids": "decoder_tokens"}
     if found.inputs == ("pixel_values",):

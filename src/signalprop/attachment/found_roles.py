@@ -11,25 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.arguments import BatchArguments, batch_arguments
-from signalprop.attachment.found import changed_between, layer_inputs, mapping_of_anatomy, taken, which
+from signalprop.attachment.found import changed_between, layer_inputs, mapping_found, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
 from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
-from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import text_config, tiny_arguments
 from signalprop.streams.calls import first_sequence
 from signalprop.streams.experts import SPARSE
 from signalprop.streams.feed_forwards import CLAMPED
-from signalprop.streams.found import anatomy_of, as_it_was
+from signalprop.streams.found import as_it_was, streams_of
 from signalprop.streams.live_model import device_of
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.parts import Branch, Seen, Stack
 from signalprop.streams.proof import epsilon, gain_and_bias
 from signalprop.streams.replay import AttentionShape, Replayed
 from signalprop.streams.roles import Proof, prove_roles
+from signalprop.streams.streams import Streams
 
 _DROPOUTS = ("hidden_dropout_prob", "resid_pdrop", "hidden_dropout", "residual_dropout", "dropout", "dropout_rate")
 _ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attn_pdrop", "attention_dropout", "dropout_rate")
@@ -40,11 +40,11 @@ class Roles:
     """What the weights of a model's branches are, as far as that is proved.
 
     Attributes:
-        found: the anatomy. stacks: those of it that are taken. labels: of every branch, `layers.3 attention`.
+        found: the streams. stacks: those that are taken. labels: of every branch, `layers.3 attention`.
         proof: of every branch. arguments: of the forward.
     """
 
-    found: Anatomy
+    found: Streams
     stacks: list[Stack]
     labels: list[str]
     proof: Proof
@@ -56,15 +56,15 @@ class Roles:
         return [branch for stack in self.stacks for branch in stack.branches]
 
 
-def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Anatomy | None = None) -> Roles:
+def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Streams | None = None) -> Roles:
     """What every weight of every branch is, or the one line why that is not known: by a small forward pass.
 
     Args:
         model: in single precision (replays in half precision would prove anything).
-        arguments: of its forward; default: random ones. found: its anatomy; default: looked for.
+        arguments: of its forward; default: random ones. found: its streams; default: looked for.
     """
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
-    found = anatomy_of(model, arguments) if found is None or not found.numbers else found
+    found = streams_of(model, arguments) if found is None or not found.numbers else found
     stacks = taken(model, found)
     labels = [f"{layer.path} {b.sort.replace('_', '-')}" for s in stacks for layer in s.layers for b in layer.branches]
     _refuse_all(model, found, stacks)
@@ -78,7 +78,7 @@ def roles_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None, fo
 
 
 def mapping_with_roles(
-    model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Anatomy | None = None
+    model: nn.Module, arguments: Dictionary[str, Any] | None = None, found: Streams | None = None
 ) -> Mapping:
     """The mapping of a model that no family knows, with what every weight is; arguments as of `roles_of`."""
     return mapping_of_roles(model, roles_of(model, arguments, found))
@@ -87,7 +87,7 @@ def mapping_with_roles(
 def mapping_of_roles(model: nn.Module, roles: Roles) -> Mapping:
     """The same, of what `roles_of` gave."""
     found, stacks, proof, branches = roles.found, roles.stacks, roles.proof, roles.branches
-    mapping = mapping_of_anatomy(model, found)
+    mapping = mapping_found(model, found)
     _refuse(model, found, stacks, roles.labels)
     for label, replayed in zip(roles.labels, proof.branches, strict=True):
         if not isinstance(replayed, Replayed):
@@ -190,7 +190,7 @@ def unknown_weights(model: nn.Module, why: str) -> InputError:
     )
 
 
-def _refuse_all(model: nn.Module, found: Anatomy, stacks: Sequence[Stack]) -> None:
+def _refuse_all(model: nn.Module, found: Streams, stacks: Sequence[Stack]) -> None:
     """Raise InputError where replays could not prove anything."""
     if not found.numbers:
         raise unknown_weights(model, "its weights are identified by their numbers, which the meta device does not hold")
@@ -202,7 +202,7 @@ def _refuse_all(model: nn.Module, found: Anatomy, stacks: Sequence[Stack]) -> No
         raise unknown_weights(model, f"{stacks[0].layers[0].path} serves several layers")
 
 
-def _refuse(model: nn.Module, found: Anatomy, stacks: Sequence[Stack], labels: Sequence[str]) -> None:
+def _refuse(model: nn.Module, found: Streams, stacks: Sequence[Stack], labels: Sequence[str]) -> None:
     """Raise InputError where one Architecture could not say what was found."""
     for label, branch in zip(labels, (b for s in stacks for b in s.branches), strict=True):
         if not branch.proved:
@@ -229,7 +229,7 @@ def _item(item: SublayerMap, known: Replayed, a: Architecture) -> SublayerMap:
 
 
 def _fields(
-    model: nn.Module, found: Anatomy, stacks: Sequence[Stack], branches: Sequence[Branch], known: Sequence[Replayed]
+    model: nn.Module, found: Streams, stacks: Sequence[Stack], branches: Sequence[Branch], known: Sequence[Replayed]
 ) -> dict[str, Any]:
     """What the replays say of the architecture; layers that differ are refused."""
     modules: dict[str, Any] = dict(model.named_modules())
@@ -356,7 +356,7 @@ def _dropout(model: nn.Module, branches: Sequence[Branch], modules: Dictionary[s
     return float(max(rates)) if rates else _setting(model, _DROPOUTS)
 
 
-def _notes(found: Anatomy, known: Sequence[Replayed]) -> list[str]:
+def _notes(found: Streams, known: Sequence[Replayed]) -> list[str]:
     notes = [
         f"{found.model}: the stream was found by following additions, and the roles of its weights by replaying "
         f"{len(known)} branches (largest error {max(one.error for one in known):.1e}); how the model was initialised "

@@ -20,8 +20,8 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import Layout, layout
 from signalprop.network.parametrization import Shaping
-from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.parts import Seen
+from signalprop.streams.streams import Streams
 
 Module = str | nn.Module
 Weight = str | nn.Module | Tensor | tuple[str | nn.Module | Tensor, slice | Sequence[int]]
@@ -160,7 +160,7 @@ class Mapping:
             (batch, tokens). padding_stride: columns of the first one per token of the stream (a mask over frames).
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
             Of a layer that is not one module: its modules, in the order in which they run. Empty: not known.
-        notes: what readers of a result should know of the mapping. anatomy: where it was found in the model's numbers.
+        notes: what readers of a result should know of the mapping. found: where it was found in the model's numbers.
         tokens_first: the stream is (tokens, batch, features); reads_tokens_first: so are the ids that the model is
             called with. stream_only: it knows the stream and the branches, not what their weights are. rewired: the
             first place where the stream that enters a layer is another than the last one's, in words.
@@ -181,7 +181,7 @@ class Mapping:
     decoder_padding: str = "decoder_attention_mask"
     layers: Sequence[Module | tuple[Module, ...]] = ()
     notes: tuple[str, ...] = ()
-    anatomy: Anatomy | None = None
+    found: Streams | None = None
     tokens_first: bool = False
     reads_tokens_first: bool = False
     stream_only: bool = False

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.embedding_and_head import Distribution
@@ -90,7 +90,7 @@ class Assignment:
     parts: list[Part]
 
 
-def assignments(attached: Attached, p: Parametrization) -> list[Assignment]:
+def assignments(attached: Anatomy, p: Parametrization) -> list[Assignment]:
     """The parameters that a Parametrization speaks of, each once."""
     found: dict[int, Assignment] = {}
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
@@ -133,7 +133,7 @@ def _check_covered(entry: Assignment) -> None:
         )
 
 
-def walk(attached: Attached, p: Parametrization) -> Iterator[Part]:
+def walk(attached: Anatomy, p: Parametrization) -> Iterator[Part]:
     """Every role of a Parametrization, with the parameter that plays it: embedding, sublayers, head."""
     yield from _embedding(attached, p)
     a, kinds = attached.mapping.architecture, {row.kind for row in attached.rows}
@@ -148,7 +148,7 @@ def walk(attached: Attached, p: Parametrization) -> Iterator[Part]:
     yield from _head(attached, p)
 
 
-def _map(attached: Attached, p: Parametrization, i: int, row: AttachedRow, role: str, size: int) -> Iterator[Part]:
+def _map(attached: Anatomy, p: Parametrization, i: int, row: AttachedRow, role: str, size: int) -> Iterator[Part]:
     """The weight, of so many entries, and the bias of a sublayer's role."""
     common: dict[str, Any] = {"where": row.label, "row": i, "place": str(i), "distribution": p.distribution[role]}
     held = row.weights.get(role)
@@ -227,7 +227,7 @@ def _norm(
         yield Part(name=f"{name}norm bias", tensor=bias, constant=0.0, **common)
 
 
-def _embedding(attached: Attached, p: Parametrization) -> Iterator[Part]:
+def _embedding(attached: Anatomy, p: Parametrization) -> Iterator[Part]:
     a, e, ends = attached.mapping.architecture, p.embedding, attached.ends
     stacks = STACKS if a.kind == "encoder-decoder" else (a.kind,)
     first, last = f"{stacks[0]} embedding", f"{stacks[-1]} embedding"
@@ -276,7 +276,7 @@ def _trains(tensor: Any) -> bool:
     return isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
-def _head(attached: Attached, p: Parametrization) -> Iterator[Part]:
+def _head(attached: Anatomy, p: Parametrization) -> Iterator[Part]:
     a, h, ends, offset = attached.mapping.architecture, p.head, attached.ends, attached.mapping.gain_offset
     gain = h.final_norm_gain if a.has_final_norm else 1.0
     for norm in ends.final_norms:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach, require_roles
+from signalprop.attachment.anatomy import Anatomy, attach, require_roles
 from signalprop.attachment.mapping import Mapping, Number, describe, number
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
@@ -43,7 +43,7 @@ _ASKED = ("seq_len", "target_len", "dropout", "attention_dropout", "embedding_dr
 
 @typed
 def read_parametrization(
-    model: nn.Module, mapping: Mapping | None = None, architecture: Architecture | None = None
+    model: nn.Module | Anatomy, mapping: Mapping | None = None, architecture: Architecture | None = None
 ) -> Parametrization:
     """The Parametrization of scheme `as is`: what every weight, norm and multiplier of a model is now.
 
@@ -65,23 +65,23 @@ def read_parametrization(
     return parametrization_of(attach(model, mapping), architecture)
 
 
-def parametrization_of(attached: Attached, architecture: Architecture | None = None) -> Parametrization:
+def parametrization_of(attached: Anatomy, architecture: Architecture | None = None) -> Parametrization:
     """As `read_parametrization`, of a model that is attached."""
     attached = require_roles(attached)
     mapping = attached.mapping
     a = mapping.architecture if architecture is None else architecture
-    if mapping.anatomy and architecture is not None:  # whoever gave it need not have known more than the stream
+    if mapping.found and architecture is not None:  # whoever gave it need not have known more than the stream
         a = mapping.architecture.replace(**{name: getattr(architecture, name) for name in _ASKED})
     with weights_here(attached.model):
         return _read(attached, a)
 
 
-def _read(attached: Attached, a: Architecture) -> Parametrization:
+def _read(attached: Anatomy, a: Architecture) -> Parametrization:
     """The numbers of a model whose weights are there."""
     mapping, rows = attached.mapping, layout(a)
-    items = list(mapping.sublayers)
+    items = attached.rows
     if len(items) != len(rows.kind):
-        raise InputError(f"the mapping has {len(items)} sublayers, the architecture {len(rows.kind)}")
+        raise InputError(f"the model has {len(items)} sublayers, the architecture {len(rows.kind)}")
     table = blank(a, "as is")
     columns: dict[str, FloatArray] = {}
     for role, has_it in roles_of(a, rows.kind).items():
@@ -144,12 +144,12 @@ def multipliers_of(row: AttachedRow, offset: float, *, now: bool = False) -> dic
     }
 
 
-def not_alike(attached: Attached) -> str:
+def not_alike(attached: Anatomy) -> str:
     """Notes on what a prediction takes as equal, or as drawn independently, and is not."""
     return "; ".join(filter(None, (equal_layers(attached), small_class_token(attached))))
 
 
-def equal_layers(attached: Attached) -> str:
+def equal_layers(attached: Anatomy) -> str:
     """A note where two layers hold equal weights: what they add to the stream is not independent, as is predicted.
 
     Four layers of nn.TransformerEncoder, which copies its first one: attention branches of the last were predicted a
@@ -170,7 +170,7 @@ def equal_layers(attached: Attached) -> str:
     )
 
 
-def small_class_token(attached: Attached) -> str:
+def small_class_token(attached: Anatomy) -> str:
     """A note where the class token enters with another size than the patches: a norm divides its gradient by that.
 
     A ViT of 4 layers and width 64 whose patches have a variance 400 times that of its class token: the variance of the
@@ -278,7 +278,7 @@ def table_rms(table: Held | float | None, where: str) -> float:
     return rms(weight, where)
 
 
-def embedding(attached: Attached, a: Architecture) -> Embedding:
+def embedding(attached: Anatomy, a: Architecture) -> Embedding:
     """The embedding row."""
     e, scale, offset = attached.ends, attached.mapping.embedding.scale, attached.mapping.gain_offset
     needed = [("token", a.has_token_table or a.input == "patches"), ("position", a.positions in ADDED)]
@@ -307,7 +307,7 @@ def embedding(attached: Attached, a: Architecture) -> Embedding:
     )
 
 
-def head(attached: Attached, a: Architecture) -> Head:
+def head(attached: Anatomy, a: Architecture) -> Head:
     """The head row; the token table stands in for a tied head that the mapping does not name."""
     ends, mapping = attached.ends, attached.mapping
     weight = ends.token if ends.head is None and a.tied_embeddings else ends.head

@@ -16,7 +16,7 @@ from signalprop.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.streams.anatomy import Anatomy
+    from signalprop.attachment.anatomy import Anatomy
 
 
 _LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
@@ -51,9 +51,9 @@ def anatomy(
     Example:
       signalprop anatomy ./my-checkpoint
     """
+    from signalprop.attachment.anatomy import anatomy as found_in
     from signalprop.cli.loading import called_with
     from signalprop.cli.loading import inside as model_inside
-    from signalprop.streams.found import anatomy as found_in
 
     output.check_outputs(json_file)
     place = device if device == "meta" else opt.usable(device)
@@ -76,7 +76,7 @@ def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]
     branches: list[dict[str, Any]] = []
     lines: list[str] = []
     try:
-        roles = roles_of(live, found=found)
+        roles = roles_of(live, found=found.streams)
         for label, one in zip(roles.labels, roles.proof.branches, strict=True):
             what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}
             weights = {} if isinstance(one, str) else {role: path for role, (path, _) in one.weights.items()}

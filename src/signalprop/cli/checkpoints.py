@@ -82,7 +82,7 @@ def first_output(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
 
 def tiny_arguments(model: nn.Module) -> dict[str, Any]:
     """One sequence of a few random tokens (or an image, or frames) as the model's arguments."""
-    from signalprop.attachment.attached import attach
+    from signalprop.attachment.anatomy import attach
     from signalprop.repair.tiny_pass import arguments_for
 
     return arguments_for(attach(model), None)

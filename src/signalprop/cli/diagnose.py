@@ -170,7 +170,7 @@ def _diagnosed(
 
     with output.sections() as step:
         found = diagnosed(
-            subject.loaded.model, subject.batches, name=subject.loaded.name, mapping=subject.mapping,
+            subject.attached, subject.batches, name=subject.loaded.name,
             remove=more.remove, cast=more.cast, loss_scale=more.loss_scale,
             accuracy=subject.accuracy, trials=asked.trials, progress=step,
         )  # fmt: skip

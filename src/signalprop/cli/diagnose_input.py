@@ -13,10 +13,11 @@ from signalprop.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.mapping import Mapping
+    from signalprop.attachment.anatomy import Anatomy
     from signalprop.data.batches import Batch
     from signalprop.diagnosis.loading import Loaded
     from signalprop.diagnosis.result import Estimate
+    from signalprop.network.architecture import Architecture
 
 
 class Asked(NamedTuple):
@@ -51,7 +52,7 @@ class Subject(NamedTuple):
     """A model that is ready to be diagnosed: all that is read has been."""
 
     loaded: Loaded
-    mapping: Mapping
+    attached: Anatomy
     batches: list[Batch]
     accuracy: Callable[[nn.Module], Estimate] | None
 
@@ -78,7 +79,7 @@ def check_options(source: str, asked: Asked, more: More) -> None:
 def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import announce_model, arrays_in, called_with, check_one_input
     from signalprop.cli.loading import inside as model_inside
     from signalprop.data.audio import is_sound, with_audio
@@ -90,23 +91,23 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
     called = called_with(loaded.model, arrays_in(asked.data))
-    mapping = mapping_for(loaded.model, None)
+    attached = attach(loaded.model)
+    mapping = attached.mapping
     if called is None:
         check_one_input(loaded.model, mapping)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     sound = Path(asked.data) if asked.data is not None and is_sound(Path(asked.data)) else None
     read = asked if sound is None else asked._replace(data=None)
-    batches = list(_batches(loaded, mapping, read)) if called is None else [batch_of(mapping, called)]
+    batches = list(_batches(loaded, mapping.architecture, read)) if called is None else [batch_of(mapping, called)]
     if sound is not None:
         batches = [with_audio(b, mapping.architecture, sound, k * _SEQUENCES) for k, b in enumerate(batches)]
-    check(loaded.model, batches, mapping, more.remove, more.cast)
-    return Subject(loaded, mapping, batches, accuracy)
+    check(attached, batches, more.remove, more.cast)
+    return Subject(loaded, attached, batches, accuracy)
 
 
-def _batches(loaded: Loaded, mapping: Mapping, asked: Asked) -> Iterator[Batch]:
+def _batches(loaded: Loaded, a: Architecture, asked: Asked) -> Iterator[Batch]:
     from signalprop.diagnosis.stream import DEFAULT_LENGTH, token_batches
 
-    a = mapping.architecture
     length = asked.seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
     start = getattr(getattr(loaded.model, "config", None), "decoder_start_token_id", None)  # built ones have no config
     return token_batches(

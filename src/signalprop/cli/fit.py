@@ -44,7 +44,7 @@ def fit(
     checkpoints.check_out(out)
     place = opt.usable(device)
     require("transformers", "models")
-    from signalprop.attachment.attached import attach
+    from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import announce_model, architecture_of, arrays_in, called_with, load_model
     from signalprop.data.model_batches import model_batch
     from signalprop.diagnosis.loading import quiet

@@ -110,9 +110,9 @@ def architecture_of(model: nn.Module, changed: dict[str, Any]) -> Architecture:
     Args:
         changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
     """
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.anatomy import attach
 
-    mapping = mapping_for(model, None)
+    mapping = attach(model).mapping
     check_one_input(model, mapping)
     a = mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, require_roles
+from signalprop.attachment.anatomy import Anatomy, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
 from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
@@ -57,7 +57,7 @@ class LinearMap(NamedTuple):
         return x.mT.contiguous() if self.turned and self.experts else x.mT if self.turned else x
 
 
-def maps_of(attached: Attached) -> list[LinearMap]:
+def maps_of(attached: Anatomy) -> list[LinearMap]:
     """The linear maps of branches, each once."""
     modules = {id(m): name for name, m in attached.model.named_modules(remove_duplicate=False)}
     bare = {id(p): name for name, p in attached.model.named_parameters(remove_duplicate=False)}
@@ -117,7 +117,7 @@ def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> I
 
 
 def casts(
-    attached: Attached,
+    attached: Anatomy,
     batches: Sequence[Batch],
     *,
     formats: Sequence[str] = tuple(PER_TENSOR),
@@ -139,7 +139,7 @@ def casts(
         if name not in FORMATS:
             raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
     model, mapping = attached.model, attached.mapping
-    whole = whole or loss(model, batches, mapping=mapping)
+    whole = whole or loss(attached, batches)
     (first,) = first_sequences(batches, 1)
     layered = has_modules(mapping)
     clean = _streams(attached, first, skip_first) if layered else []
@@ -151,7 +151,7 @@ def casts(
 
     def measured(form: Format, part: Of) -> Cast:
         with cast(model, form, part, maps):
-            found = loss(model, batches, mapping=mapping)
+            found = loss(attached, batches)
             noisy = _streams(attached, first, skip_first) if layered else []
         return Cast(
             format=form.name,
@@ -170,7 +170,7 @@ def casts(
     return tuple(out)
 
 
-def _streams(attached: Attached, one: Batch, skip_first: int) -> list[Tensor]:
+def _streams(attached: Anatomy, one: Batch, skip_first: int) -> list[Tensor]:
     """The stream after every layer at the positions that count, (positions, features)."""
     arguments = arguments_of(attached.model, attached.mapping, one)
     with torch.no_grad(), layer_calls(attached, arguments, skip_first) as calls:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached
 from signalprop.attachment.rows import Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.bounds import LARGE_ROW, OUTLYING_ROW, REPAIRED
@@ -52,7 +52,7 @@ def bad_tensors(model: nn.Module) -> tuple[BadTensor, ...]:
     return tuple(found)
 
 
-def ends_of(attached: Attached, batch: Batch) -> Ends | None:
+def ends_of(attached: Anatomy, batch: Batch) -> Ends | None:
     """The ends of a language model on a text, and what its weights tell of themselves; None of another model."""
     model, mapping, ends = attached.model, attached.mapping, attached.ends
     a = mapping.architecture
@@ -137,7 +137,7 @@ def _constant(gain: Tensor | None) -> float | None:
     return float(gain[0]) if gain is not None and gain.numel() > 1 and bool((gain == gain[0]).all()) else None
 
 
-def _layer_gains(attached: Attached) -> bool | None:
+def _layer_gains(attached: Anatomy) -> bool | None:
     """Whether the gains of every layer's norms are constant; None where there are none."""
     gains = [g for row in attached.rows if (g := gain_of(row.norm, 0.0)) is not None]
     return all(_constant(g) is not None for g in gains) if gains else None
@@ -152,7 +152,7 @@ def _spread(x: Tensor | None) -> float | None:
     return None if x is None else number(float(x.float().var(-1, correction=0).mean()))
 
 
-def _outlying(attached: Attached, logits: Any, batch: Batch) -> Iterator[OutlyingRow]:
+def _outlying(attached: Anatomy, logits: Any, batch: Batch) -> Iterator[OutlyingRow]:
     """Rows of the token table and of the head that are far larger than the others, or larger and all that is said."""
     tables = {"token table": matrix_of(attached.ends.token), "head": matrix_of(attached.ends.head)}
     for name, table in {id(t): (n, t) for n, t in tables.items() if t is not None}.values():
@@ -183,7 +183,7 @@ def _without(logits: Any, batch: Batch, rows: Tensor) -> tuple[float, float] | N
     return (before, after) if before - after > REPAIRED else None
 
 
-def _drawn_layers(attached: Attached) -> Iterator[int]:
+def _drawn_layers(attached: Anatomy) -> Iterator[int]:
     """Layers whose gains are constant and whose matrices look like independent draws: nothing was learnt in them."""
     for layer in dict.fromkeys(row.layer for row in attached.rows):
         rows = [row for row in attached.rows if row.layer == layer]

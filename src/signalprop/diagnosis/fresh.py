@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from signalprop.attachment.anatomy import Anatomy, require_roles
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.whole_model_values import Fresh, Off, Reached
 from signalprop.errors import InputError
@@ -19,7 +19,7 @@ from signalprop.repair.checks import check_attached
 from signalprop.schemes import scheme
 
 
-def fresh_of(attached: Attached, batch: Batch, *, backward: bool) -> Fresh:
+def fresh_of(attached: Anatomy, batch: Batch, *, backward: bool) -> Fresh:
     """What is off of the family's own initialiser, and the sublayers that add nothing.
 
     Args:
@@ -56,7 +56,7 @@ def _grouped(rows: Iterable[Row]) -> list[Off]:
     return out
 
 
-def _reached(attached: Attached, batch: Batch) -> tuple[Reached, ...]:
+def _reached(attached: Anatomy, batch: Batch) -> tuple[Reached, ...]:
     """Of every sublayer, how many of its norm's and maps' parameters get a gradient that is not 0."""
     model, mapping = attached.model, attached.mapping
     one = read_by(mapping.arguments, batch)

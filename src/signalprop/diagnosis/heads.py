@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.attachment.rows import AttachedRow
 from signalprop.diagnosis.result import Numbers, number
@@ -110,7 +110,7 @@ class Watch(TorchFunctionMode):
         seen: by sublayer; none of those whose maps are not modules.
     """
 
-    def __init__(self, attached: Attached, streams: Streams, *, outputs: bool = True) -> None:
+    def __init__(self, attached: Anatomy, streams: Streams, *, outputs: bool = True) -> None:
         super().__init__()
         self._outputs = outputs
         self.seen: dict[int, HeadSums] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Call, Progress, first_sequences, layer_calls, layer_modules, run, stacks_of
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
@@ -16,7 +16,7 @@ from signalprop.measurement.measuring import arguments_of
 
 
 def identity(
-    attached: Attached,
+    attached: Anatomy,
     batches: Iterable[Batch],
     *,
     skip_first: int = 4,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -40,7 +40,7 @@ def has_modules(mapping: Mapping) -> bool:
     return bool(mapping.layers) and not any(isinstance(item, tuple) for item in mapping.layers)
 
 
-def layer_modules(attached: Attached) -> list[nn.Module]:
+def layer_modules(attached: Anatomy) -> list[nn.Module]:
     """The module of every layer."""
     if not has_modules(attached.mapping):
         raise InputError(
@@ -104,7 +104,7 @@ class Call(NamedTuple):
 
 
 @contextmanager
-def layer_calls(attached: Attached, arguments: dict[str, Any], skip_first: int) -> Iterator[dict[int, Call]]:
+def layer_calls(attached: Anatomy, arguments: dict[str, Any], skip_first: int) -> Iterator[dict[int, Call]]:
     """What every layer reads and outputs in the pass in the block, by number."""
     positions, hooks = Positions(attached.mapping, arguments, skip_first), Hooks()
     found: dict[int, Call] = {}

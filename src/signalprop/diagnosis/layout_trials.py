@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.diagnosis.removal import lists_of
 from signalprop.diagnosis.temporary_changes import (
@@ -27,7 +27,7 @@ _SQUARE = ("query", "key", "value", "output")
 _PROJECTED = ("query", "key", "value")
 
 
-def layout_trials(attached: Attached) -> Iterator[Trial]:
+def layout_trials(attached: Anatomy) -> Iterator[Trial]:
     """All that fit a model."""
     yield from _rotary_pairs(attached)
     yield from _grouping(attached)
@@ -39,7 +39,7 @@ def layout_trials(attached: Attached) -> Iterator[Trial]:
     yield from _experts(attached)
 
 
-def _with(attached: Attached, *roles: str) -> list[AttachedRow]:
+def _with(attached: Anatomy, *roles: str) -> list[AttachedRow]:
     """Self-attention rows that have all of these weights as plain matrices."""
     return [
         row for row in attached.rows
@@ -47,7 +47,7 @@ def _with(attached: Attached, *roles: str) -> list[AttachedRow]:
     ]  # fmt: skip
 
 
-def _rotary_pairs(attached: Attached) -> Iterator[Trial]:
+def _rotary_pairs(attached: Anatomy) -> Iterator[Trial]:
     """Rotary pairs are (i, i + d/2) in transformers, (2i, 2i + 1) in Meta's and GPT-J's code."""
     a = attached.mapping.architecture
     rows = _with(attached, "query", "key")
@@ -78,7 +78,7 @@ def _rotary_pairs(attached: Attached) -> Iterator[Trial]:
         )
 
 
-def _grouping(attached: Attached) -> Iterator[Trial]:
+def _grouping(attached: Anatomy) -> Iterator[Trial]:
     """Query head h reads key head h // group in transformers; others number them the other way round."""
     a = attached.mapping.architecture
     kv = a.n_kv_heads
@@ -107,7 +107,7 @@ def _grouping(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _projections(attached: Attached) -> Iterator[Trial]:
+def _projections(attached: Anatomy) -> Iterator[Trial]:
     """Queries, keys and values of one shape can change places, in a fused map or in three."""
     rows = _with(attached, *_PROJECTED)
     for order in permutations(_PROJECTED):  # what the maps read as query, key, value hold
@@ -134,7 +134,7 @@ def _numbers(held: Held) -> list[Tensor]:
     return [x for x in (part_of(held), part_of_bias(held)) if x is not None]
 
 
-def _fused(attached: Attached) -> Iterator[Trial]:
+def _fused(attached: Anatomy) -> Iterator[Trial]:
     """A fused map holds thirds, (3, heads, d_head), or every head's three, (heads, 3, d_head)."""
     a = attached.mapping.architecture
     size = 3 * a.n_heads * a.d_head
@@ -162,11 +162,10 @@ def _fused(attached: Attached) -> Iterator[Trial]:
     )  # fmt: skip
 
 
-def _order(attached: Attached) -> Iterator[Trial]:
+def _order(attached: Anatomy) -> Iterator[Trial]:
     """Layers numbered in the order of their names as text (0, 1, 10, 11, ..., 2), or from the top down."""
-    model, mapping = attached.model, attached.mapping
     try:
-        stacks = [(owner, name, getattr(owner, name)) for owner, name, _ in lists_of(model, mapping)]
+        stacks = [(owner, name, getattr(owner, name)) for owner, name, _ in lists_of(attached)]
     except InputError:
         return
 
@@ -197,7 +196,7 @@ def _order(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _matrices(attached: Attached) -> Iterator[Trial]:
+def _matrices(attached: Anatomy) -> Iterator[Trial]:
     """Square maps fit either way round."""
     rows = attached.rows
 
@@ -224,7 +223,7 @@ def _matrices(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _gates(attached: Attached) -> Iterator[Trial]:
+def _gates(attached: Anatomy) -> Iterator[Trial]:
     """Gate and up projections of one shape can change places, experts' too."""
     pairs = [
         (row.weights[gate], row.weights[up])
@@ -244,7 +243,7 @@ def _gates(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _experts(attached: Attached) -> Iterator[Trial]:
+def _experts(attached: Anatomy) -> Iterator[Trial]:
     """Experts one place off their rows of the router."""
     routers = [row.weights["router"] for row in attached.rows if plain(row.weights.get("router"))]
     for places in (1, -1) if routers else ():

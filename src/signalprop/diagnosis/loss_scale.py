@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import ScaledGradient, ScaledGradients
 from signalprop.errors import InputError
@@ -42,7 +42,7 @@ class GradientExponents:
         scale: what the loss is to be multiplied with.
     """
 
-    def __init__(self, attached: Attached, scale: float) -> None:
+    def __init__(self, attached: Anatomy, scale: float) -> None:
         check_scale(scale)
         self._attached, self._scale = attached, scale
         self._layers = _layers_of(attached)
@@ -108,7 +108,7 @@ class GradientExponents:
         return ScaledGradients(scale=self._scale, tensors=tuple(tensors), fitting=2.0**power, lost=lost)
 
 
-def _layers_of(attached: Attached) -> dict[int, int]:
+def _layers_of(attached: Anatomy) -> dict[int, int]:
     """The layer of every weight of a sublayer, by its id."""
     out: dict[int, int] = {}
     for k, rows in enumerate(groups(attached.layout)):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.diagnosis.sentences import fault
 from signalprop.diagnosis.temporary_changes import part_of_bias
 from signalprop.results.findings import Finding
@@ -20,7 +20,7 @@ _MOST = 0.8  # of them
 _FLOATS = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2"))
 
 
-def lost_numbers(attached: Attached) -> Iterator[Finding]:
+def lost_numbers(attached: Anatomy) -> Iterator[Finding]:
     """All that fit a model."""
     groups = _norms(attached)
     trained = {name for name, held in groups.items() if not all(_constant(g) for g, _ in held)}
@@ -31,7 +31,7 @@ def lost_numbers(attached: Attached) -> Iterator[Finding]:
     yield from _scales(attached)
 
 
-def _norms(attached: Attached) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
+def _norms(attached: Anatomy) -> dict[str, list[tuple[Tensor, Tensor | None]]]:
     """(gains, biases) of all norms, by their path with * for numbers."""
     out: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
     for path, module in attached.model.named_modules():
@@ -72,7 +72,7 @@ def _gains(groups: dict[str, list[tuple[Tensor, Tensor | None]]], trained: set[s
 
 
 def _biases(
-    attached: Attached, groups: dict[str, list[tuple[Tensor, Tensor | None]]], trained: set[str]
+    attached: Anatomy, groups: dict[str, list[tuple[Tensor, Tensor | None]]], trained: set[str]
 ) -> Iterator[Finding]:
     """Biases that are all 0 in a model whose gains were trained. Those of keys change nothing, and stay there."""
     held = [part_of_bias(row.weights.get(role)) for row in attached.rows for role in ("query", "value")]
@@ -97,7 +97,7 @@ def _any(bias: Tensor | None) -> bool:
     return bias is not None and bool(bias.any())
 
 
-def _scales(attached: Attached) -> Iterator[Finding]:
+def _scales(attached: Anatomy) -> Iterator[Finding]:
     """Matrices of layers that hold a quantised format's numbers themselves: its scales were not applied."""
     maps = [
         p.detach() for layer in attached.layers if isinstance(layer, nn.Module) for p in layer.parameters()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
@@ -33,7 +33,7 @@ _TOKENS = 32  # that tell it
 _NEVER, _NEVER_OF_MANY, _MANY = 2.0, 6.0, 16
 
 
-def parts_of(attached: Attached, short: Batch) -> tuple[Finding, ...]:
+def parts_of(attached: Anatomy, short: Batch) -> tuple[Finding, ...]:
     """What is wrong with parts of a model; one pass of a short text where it has routers."""
     with weights_here(attached.model):
         found = [*_norms(attached), *_tables(attached), *_rotary(attached), *_ties(attached), *_equal(attached)]
@@ -45,7 +45,7 @@ def _none(x: Any) -> bool:
     return isinstance(x, Tensor) and x.numel() > 0 and not bool(x.any())
 
 
-def _norms(attached: Attached) -> Iterator[Finding]:
+def _norms(attached: Anatomy) -> Iterator[Finding]:
     """Norms before branches whose gains are all 0. Norms that end a branch may begin there."""
     norms = [(row.layer, row.norm) for row in attached.rows
              if row.norm is not row.post_norm and row.placement != "res-post"]  # fmt: skip
@@ -57,7 +57,7 @@ def _norms(attached: Attached) -> Iterator[Finding]:
     yield from sentences.norms_of_zeros(dead, "tested: the gains were read")
 
 
-def _tables(attached: Attached) -> Iterator[Finding]:
+def _tables(attached: Anatomy) -> Iterator[Finding]:
     ends = attached.ends
     position = ends.position if isinstance(ends.position, Held) else None  # else a number, so not a table
     places = {"token table": ends.token, "position table": position, "head": ends.head}
@@ -74,14 +74,14 @@ def _tables(attached: Attached) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _map_to_words(attached: Attached) -> Tensor | None:
+def _map_to_words(attached: Anatomy) -> Tensor | None:
     """The weight of the one map that gives as many numbers as there are words, where the head was not found."""
     words = attached.mapping.architecture.vocab_size
     found = [m.weight for m in attached.model.modules() if isinstance(m, nn.Linear) and m.out_features == words]
     return found[0] if len(found) == 1 else None
 
 
-def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Finding, ...]:
+def epsilons_of(attached: Anatomy, signal: Sequence[LayerSignal]) -> tuple[Finding, ...]:
     """Norms whose epsilon is not small beside the mean square of what they read."""
     off: dict[int, tuple[float, float]] = {}
     for k, rows in enumerate(groups(attached.layout)):
@@ -107,7 +107,7 @@ def epsilons_of(attached: Attached, signal: Sequence[LayerSignal]) -> tuple[Find
     )  # fmt: skip
 
 
-def _rotary(attached: Attached) -> Iterator[Finding]:
+def _rotary(attached: Anatomy) -> Iterator[Finding]:
     """Buffers of rotary frequencies against those that the module computes anew from its configuration."""
     for path, module in attached.model.named_modules():
         buffers = {n: b for n, b in module.named_buffers(recurse=False) if "inv_freq" in n and not b.is_meta}
@@ -141,7 +141,7 @@ def _rotary(attached: Attached) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _scaling(attached: Attached) -> Iterator[Finding]:
+def _scaling(attached: Anatomy) -> Iterator[Finding]:
     """Factors on scores against those of a module that is built anew from the same configuration."""
     off: dict[int, tuple[float, float]] = {}
     for row in attached.rows:
@@ -170,7 +170,7 @@ def _begin(x: Tensor) -> str:
     return ", ".join(f"{v:.3g}" for v in x.flatten()[:3].tolist())
 
 
-def _ties(attached: Attached) -> Iterator[Finding]:
+def _ties(attached: Anatomy) -> Iterator[Finding]:
     """A head that is to be the table and is another parameter: by the configuration, or by its numbers."""
     model: Any = attached.model
     ties = bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
@@ -200,7 +200,7 @@ def _ties(attached: Attached) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _equal(attached: Attached) -> Iterator[Finding]:
+def _equal(attached: Anatomy) -> Iterator[Finding]:
     """Layers whose numbers are all the same, though they are not the same tensors."""
     if not has_modules(attached.mapping):
         return
@@ -230,7 +230,7 @@ def _equal(attached: Attached) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
+def _routers(attached: Anatomy, short: Batch) -> Iterator[Finding]:
     """Which experts a text chooses, by the router's own weights; and routers that no gradient reaches."""
     rows = [row for row in attached.rows if matrix_of(row.weights.get("router")) is not None]
     if not rows:
@@ -289,7 +289,7 @@ def _routers(attached: Attached, short: Batch) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
+def _dead_units(attached: Anatomy, short: Batch) -> Iterator[Finding]:
     """Feed-forwards whose activation outputs nothing, whatever the token."""
     modules = {
         row.layer: row.activation.found for row in attached.rows if row.activation and not row.activation.problem
@@ -310,14 +310,14 @@ def _dead_units(attached: Attached, short: Batch) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _pass(attached: Attached, short: Batch, hooks: Hooks) -> None:
+def _pass(attached: Anatomy, short: Batch, hooks: Hooks) -> None:
     """One pass with hooks."""
     model, mapping = attached.model, attached.mapping
     with torch.inference_mode(), hooks:
         lean(model, arguments_of(model, mapping, read_by(mapping.arguments, short)))
 
 
-def _router_scores(attached: Attached, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:
+def _router_scores(attached: Anatomy, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:
     """Scores by layer, (tokens, experts)."""
     read: dict[int, Tensor | None] = {}
     holders = {row.layer: row.weights["router"].found for row in rows}

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.mapping import Mapping, find
+from signalprop.attachment.anatomy import Anatomy, attach
+from signalprop.attachment.mapping import find
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.result import Estimate, Removal, Removed
@@ -22,10 +23,10 @@ _COUNTS = ("num_hidden_layers",)
 _DECODER_COUNTS = ("num_decoder_layers", "decoder_layers")
 
 
-def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, list[int]]]:
+def lists_of(attached: Anatomy) -> list[tuple[nn.Module, str, list[int]]]:
     """The module lists that hold the layers: (owner, attribute, numbers of their layers), one per stack."""
     found: dict[str, list[int]] = {}
-    for k, reference in enumerate(mapping.layers):
+    for k, reference in enumerate(attached.mapping.layers):
         if not isinstance(reference, str) or not reference.rpartition(".")[2].isdigit():
             raise InputError("layers can be removed where Mapping.layers names them by path in a list (model.layers.0)")
         found.setdefault(reference.rpartition(".")[0], []).append(k)
@@ -34,15 +35,15 @@ def lists_of(model: nn.Module, mapping: Mapping) -> list[tuple[nn.Module, str, l
     out = []
     for path, members in found.items():
         parent, _, name = path.rpartition(".")
-        held = find(model, path, "layers")
+        held = find(attached.model, path, "layers")
         if not isinstance(held, nn.ModuleList) or len(held) != len(members):
             raise InputError(f"{path} is not a list of the {len(members)} layers that the mapping names there")
-        out.append((find(model, parent) if parent else model, name, members))
+        out.append((find(attached.model, parent) if parent else attached.model, name, members))
     return out
 
 
-def _check(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
-    stacks, n = lists_of(model, mapping), len(mapping.layers)
+def _check(attached: Anatomy, layers: Sequence[int]) -> None:
+    stacks, n = lists_of(attached), len(attached.mapping.layers)
     for layer in layers:
         if not 0 <= layer < n:
             raise InputError(f"there is no layer {layer}; this model has layers 0 to {n - 1}")
@@ -50,20 +51,20 @@ def _check(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> None:
         if set(members) <= set(layers):
             raise InputError("all layers of a stack cannot be removed; leave at least one")
         first = members[0]
-        if mapping.architecture.positions == "relative" and first in layers:
+        if attached.mapping.architecture.positions == "relative" and first in layers:
             raise InputError(f"layer {first} holds the position bias of all layers of its stack and cannot be removed")
 
 
 @contextmanager
-def without(model: nn.Module, mapping: Mapping, layers: Sequence[int]) -> Iterator[None]:
+def without(attached: Anatomy, layers: Sequence[int]) -> Iterator[None]:
     """The model without some layers, for as long as the block runs; weights and the other layers stay as they are.
 
     A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them, and so does what
     the other layers carry as numbers (LayerNorm Scaling). Survivors are numbered anew for key-value
     caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
     """
-    _check(model, mapping, layers)
-    with other_attributes(_changes(model, mapping, layers, renumber=not _by_number(model))):
+    _check(attached, layers)
+    with other_attributes(_changes(attached, layers, renumber=not _by_number(attached.model))):
         yield
 
 
@@ -71,12 +72,10 @@ def _by_number(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "scale_attn_by_inverse_layer_idx", False))
 
 
-def _changes(
-    model: nn.Module, mapping: Mapping, layers: Sequence[int], *, renumber: bool
-) -> list[tuple[Any, str, Any]]:
+def _changes(attached: Anatomy, layers: Sequence[int], *, renumber: bool) -> list[tuple[Any, str, Any]]:
     """What makes a model one without some layers: (owner, attribute, new value)."""
-    stacks = lists_of(model, mapping)
-    config = getattr(model, "config", None)
+    stacks = lists_of(attached)
+    config = getattr(attached.model, "config", None)
     out: list[tuple[Any, str, Any]] = []
     for stack, (owner, name, members) in enumerate(stacks):
         held = getattr(owner, name)
@@ -101,9 +100,8 @@ def _changes(
 
 
 def removal(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     batches: Sequence[Batch],
-    mapping: Mapping,
     *,
     whole: LossResult | None = None,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
@@ -121,23 +119,24 @@ def removal(
     Raises:
         InputError: the mapping does not name the layers by their paths in a list.
     """
-    lists_of(model, mapping)
-    whole = whole or loss(model, batches, mapping=mapping)
-    removable = [k for k in range(len(mapping.layers)) if _removable(model, mapping, k)]
+    attached = attach(model)
+    lists_of(attached)
+    whole = whole or loss(attached, batches)
+    removable = [k for k in range(len(attached.mapping.layers)) if _removable(attached, k)]
     single = []
     for k in removable:
-        with without(model, mapping, (k,)):
-            found = loss(model, batches, mapping=mapping)
-            right = accuracy(model) if accuracy is not None else None
+        with without(attached, (k,)):
+            found = loss(attached, batches)
+            right = accuracy(attached.model) if accuracy is not None else None
         single.append(Removed(layers=(k,), loss=found.estimate, increase=found.above(whole), accuracy=right))
         if progress is not None:
             progress(len(single), len(removable))
     return Removal(single=tuple(single))
 
 
-def _removable(model: nn.Module, mapping: Mapping, layer: int) -> bool:
+def _removable(attached: Anatomy, layer: int) -> bool:
     try:
-        _check(model, mapping, (layer,))
+        _check(attached, (layer,))
     except InputError:
         return False
     return True

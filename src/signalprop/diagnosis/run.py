@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, attach, reading_batches
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
-from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
@@ -40,9 +40,7 @@ from signalprop.measurement.measuring import arguments_of
 from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
 from signalprop.results.findings import Finding
-from signalprop.streams.calls import remember
 from signalprop.streams.live_model import evaluating, weights_here, without_gradient
-from signalprop.streams.wrappers import unwrapped
 
 Stage = Callable[[str, int, int], None]
 _TRIAL_TOKENS = 64  # of a sequence that all trials read
@@ -53,7 +51,7 @@ _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 
 @typed
 def diagnose(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     batches: Iterable[Batch] | None = None,
     *,
     inputs: Any = None,
@@ -98,11 +96,10 @@ def diagnose(
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     if isinstance(batches, (Batch, Tensor, Dictionary)):
         batches, inputs = None, batches
-    arguments = remember(unwrapped(model), inputs)
-    attached = _understood(model, batches, name, mapping, arguments)
+    attached = _understood(model, batches, name, mapping, inputs)
     if isinstance(attached, Diagnosis):
         return attached
-    model, mapping = attached.model, attached.mapping
+    model, mapping, arguments = attached.model, attached.mapping, attached.arguments
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()):
         raise InputError(
             "its weights are sharded over processes (FSDP2); diagnose a checkpoint of it, or before sharding"
@@ -113,7 +110,7 @@ def diagnose(
         held = [inputs]
     else:
         held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
-    check(model, held, mapping, remove, cast)
+    check(attached, held, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
 
     def step(section: str) -> Callable[[int, int], None] | None:
@@ -133,7 +130,7 @@ def diagnose(
         whole = None
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
             tell = step("loss")
-            whole = loss(model, held, None if tell is None else lambda done: tell(done, n), mapping=mapping)
+            whole = loss(attached, held, None if tell is None else lambda done: tell(done, n))
         with weights_here(model):
             bad = bad_tensors(model)
             ends = _ends(attached, held) if whole is not None else None
@@ -166,7 +163,7 @@ def diagnose(
         if whole is None and (remove or cast):
             notes.append("no removals and no casts: there is no finite loss to compare")
         if whole is not None and remove:
-            removed = removal(model, held, mapping, whole=whole, accuracy=accuracy, progress=step("removal"))
+            removed = removal(attached, held, whole=whole, accuracy=accuracy, progress=step("removal"))
         if whole is not None and cast:
             cast_rows = casts(
                 attached, held, formats=cast, of=cast_of, whole=whole, skip_first=skip_first, progress=step("casts")
@@ -205,18 +202,18 @@ def diagnose(
 
 
 def _understood(
-    model: nn.Module, batches: Iterable[Batch] | None, name: str, mapping: Mapping | None, arguments: Any
-) -> Attached | Diagnosis:
+    model: nn.Module | Anatomy, batches: Iterable[Batch] | None, name: str, mapping: Mapping | None, inputs: Any
+) -> Anatomy | Diagnosis:
     """The model with its parts; of one whose wiring explains why they are not found, a diagnosis of that."""
     try:
-        attached = _with_words(reading_batches(attach(model, mapping, arguments)))
+        attached = _with_words(reading_batches(attach(model, mapping, inputs)))
         if not attached.mapping.tokens_first:
             return attached
         raise InputError(
             "diagnose reads streams (batch, tokens, features), and this model's is (tokens, batch, features)"
         )
     except InputError as error:
-        return not_understood(model, batches, name, error)
+        return not_understood(model.outer if isinstance(model, Anatomy) else model, batches, name, error)
 
 
 def batch_of(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
@@ -230,22 +227,22 @@ def batch_of(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
     return batch
 
 
-def check(model: nn.Module, batches: Sequence[Batch], mapping: Mapping, remove: bool, cast: Sequence[str]) -> None:
+def check(attached: Anatomy, batches: Sequence[Batch], remove: bool, cast: Sequence[str]) -> None:
     """Raise the InputError that `diagnose` would raise before its first pass."""
     unknown = [item for item in cast if item not in FORMATS]
     if unknown:
         raise InputError(f"unknown format {unknown[0]!r}; formats: {', '.join(FORMATS)}")
     if remove:
-        lists_of(model, mapping)
+        lists_of(attached)
     first_sequences(batches, 1)
 
 
-def _ends(attached: Attached, held: Sequence[Batch]) -> Ends | None:
+def _ends(attached: Anatomy, held: Sequence[Batch]) -> Ends | None:
     found = ends_of(attached, _short(held[0]))
     return None if found is None else found.model_copy(update={"frequencies": frequencies(held)})
 
 
-def _with_words(attached: Attached) -> Attached:
+def _with_words(attached: Anatomy) -> Anatomy:
     """The same; where how many words there are could not be proved, as many as the first table of the model has."""
     mapping, model = attached.mapping, attached.model
     if mapping.architecture.input != "tokens" or mapping.architecture.vocab_size != UNKNOWN:
@@ -255,10 +252,10 @@ def _with_words(attached: Attached) -> Attached:
     make = mapping.arguments
     if isinstance(make, BatchArguments):
         make = replace(make, architecture=a)
-    return replace(attached, mapping=replace(mapping, architecture=a, arguments=make))
+    return attached.noted(replace(mapping, architecture=a, arguments=make))
 
 
-def _why_not_finite(attached: Attached, held: Sequence[Batch]) -> tuple[Finding, ...]:
+def _why_not_finite(attached: Anatomy, held: Sequence[Batch]) -> tuple[Finding, ...]:
     model, mapping = attached.model, attached.mapping
     calls = (arguments_of(model, mapping, read_by(mapping.arguments, batch)) for batch in held)
     return why_not_finite(model, calls, layer_paths(model, attached.layers))

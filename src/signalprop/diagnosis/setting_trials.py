@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.diagnosis.temporary_changes import Trial
 from signalprop.diagnosis.whole_model_values import REBUILT
 
@@ -33,7 +33,7 @@ _SHORTEST = 4  # tokens of a window
 _NO_SWITCH = ("use_cache", "output_", "return_", "summary_", "torchscript", "tie_", "is_encoder", "add_cross", "grad")
 
 
-def setting_trials(attached: Attached, tokens: int) -> Iterator[Trial]:
+def setting_trials(attached: Anatomy, tokens: int) -> Iterator[Trial]:
     """All that fit a model of transformers; tokens: of the text."""
     model: Any = attached.model
     if not type(model).__module__.startswith("transformers.models."):

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
@@ -83,7 +83,7 @@ class Point:
 class _Observer(Streams):
     """Hooks on every stream, branch, norm and attention of a model."""
 
-    def __init__(self, attached: Attached, skip_first: int) -> None:
+    def __init__(self, attached: Anatomy, skip_first: int) -> None:
         super().__init__(attached, skip_first, self._look)
         self.attached, self.mapping, self.places = attached, attached.mapping, attached.plan
         self.points: defaultdict[int, Point] = defaultdict(Point)
@@ -116,7 +116,7 @@ class _Observer(Streams):
         self.points[index].see(x, keep, first)
         row = self._post.get(index)
         if row is not None and self._stream is not None:
-            item = self.mapping.sublayers[row]
+            item = self.attached.rows[row]
             made = multiplier_of(item.skip) * item.units[0] * self._stream.float()
             made += multiplier_of(item.multiplier) * item.units[1] * x
             self.sums[row].see(made, keep, first)
@@ -131,7 +131,7 @@ class _Observer(Streams):
         before = self._entering.pop(k, None)
         if before is None or not self.points[self.places.stream_out[self.layers[k][-1]]].finite or not bool(keep.any()):
             return
-        items = self.mapping.sublayers
+        items = self.attached.rows
         entered = items[self.layers[k][0]].units[0] * before[keep].float()
         added = items[self.layers[k][-1]].units[2] * x[keep].float() - entered
         cosine = F.cosine_similarity(added, entered, -1)
@@ -176,7 +176,7 @@ class _Observer(Streams):
 
 
 def observe(
-    attached: Attached,
+    attached: Anatomy,
     batches: Sequence[Batch],
     *,
     skip_first: int = 4,
@@ -219,10 +219,10 @@ def observe(
 
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:
-    rows, mapping, places = seen.layers[k], seen.mapping, seen.places
-    kinds = [row.kind for row in seen.attached.rows]
+    rows, held, places = seen.layers[k], seen.attached.rows, seen.places
+    kinds = [row.kind for row in held]
     enter, leave = seen.points[places.stream_in[rows[0]]], seen.points[places.stream_out[rows[-1]]]
-    unit_in, unit_out = mapping.sublayers[rows[0]].units[0] ** 2, mapping.sublayers[rows[-1]].units[2] ** 2
+    unit_in, unit_out = held[rows[0]].units[0] ** 2, held[rows[-1]].units[2] ** 2
     tokens, first = leave.tokens, leave.first_tokens
     attention = next((i for i in rows if kinds[i].attends_itself), -1)
     heads = seen.watch.seen.get(attention, HeadSums())
@@ -268,13 +268,13 @@ def _share(seen: _Observer, rows: Sequence[int]) -> Number:
     """Variance that branches add over that of the streams they make, before a norm there; summed over the branches."""
     total = 0.0
     for i in rows:
-        item, places = seen.mapping.sublayers[i], seen.places
+        item, places = seen.attached.rows[i], seen.places
         parallel = places.stream_out[i] < 0
         if i in seen.sums:
             made = seen.sums[i].mean()
         else:
             leave = seen.points[places.stream_out[i + parallel]].mean()
-            made = _times(leave, seen.mapping.sublayers[i + parallel].units[2] ** 2)
+            made = _times(leave, seen.attached.rows[i + parallel].units[2] ** 2)
         branch = seen.points[places.branch[i]].mean()
         if branch is None or not made:
             return None
@@ -292,7 +292,7 @@ def effective_rank(x: Tensor) -> float:
 
 
 def _gradients(
-    attached: Attached,
+    attached: Anatomy,
     held: Sequence[Batch],
     skip_first: int,
     lengths: dict[int, int],
@@ -341,7 +341,7 @@ def _gradients(
 
 
 @contextmanager
-def _lent(attached: Attached, *, everything: bool) -> Iterator[None]:
+def _lent(attached: Anatomy, *, everything: bool) -> Iterator[None]:
     """Gradients flow down to the model's input, and of all parameters only those there are given one.
 
     Args:

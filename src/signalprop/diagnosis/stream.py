@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.families import mapping_for
-from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import MASK, SYNTHETIC, Batch, ids_of, mask_tokens, speech_features, word_ranks
 from signalprop.data.texts import Piece, pieces
 from signalprop.diagnosis.layers import lean
@@ -32,7 +31,6 @@ from signalprop.network.architecture import ADDED, Architecture
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 from signalprop.streams.live_model import evaluating, placed
-from signalprop.streams.wrappers import unwrapped
 
 SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence
@@ -296,20 +294,15 @@ def _ratio(sums: FloatArray, counts: FloatArray) -> Estimate:
 
 
 def loss(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    progress: Callable[[int], None] | None = None,
-    *,
-    mapping: Mapping | None = None,
+    model: nn.Module | Anatomy, batches: Iterable[Batch], progress: Callable[[int], None] | None = None
 ) -> LossResult:
     """Cross-entropy of a model's logits on batches, in evaluation mode and without gradients.
 
     Args:
         progress: called with the number of sequences so far.
     """
-    model = unwrapped(model)
-    mapping = mapping_for(model, mapping)
-    make = mapping.arguments
+    attached = attach(model)
+    model, make = attached.model, attached.mapping.arguments
     if make is None:
         raise InputError("the mapping has no `arguments` to make the model's inputs from a batch; give it one")
     sums: list[float] = []

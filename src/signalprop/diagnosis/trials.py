@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
 from signalprop.diagnosis.layout_trials import layout_trials
@@ -29,7 +29,7 @@ GUESSING = 0.5  # of ln V
 
 
 def try_all(
-    attached: Attached, short: Batch, text: Sequence[Batch], progress: Progress | None = None
+    attached: Anatomy, short: Batch, text: Sequence[Batch], progress: Progress | None = None
 ) -> tuple[Tried, ...]:
     """The loss under every change that fits the model, the lowest first.
 
@@ -43,7 +43,7 @@ def try_all(
     """
 
     def of(batches: Sequence[Batch]) -> LossResult:
-        return loss(attached.model, batches, mapping=attached.mapping)
+        return loss(attached, batches)
 
     whole = of([short]).mean
     chance = math.log(attached.mapping.architecture.vocab_size)
@@ -93,7 +93,7 @@ def _beyond(best: Trial, others: Sequence[Trial], loss_now: Callable[[], float])
     return {}
 
 
-def trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterator[Trial]:
+def trials(attached: Anatomy, short: Batch, *, guessing: bool) -> Iterator[Trial]:
     """All that fit a model; guessing: it says little more of the text than chance."""
     yield from value_trials(attached, short, guessing=guessing)
     yield from layout_trials(attached)

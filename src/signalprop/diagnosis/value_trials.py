@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import lean
@@ -34,7 +34,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F
 _ALIKE = 0.05  # between two activations, for numbers from -3 to 3: both kinds of gelu differ by less
 
 
-def value_trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterator[Trial]:
+def value_trials(attached: Anatomy, short: Batch, *, guessing: bool) -> Iterator[Trial]:
     """All that fit a model; short, guessing: as of `trials`."""
     yield from _gains(attached)
     yield from _rotary_bases(attached.model)
@@ -48,7 +48,7 @@ def value_trials(attached: Attached, short: Batch, *, guessing: bool) -> Iterato
     yield from _adapters(attached.model)
 
 
-def _gains(attached: Attached) -> Iterator[Trial]:
+def _gains(attached: Anatomy) -> Iterator[Trial]:
     norms = {id(m): m for row in attached.rows for m in (row.norm, row.post_norm, row.query_norm, row.key_norm) if m}
     norms |= {id(m): m for m in attached.ends.final_norms}
     gains = [w for m in norms.values() if isinstance(w := gain_and_bias(m)[0], Tensor) and not w.is_meta]
@@ -102,7 +102,7 @@ def _frequencies(like: Tensor, base: float) -> Tensor:
     return (base ** -(torch.arange(n, dtype=torch.float64, device=like.device) / n)).to(like.dtype)
 
 
-def _scores(attached: Attached) -> Iterator[Trial]:
+def _scores(attached: Anatomy) -> Iterator[Trial]:
     a = attached.mapping.architecture
     places = [row.scaling for row in attached.rows if row.scaling is not None and row.kind.attends_itself]
     numbers = [(owner, name, getattr(owner, name)) for owner, name in places]
@@ -118,7 +118,7 @@ def _scores(attached: Attached) -> Iterator[Trial]:
             )  # fmt: skip
 
 
-def _ends(attached: Attached) -> Iterator[Trial]:
+def _ends(attached: Anatomy) -> Iterator[Trial]:
     ends, d = attached.ends, attached.mapping.architecture.d_model
     token, head = ends.token, ends.head
     if token is None or token.problem:
@@ -139,7 +139,7 @@ def _ends(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _logits(attached: Attached, short: Batch) -> Iterator[Trial]:
+def _logits(attached: Anatomy, short: Batch) -> Iterator[Trial]:
     """The factor on the logits of a pass that lowers its loss most, if it is far from 1."""
     head, mapping = attached.ends.head, attached.mapping
     holder = None if head is None or head.problem else head.holder
@@ -161,7 +161,7 @@ def _logits(attached: Attached, short: Batch) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _rows(attached: Attached) -> Iterator[Trial]:
+def _rows(attached: Anatomy) -> Iterator[Trial]:
     """A vocabulary whose ids count from another number: rows of the table, of the head, of both are some places off."""
     table, head = attached.ends.token, attached.ends.head
     if table is None or not plain(table):
@@ -186,7 +186,7 @@ def _moved(words: str, weights: list[Tensor], shift: int, rows: str) -> Trial:
     )  # fmt: skip
 
 
-def _positions(attached: Attached) -> Iterator[Trial]:
+def _positions(attached: Anatomy) -> Iterator[Trial]:
     """A table that is read some rows too high or too low."""
     held = attached.ends.position
     if not isinstance(held, Held) or not plain(held):
@@ -200,7 +200,7 @@ def _positions(attached: Attached) -> Iterator[Trial]:
         )  # fmt: skip
 
 
-def _activations(attached: Attached) -> Iterator[Trial]:
+def _activations(attached: Anatomy) -> Iterator[Trial]:
     found = [row.activation.found for row in attached.rows if row.activation and not row.activation.problem]
     modules = list({id(m): m for m in found if isinstance(m, nn.Module)}.values())
     x = torch.linspace(-3, 3, 61)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.parametrization_of import parametrization_of, tensors_of
 from signalprop.attachment.rows import AttachedRow
 from signalprop.diagnosis.layers import groups
@@ -22,7 +22,7 @@ from signalprop.theory.bounds import identity_distances
 
 
 def live_weights(
-    attached: Attached, inputs: InputStatistics | None = None, length: int | None = None
+    attached: Anatomy, inputs: InputStatistics | None = None, length: int | None = None
 ) -> tuple[tuple[Weights, ...], tuple[str, ...]]:
     """(one row per layer, notes). Predictions are those of random weights with the standard deviations that these have.
 
@@ -69,7 +69,7 @@ def _gain(row: AttachedRow, offset: float) -> Number:
     return number(float(gain.square().mean().sqrt()))
 
 
-def _stds(attached: Attached) -> list[dict[str, Any]]:
+def _stds(attached: Anatomy) -> list[dict[str, Any]]:
     """Root mean square of every role's weight, per sublayer; None where it is not finite."""
     masks = roles_of(attached.mapping.architecture, attached.layout.kind)
     out: list[dict[str, Any]] = []

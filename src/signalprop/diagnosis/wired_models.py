@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import asks_for_the_next, bad_tensors
@@ -27,7 +27,7 @@ from signalprop.streams.live_model import evaluating
 _TOKENS = 64
 
 
-def wired_here(attached: Attached, short: Batch) -> tuple[Finding, ...]:
+def wired_here(attached: Anatomy, short: Batch) -> tuple[Finding, ...]:
     """Of a fresh model on a short text."""
     model, mapping = attached.model, attached.mapping
     own = mapping.architecture.family is None

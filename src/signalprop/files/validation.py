@@ -88,7 +88,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        signature, hints = _declared(function, "torch.nn" in sys.modules)
+        signature, hints = _declared(function, tuple(name in sys.modules for name in _LATER.values()))
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -110,18 +110,27 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
     return call
 
 
-class _WithoutTorch:
-    """What stands for torch.nn before it is imported, when nothing can be one of its modules."""
+class _NotImported:
+    """What stands for a module, and for its classes, before it is imported, when nothing can be one of them."""
 
     class Module:
         """Of no value."""
 
+    Anatomy = Module
+
+
+_LATER = {
+    "nn": "torch.nn",
+    "Anatomy": "signalprop.attachment.anatomy",
+}  # names that are imported for type checkers alone
+
 
 @functools.cache
-def _declared(function: Callable[..., Any], torch_is_there: bool) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Signature, and types by parameter. Of the names that a module imports for type checkers alone, `nn` is known."""
-    nn = sys.modules["torch.nn"] if torch_is_there else _WithoutTorch
-    return inspect.signature(function), get_type_hints(function, localns={"nn": nn})
+def _declared(function: Callable[..., Any], imported: tuple[bool, ...]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Signature, and types by parameter. Of what a module imports for type checkers alone, _LATER is known."""
+    nn, anatomy = (sys.modules.get(name, _NotImported) for name in _LATER.values())
+    names = {"nn": nn, "Anatomy": getattr(anatomy, "Anatomy", _NotImported.Module)}
+    return inspect.signature(function), get_type_hints(function, localns=names)
 
 
 _SEVERAL: dict[Any, Callable[[Any], Iterable[Any]]] = {

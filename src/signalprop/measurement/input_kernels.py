@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, require_roles
+from signalprop.attachment.anatomy import Anatomy, attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -20,7 +20,7 @@ from signalprop.network.moments import FloatArray
 
 @typed
 def input_kernels(
-    model: nn.Module, batch: Batch | Dictionary[str, Any], *, mapping: Mapping | None = None
+    model: nn.Module | Anatomy, batch: Batch | Dictionary[str, Any], *, mapping: Mapping | None = None
 ) -> FloatArray:
     """X X^T / d of the stream that enters the first sublayer, for every sequence of a batch: (batch, tokens, tokens).
 
@@ -49,6 +49,6 @@ def input_kernels(
         output_of(attached.model, arguments_of(attached.model, mapping, batch))
     if not seen:
         raise InputError("the model did not run its first sublayer; fix the mapping")
-    x = seen[0] * mapping.sublayers[0].units[0]
+    x = seen[0] * attached.rows[0].units[0]
     kernels: FloatArray = (x @ x.transpose(1, 2) / x.shape[2]).cpu().numpy()
     return kernels

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, attach, reading_batches
 from signalprop.attachment.arguments import read_by
-from signalprop.attachment.attached import Attached, attach, reading_batches
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
@@ -27,9 +27,8 @@ from signalprop.measurement.result import NotReached, not_finite, profile_of, ta
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.results.series import SEQUENCES
-from signalprop.streams.calls import call, is_function, remember
+from signalprop.streams.calls import call, is_function
 from signalprop.streams.live_model import placed, without_gradient, without_numbers
-from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_call import attached_now_or_later
 from signalprop.watching.first_positions import FIRST, MASSIVE, FirstPositions
@@ -45,7 +44,7 @@ _turns: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()  # o
 
 @typed
 def measure(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     inputs: Any = None,
     *,
     mapping: Mapping | None = None,
@@ -82,12 +81,12 @@ def measure(
             message names the sublayer, the point and the parameter), or a mapping that does not fit the
             model.
     """
-    batch: Batch | dict[str, Any] | None = inputs if isinstance(inputs, Batch) else None
-    if inputs is not None and batch is None:
-        batch = remember(unwrapped(model), inputs)
-        attached = attach(model, mapping, batch)
+    attached = attach(model, mapping, inputs)
+    batch: Any = inputs
+    if inputs is not None and not isinstance(inputs, Batch):
+        batch = attached.arguments
     else:
-        attached = reading_batches(attach(model, mapping))
+        attached = reading_batches(attached)
     model = attached.model
     if skip_first is not None and skip_first < 0:
         raise InputError(f"skip_first is {skip_first}; expected 0 or more, or None")
@@ -145,7 +144,7 @@ def measure(
     return replace(found, reads=read, notes=(*found.notes, *notes), statistics=statistics)
 
 
-def _zero_rows(attached: Attached, arguments: Dictionary[str, Any]) -> str:
+def _zero_rows(attached: Anatomy, arguments: Dictionary[str, Any]) -> str:
     """A note where words that were read have a row of zeros in the token table; padding that is marked is none."""
     table = attached.ends.token
     if table is None or table.problem or attached.mapping.architecture.input == "patches":
@@ -265,7 +264,7 @@ class Probe:
     @typed
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Anatomy,
         *,
         every: int = 1,
         mapping: Mapping | None = None,
@@ -289,7 +288,7 @@ class Probe:
         self._inside = self._again = self._told = False
         groups = Groups(data_group, tokens_group)
 
-        def take(attached: Attached) -> None:
+        def take(attached: Anatomy) -> None:
             self._recorders = Recorders(attached, backward=backward, compiled=compiled, groups=groups)
 
         self._wait_no_longer = attached_now_or_later(

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import anatomy
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.streams.found import anatomy
 from signalprop.streams.parts import Branch, Seen
 from signalprop.streams.proof import tensors_of_pass
 

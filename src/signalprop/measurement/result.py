@@ -48,7 +48,7 @@ def profile_of(
         if problem and strict:
             raise InputError(problem)
         relative, scale, note = (None, None, problem) if problem else relative_gradients(recorder, gradient)
-    rows, items = recorder.plan.layout, recorder.mapping.sublayers
+    rows, items = recorder.plan.layout, recorder.attached.rows
     skips = np.array([number(items[i - 1 if rows.parallel[i] else i].skip) for i in range(len(items))])
     beta = np.array([number(item.multiplier) for item in items])
     statistics: dict[str, Any] = {}
@@ -131,7 +131,7 @@ def factor_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -
         if not gradient:
             return 1.0
         row += 1  # its gradient is that of the layer's output
-    unit = recorder.mapping.sublayers[row].units[POINTS.index(point)]
+    unit = recorder.attached.rows[row].units[POINTS.index(point)]
     return 1 / unit if gradient else unit
 
 
@@ -158,7 +158,7 @@ def dropped(recorder: Pass, table: Table, point: str, row: int, *, gradient: boo
     mean, variance, correlation = values.tolist()
     if virtual:  # the recorder's sum of the stream and the branch
         m, v, _ = table[recorder.plan.branch[row]].tolist()
-        item = recorder.mapping.sublayers[row]
+        item = recorder.attached.rows[row]
         factor = number(item.multiplier) * item.units[1]
         after = variance + factor * factor * (v + m * m) * rate / (1 - rate)
     elif gradient:

@@ -70,7 +70,7 @@ class Arguments:
     @property
     def _computes_its_loss(self) -> bool:
         """Whether the model may be given targets; which number its own loss leaves out (-1, -100) is not known."""
-        return self._mapping.anatomy is not None or "targets" in getattr(self._mapping.arguments, "inputs", {})
+        return self._mapping.found is not None or "targets" in getattr(self._mapping.arguments, "inputs", {})
 
     def statistics(self) -> InputStatistics | None:
         """Input statistics of the kept sequences; None (the default ones) where there are none."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.heads import HeadSums, Watch
 from signalprop.diagnosis.layers import groups, run
@@ -25,7 +25,7 @@ from signalprop.watching.first_positions import Streams
 Layers = dict[str, list[Number]]
 
 
-def attention_scores(attached: Attached, batch: Batch, skip_first: int, mesh: Any = None) -> Layers:
+def attention_scores(attached: Anatomy, batch: Batch, skip_first: int, mesh: Any = None) -> Layers:
     """Scores and entropy of every self-attention, of one pass in evaluation mode that looks at nothing else.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.parametrization_of import parametrization_of
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
@@ -29,7 +29,7 @@ class Checks:
 
     def __init__(
         self,
-        attached: Attached,
+        attached: Anatomy,
         tolerances: Mapping[str, float],
         logs: Logs,
         start: Parametrization | None,
@@ -100,7 +100,7 @@ class Checks:
         }
 
 
-def weights_of(attached: Attached, logs: Logs) -> Parametrization | None:
+def weights_of(attached: Anatomy, logs: Logs) -> Parametrization | None:
     """What the weights are now; None where they cannot be read, or one is not finite."""
     try:
         return parametrization_of(attached)

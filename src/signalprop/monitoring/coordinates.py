@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signalprop.attachment.attached import attach
+from signalprop.attachment.anatomy import attach
 from signalprop.attachment.mapping import describe
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.diagnosis.layers import groups

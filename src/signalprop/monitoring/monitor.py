@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, reading_batches
+from signalprop.attachment.anatomy import Anatomy, bare, reading_batches
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
@@ -35,7 +35,6 @@ from signalprop.monitoring.places import sublayers_of
 from signalprop.monitoring.processes import EveryRank, is_other_rank, mesh_of, together
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.findings import Findings
-from signalprop.streams.wrappers import unwrapped
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_call import attached_now_or_later
 from signalprop.watching.passes import Pass
@@ -107,7 +106,7 @@ class SignalMonitor:
     @typed
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Anatomy,
         *,
         every: int = 50,
         writer: Any = None,
@@ -134,7 +133,7 @@ class SignalMonitor:
         self.steps = steps_done
         self.active = not is_other_rank() if logs is None else logs
         self._every_rank = EveryRank.here()
-        self._model = unwrapped(model)
+        self._model = bare(model)
         self._batch, self._given = batch, start
         self._path, self._scheme = jsonl, scheme
         self._logs = Logs(writer, jsonl, log)
@@ -154,7 +153,7 @@ class SignalMonitor:
         if jsonl is not None and self.active:  # before the training; later a log that fails does not end it
             opened(jsonl).close()
 
-    def _take(self, attached: Attached) -> None:
+    def _take(self, attached: Anatomy) -> None:
         """The model is known."""
         scores, skip_first, compiled = self._wanted
         batch, start = self._batch, self._given
@@ -171,9 +170,9 @@ class SignalMonitor:
             reads=seen.names(self._model),
         )
         self._scores = scores and (batch is not None or self._arguments.reads_tokens)
-        if start is not None and start.n_sublayers != len(self._mapping.sublayers):
+        if start is not None and start.n_sublayers != len(self._attached.rows):
             raise InputError(
-                f"start has {start.n_sublayers} sublayers, the model {len(self._mapping.sublayers)}; expected the "
+                f"start has {start.n_sublayers} sublayers, the model {len(self._attached.rows)}; expected the "
                 "Parametrization of the same model"
             )
         self._experts = ExpertLoad(self._attached)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.files.storage import finite
 from signalprop.monitoring.bands import Departure
@@ -176,13 +176,13 @@ def _some(p: nn.Parameter) -> Tensor:
     return flat[:: max(1, len(flat) // _FOLLOWED)]
 
 
-def movement_of(attached: Attached, ring: int) -> Movement | None:
+def movement_of(attached: Anatomy, ring: int) -> Movement | None:
     """What keeps the last `ring` steps; None where that is none, or the mapping does not say where weights are."""
     parts = parts_of(attached)
     return Movement(parts, ring, mesh_of(attached.model)) if ring and parts else None
 
 
-def parts_of(attached: Attached) -> list[tuple[Place, list[nn.Parameter]]]:
+def parts_of(attached: Anatomy) -> list[tuple[Place, list[nn.Parameter]]]:
     """The parameters of every sublayer, each once, and of every layer those that belong to none of its sublayers."""
     places = sublayers_of(attached.layout)
     found: dict[Place, dict[int, nn.Parameter]] = {place: {} for place in places}

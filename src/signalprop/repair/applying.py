@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, attach, bare, require_roles, with_known_weights
 from signalprop.attachment.arguments import statistics_in
-from signalprop.attachment.attached import Attached, attach, require_roles, with_known_weights
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import rms, tensors_of
 from signalprop.data.batches import Batch
@@ -31,13 +31,12 @@ from signalprop.repair.tiny_pass import on_meta
 from signalprop.repair.undoing import Saved, all_or_nothing, everything
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.streams.calls import remember
-from signalprop.streams.wrappers import adapters_in, unwrapped
+from signalprop.streams.wrappers import adapters_in
 
 
 @typed
 def apply(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     scheme: str | Scheme | Parametrization,
     *,
     data: Batch | Dictionary[str, Any] | None = None,
@@ -86,11 +85,10 @@ def apply(
             parametrization of another shape, something that the model's forward code cannot be made to compute, or a
             scheme that changes the function of weights in which something has been learnt (by how much it says).
     """
-    model = unwrapped(model)
-    if record_of(model) is not None:
+    given, model = model, bare(model)
+    if (record := record_of(model)) is not None:
         raise InputError(
-            f"this model already carries scheme {record_of(model).parametrization.scheme!r}; "  # type: ignore[union-attr]
-            "fold(model) first, or load it again"
+            f"this model already carries scheme {record.parametrization.scheme!r}; fold(model) first, or load it again"
         )
     if adapted := adapters_in(model):
         raise InputError(
@@ -99,10 +97,9 @@ def apply(
         )
     if redraw and not initialize:
         raise InputError("redraw=True draws new weights and initialize=False keeps the present ones; give one of them")
-    called = remember(model, inputs if inputs is not None else data)
-    arguments = called if called is not None else data if isinstance(data, dict) else None
+    attached = attach(given, mapping, inputs if inputs is not None else data)
+    called = arguments = attached.arguments
     data = called if data is None else data
-    attached = attach(model, mapping, arguments)
     without_numbers = on_meta(model)
     trained = "" if redraw or without_numbers else learnt(attached)
     wanted, initialize = initialize, initialize and not trained
@@ -121,7 +118,7 @@ def apply(
             "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
             "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
         )
-    if attached.mapping.anatomy:  # in the vanilla model; nothing looks for it again
+    if attached.mapping.found:  # in the vanilla model; nothing looks for it again
         mapping = attached.mapping
     architecture = attached.mapping.architecture
     if architecture is not None and architecture.streams is not None:
@@ -169,7 +166,7 @@ def apply(
     return table
 
 
-def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametrization:
+def with_fixed_positions(attached: Anatomy, table: Parametrization) -> Parametrization:
     """The table with the root mean square of positions that the model computes or keeps, and no scheme can draw."""
     ends, mapping, e = attached.ends, attached.mapping, table.embedding
     fixed: dict[str, float] = {}
@@ -187,7 +184,7 @@ def with_fixed_positions(attached: Attached, table: Parametrization) -> Parametr
     return replace(table, embedding=Embedding(**e.model_dump() | fixed))
 
 
-def own_trained(attached: Attached) -> list[Tensor]:
+def own_trained(attached: Anatomy) -> list[Tensor]:
     """A model's own multipliers that train (LayerScale, ReZero), each once."""
     found = (value for row in attached.rows for value in (row.skip, row.multiplier))
     return list({id(value): value for value in found if isinstance(value, Tensor)}.values())
@@ -200,7 +197,7 @@ def _to_one(multipliers: Sequence[Tensor]) -> None:
             multiplier.fill_(1.0)
 
 
-def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
+def _refuse_multipliers(attached: Anatomy, *, neutral: bool) -> None:
     """Raise InputError for those that no factor makes up for; `neutral`: what trains becomes 1."""
     for row in attached.rows:
         skip, branch = row.own_multipliers
@@ -213,7 +210,7 @@ def _refuse_multipliers(attached: Attached, *, neutral: bool) -> None:
             )
 
 
-def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
+def _with_own(attached: Anatomy, table: Parametrization) -> Parametrization:
     """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
     own = np.array([row.own_multipliers for row in attached.rows])
     factor = attached.mapping.architecture.head_scale
@@ -223,7 +220,7 @@ def _with_own(attached: Attached, table: Parametrization) -> Parametrization:
     return replace(table, skip=table.skip * own[:, 0], branch=table.branch * own[:, 1], head=head)
 
 
-def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> Any:
+def _profiled(attached: Anatomy, chosen: Any, data: Any, seed: int | None) -> Any:
     """A scheme with the branch variances that its profiling pass measures on the model.
 
     The pass runs the model as the scheme initialises it, every multiplier 1; weights are put back afterwards.
@@ -237,7 +234,8 @@ def _profiled(attached: Attached, chosen: Any, data: Any, seed: int | None) -> A
     before = Saved(model, everything(model))
     try:
         draw_table(attached, table, 0 if seed is None else seed)
-        profile = measure(model.eval(), data, mapping=attached.mapping, backward=False)
+        model.eval()
+        profile = measure(attached, data, backward=False)
     finally:
         before.restore()
     return chosen.profiled(profile)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, attach, require_roles
 from signalprop.attachment.arguments import statistics_in
-from signalprop.attachment.attached import Attached, attach, require_roles
 from signalprop.attachment.mapping import Mapping, SublayerMap
 from signalprop.attachment.parameters_by_role import Part, walk
 from signalprop.attachment.parametrization_of import SHAPE, multipliers_of, trainable
@@ -26,14 +26,12 @@ from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_result import Check, Row
 from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_note, standard_error
 from signalprop.repair.plan import check_shape
-from signalprop.repair.record import Record, record_of, vanilla_mapping
+from signalprop.repair.record import Record, record_of
 from signalprop.results.text import ranges
 from signalprop.schemes import Scheme
 from signalprop.schemes import scheme as scheme_of
-from signalprop.streams.calls import remember
 from signalprop.streams.live_model import weights_here
 from signalprop.streams.proof import gain_and_bias
-from signalprop.streams.wrappers import unwrapped
 
 FALSE_ALARM = 1e-4  # chance that a right model fails
 _EXACT = 1e-6  # relative, of multipliers that Python or float32 holds: a product of a few float32 numbers
@@ -41,7 +39,7 @@ _EXACT = 1e-6  # relative, of multipliers that Python or float32 holds: a produc
 
 @typed
 def check(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     scheme: str | Scheme | Parametrization | None = None,
     *,
     mapping: Mapping | None = None,
@@ -72,17 +70,15 @@ def check(
         InputError: unknown scheme, family or option; none given, and none carried; a parametrization of another shape;
             weights on the meta device.
     """
-    model = unwrapped(model)
-    record = record_of(model)
-    arguments = remember(model, inputs)
-    attached = require_roles(attach(model, mapping, arguments))
-    vanilla = attached.mapping if record is None or mapping is not None else vanilla_mapping(model)
-    table = _table(scheme, options, vanilla, record, statistics_in(vanilla, inputs, arguments))
-    check_shape(vanilla.architecture, table.architecture)
+    attached = require_roles(attach(model, mapping, inputs))
+    mapping = attached.mapping
+    statistics = statistics_in(mapping, inputs, attached.arguments)
+    table = _table(scheme, options, mapping, record_of(attached.model), statistics)
+    check_shape(mapping.architecture, table.architecture)
     return check_attached(attached, table)
 
 
-def check_attached(attached: Attached, table: Parametrization) -> Check:
+def check_attached(attached: Anatomy, table: Parametrization) -> Check:
     """As `check`, of a model that is attached, with what its weights are, and a table of its shape."""
     model, record = attached.model, record_of(attached.model)
     with weights_here(model):
@@ -152,7 +148,7 @@ class _Entry:
     twice: str = ""
 
 
-def _entries(attached: Attached, p: Parametrization) -> tuple[list[_Entry], list[str]]:
+def _entries(attached: Anatomy, p: Parametrization) -> tuple[list[_Entry], list[str]]:
     """Every role that a scheme is checked by, and the names of the parameters that no role speaks of."""
     names = {id(tensor): name for name, tensor in attached.model.named_parameters()}
     scores = [norm for row in attached.rows for norm in (row.query_norm, row.key_norm) if norm is not None]
@@ -186,7 +182,7 @@ def _entries(attached: Attached, p: Parametrization) -> tuple[list[_Entry], list
     return found, [name for name, tensor in attached.model.named_parameters() if id(tensor) not in taken]
 
 
-def _place(attached: Attached, i: int | None, end: str = "") -> dict[str, Any]:
+def _place(attached: Anatomy, i: int | None, end: str = "") -> dict[str, Any]:
     """The first fields of a Row, of a sublayer or an `end`."""
     if i is None:
         return {"place": end, "stack": None, "layer": None, "kind": None}
@@ -202,7 +198,7 @@ def _coarsest(model: nn.Module) -> float:
     return max((torch.finfo(dtype).eps for dtype in types if dtype.is_floating_point), default=0.0)
 
 
-def _judged(attached: Attached, item: _Entry, deviations: float, coarsest: float) -> Row:
+def _judged(attached: Anatomy, item: _Entry, deviations: float, coarsest: float) -> Row:
     part = item.part
     offset, shape = part.offset, part.distribution
     wanted = part.std if part.constant is None else part.constant + offset
@@ -228,7 +224,7 @@ def _judged(attached: Attached, item: _Entry, deviations: float, coarsest: float
     return Row(**row, verdict="off" if problem else "ok", note=note)
 
 
-def _not_finite(attached: Attached, names: Sequence[str]) -> list[tuple[int | None, Row]]:
+def _not_finite(attached: Anatomy, names: Sequence[str]) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every parameter that no role speaks of and that holds NaN or infinite numbers.
 
     A_log of -inf, say: a recurrence whose rates were drawn from 0 on in half precision (transformers 47831).
@@ -247,7 +243,7 @@ def _not_finite(attached: Attached, names: Sequence[str]) -> list[tuple[int | No
 
 
 def _multipliers(
-    attached: Attached, p: Parametrization, record: Record | None, coarsest: float
+    attached: Anatomy, p: Parametrization, record: Record | None, coarsest: float
 ) -> list[tuple[int | None, Row]]:
     """(sublayer, row) of every multiplier, placement and end."""
     rows: list[tuple[int | None, Row]] = []
@@ -281,14 +277,14 @@ def _multipliers(
     if a.head != "none":
         put(None, "head", "scale", p.head.scale, mapping.head.scale)
     differ(None, "shaping of attention", _said(mapping.shaping), _said(p.shaping))
-    differ(None, "branch multipliers", trainable([item.multiplier for item in mapping.sublayers]), p.branch_trainable)
-    differ(None, "skip multipliers", trainable([item.skip for item in mapping.sublayers]), p.skip_trainable)
+    differ(None, "branch multipliers", trainable([item.multiplier for item in attached.rows]), p.branch_trainable)
+    differ(None, "skip multipliers", trainable([item.skip for item in attached.rows]), p.skip_trainable)
     yes_no = {True: "a final norm", False: "no final norm"}
     differ(None, "final norm", yes_no[a.has_final_norm], yes_no[p.architecture.has_final_norm])
     return rows
 
 
-def _now(attached: Attached, record: Record | None, i: int) -> dict[str, float]:
+def _now(attached: Anatomy, record: Record | None, i: int) -> dict[str, float]:
     """The multipliers of a sublayer as the model has them now."""
     row = attached.rows[i]
     out = multipliers_of(row, attached.mapping.gain_offset, now=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.repair.undoing import configs_of
 
 _NAMES = ("eps", "variance_epsilon")
@@ -35,10 +35,12 @@ class Epsilon:
     beside: Mapping[str, Holder] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, attached: Attached) -> Epsilon:
+    def of(cls, attached: Anatomy) -> Epsilon:
         """Of a model: an entry counts where norms on the stream follow it in a model built anew."""
         model: Any = attached.model
-        known = {path: norm for path, norm in model.named_modules() if any(norm is one for one in attached.norms)}
+        known = {
+            path: norm for path, norm in model.named_modules() if any(norm is one for one in attached.norm_modules)
+        }
         holders = [holder for norm in known.values() if (holder := _holder(norm)) is not None]
         if len(holders) < len(known) or any(row.normed for row in attached.rows):
             return cls(holders, "some norms have it in their code")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach, require_roles
+from signalprop.attachment.anatomy import Anatomy, attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import AttachedEnds, AttachedRow, Held
 from signalprop.data.batches import Batch, default_batch, shortened
@@ -30,8 +30,6 @@ from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Factors
-from signalprop.streams.calls import remember
-from signalprop.streams.wrappers import unwrapped
 
 LARGEST = 65504.0  # number of float16
 _SAME, _SAME_IN_HALF = 1e-3, 0.1  # relative differences of outputs that rounding may make
@@ -95,7 +93,7 @@ class Fit:
 
 @typed
 def fit(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     inputs: Any = None,
     *,
     margin: int = 2,
@@ -123,12 +121,12 @@ def fit(
     """
     if not 0 <= margin <= 8:
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
-    called = remember(unwrapped(model), inputs)
-    attached = require_roles(attach(model, mapping, called))
+    attached = require_roles(attach(model, mapping, inputs))
+    model = attached.model
     _refuse(attached)
     held = _held_stream(attached)
     architecture = attached.mapping.architecture
-    batch = inputs if isinstance(inputs, Batch) else called
+    batch = inputs if isinstance(inputs, Batch) else attached.arguments
     batch = default_batch(shortened(architecture)) if batch is None else batch
     arguments = arguments_of(model, attached.mapping, batch)
     epsilon = Epsilon.of(attached)
@@ -168,7 +166,7 @@ def fit(
     )
 
 
-def _refuse(attached: Attached) -> None:
+def _refuse(attached: Anatomy) -> None:
     """Raise an InputError for a model whose weights cannot be changed."""
     if record_of(attached.model) is not None:
         raise InputError("the model carries a scheme; signalprop.fold(model) first")
@@ -177,7 +175,7 @@ def _refuse(attached: Attached) -> None:
             raise InputError(f"{name} is on the meta device or sharded; fit needs a whole model with its weights")
 
 
-def _held_stream(attached: Attached) -> str:
+def _held_stream(attached: Anatomy) -> str:
     """Why no weight can divide the stream; "" where weights can."""
     for row in attached.rows:
         if row.placement == "post":
@@ -193,7 +191,7 @@ def _held_stream(attached: Attached) -> str:
     return ""
 
 
-def _norm_of_tied_head(attached: Attached, arguments: Dictionary[str, Any]) -> nn.Module | None:
+def _norm_of_tied_head(attached: Anatomy, arguments: Dictionary[str, Any]) -> nn.Module | None:
     """The norm whose output a head reads that shares its weight with the embedding; None where it has its own."""
     ends = attached.ends
     own: Any = getattr(attached.model, "get_output_embeddings", lambda: None)()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -101,7 +101,7 @@ def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
 class _Folding:
     """What folding a model takes. Nothing in here changes the model."""
 
-    def __init__(self, attached: Attached, record: Record) -> None:
+    def __init__(self, attached: Anatomy, record: Record) -> None:
         self.attached, self.record = attached, record
         self.eps_error = 0.0
         self.factors = Factors(attached, _refused, "fold", every_holder=True)

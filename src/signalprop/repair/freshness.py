@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.parameters_by_role import walk
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
@@ -50,7 +50,7 @@ _STEPS = 20  # of the power iteration, which may stop short of the largest singu
 _KOLMOGOROV = 3.3  # sup |F - F'| sqrt(n / 2) of two samples of n, exceeded by one in 10^9
 
 
-def learnt(attached: Attached) -> str:
+def learnt(attached: Anatomy) -> str:
     """The first parameter that no initialiser has left as it is, and why; '' where all are fresh.
 
     Parameters of a single number tell nothing, nor do those on the meta device and those that hold no floating-point
@@ -88,7 +88,7 @@ class Outputs:
         arguments: keyword arguments of its forward; default: a few random tokens.
     """
 
-    def __init__(self, attached: Attached, arguments: dict[str, Any] | None) -> None:
+    def __init__(self, attached: Anatomy, arguments: dict[str, Any] | None) -> None:
         self.model = attached.outer
         self.arguments = arguments_for(attached, arguments)
         self.before = self._logits()
@@ -114,7 +114,7 @@ class Outputs:
         return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
 
 
-def _fused(attached: Attached) -> dict[int, list[Callable[[Tensor], Tensor]]]:
+def _fused(attached: Anatomy) -> dict[int, list[Callable[[Tensor], Tensor]]]:
     """By the parameter's id: what takes the numbers of each role out of one that several share, or padding out."""
     found: dict[int, list[Callable[[Tensor], Tensor]]] = {}
     fused = (held for row in attached.rows for held in row.weights.values() if held.rows is not None)
@@ -223,7 +223,7 @@ def _tables(architecture: Architecture, schemes: tuple[str, ...]) -> list[Parame
     return tables
 
 
-def _by_a_scheme(attached: Attached, parameter: Tensor, values: Tensor) -> bool:
+def _by_a_scheme(attached: Anatomy, parameter: Tensor, values: Tensor) -> bool:
     """Whether a vector can be a scheme's draws: biases of PyTorch's scale, tokens of the embedding's."""
     return values.ndim < 2 and any(
         part.tensor is parameter

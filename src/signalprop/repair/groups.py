@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from signalprop.attachment.attached import Attached, attach
+from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.parameters_by_role import Part, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -138,17 +138,13 @@ def _is_inner(parts: Sequence[Part]) -> bool:
     return bool(parts) and all(part.row is not None and part.decays for part in parts)
 
 
-def _described(model: nn.Module) -> tuple[Parametrization, Attached, dict[str, float]]:
+def _described(model: nn.Module) -> tuple[Parametrization, Anatomy, dict[str, float]]:
     """What a model is: numbers, where they are, and learning-rate factors of added parameters."""
     if isinstance(model, Transformer):
         p = model.parametrization
         attached = attach(model)
-        own = {
-            f"{item.branch.removesuffix('.branch')}.multiplier": float(p.learning_rates["vectors"][i])
-            for i, item in enumerate(attached.mapping.sublayers)
-            if isinstance(item.branch, str)
-        }
-        return p, attached, own
+        of = {id(row.multiplier): float(p.learning_rates["vectors"][i]) for i, row in enumerate(attached.rows)}
+        return p, attached, {name: of[id(q)] for name, q in model.named_parameters() if id(q) in of}
     record = the_record(model)
     vectors = record.parametrization.learning_rates["vectors"]
     rates = {

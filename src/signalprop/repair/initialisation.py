@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.parameters_by_role import Assignment, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -48,7 +48,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
     record.pending = record.kept = False
 
 
-def _refuse_garbage(attached: Attached, record: Record) -> None:
+def _refuse_garbage(attached: Anatomy, record: Record) -> None:
     """Buffers have to come out the same whatever they held before; parameters are to be looked at afterwards."""
     model = attached.model
     covered = {id(item.tensor) for item in assignments(attached, record.parametrization)}
@@ -74,7 +74,7 @@ def _refuse(names: Iterable[str]) -> None:
         )
 
 
-def draw_weights(attached: Attached, record: Record, seed: int | None) -> None:
+def draw_weights(attached: Anatomy, record: Record, seed: int | None) -> None:
     """Fill every parameter; see `initialize`."""
     model: Any = attached.model
     draw_table(attached, record.parametrization, seed)
@@ -86,7 +86,7 @@ def draw_weights(attached: Attached, record: Record, seed: int | None) -> None:
             place._is_hf_initialized = True  # or transformers' `init_weights` would draw it anew
 
 
-def draw_table(attached: Attached, p: Parametrization, seed: int | None) -> None:
+def draw_table(attached: Anatomy, p: Parametrization, seed: int | None) -> None:
     """Draw the weights of a Parametrization; see `initialize`."""
     model = attached.model
     if seed is None:
@@ -210,7 +210,7 @@ def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
             setattr(model.get_submodule(path), attribute, parameter)
 
 
-def set_multipliers(attached: Attached, record: Record) -> None:
+def set_multipliers(attached: Anatomy, record: Record) -> None:
     """Trainable multipliers at their initial values."""
     p = record.parametrization
     for i, path in enumerate(record.carriers):

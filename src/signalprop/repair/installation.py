@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
@@ -17,12 +17,12 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.initialisation import ties
 from signalprop.repair.plan import Plan, RowPlan, make_plan
-from signalprop.repair.record import Record, applied_mapping, attached_vanilla, is_pretrained
+from signalprop.repair.record import Record, attached_applied, is_pretrained
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
 from signalprop.repair.splices import Multiplied, Passed, Reading, Rewired, Splice, carry_over, refuse_adapters, splice
 
 
-def install(attached: Attached, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
+def install(attached: Anatomy, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
     """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are.
 
     Args:
@@ -55,7 +55,7 @@ def eps_bound(a: Architecture, p: Parametrization, plan: Plan) -> float:
 class _Installation:
     """Does what a plan says, module by module."""
 
-    def __init__(self, attached: Attached, table: Parametrization, record: Record) -> None:
+    def __init__(self, attached: Anatomy, table: Parametrization, record: Record) -> None:
         self.attached, self.table, self.record = attached, table, record
         self.scaled_norms: dict[int, float] = {}
         self.stream = Passed()
@@ -220,9 +220,9 @@ class Applied(Splice):
         if name == "peft_config":
             refuse_adapters(self)
 
-    def signalprop_mapping(self) -> Mapping:
-        """Where the signal runs, in the units of the Parametrization, for `measure` and `Probe`."""
-        return applied_mapping(attached_vanilla(self), self.signalprop_record)
+    def signalprop_anatomy(self) -> Anatomy:
+        """The model in the units of the Parametrization, for all that looks at one."""
+        return attached_applied(self)
 
 
 class AppliedPretrained(Applied):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
@@ -47,7 +47,7 @@ class Place:
     weight: Tensor | None = None
 
 
-def places_of(attached: Attached, *, along: bool, tied: nn.Module | None) -> list[Place]:
+def places_of(attached: Anatomy, *, along: bool, tied: nn.Module | None) -> list[Place]:
     """Every place that is watched, each once.
 
     Args:
@@ -61,7 +61,7 @@ def places_of(attached: Attached, *, along: bool, tied: nn.Module | None) -> lis
     return list(found.values())
 
 
-def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
+def _rows(attached: Anatomy, *, along: bool) -> Iterator[Place]:
     plan = attached.plan
     owners = {id(p): module for module in attached.model.modules() for p in module.parameters(recurse=False)}
     for i, row in enumerate(attached.rows):
@@ -90,7 +90,7 @@ def _rows(attached: Attached, *, along: bool) -> Iterator[Place]:
             yield Place(row.label, role, site, held.rows, divided, inner, weight)
 
 
-def _ends(attached: Attached, *, along: bool, tied: nn.Module | None) -> Iterator[Place]:
+def _ends(attached: Anatomy, *, along: bool, tied: nn.Module | None) -> Iterator[Place]:
     ends = attached.ends
     for norm in (ends.norm, ends.decoder_norm):
         if norm is not None:
@@ -109,7 +109,7 @@ def reads_bare(row: AttachedRow) -> bool:
     return row.placement in ("res-post", "none") or (row.placement == "pre" and absent)
 
 
-def moves_inner(attached: Attached, row: AttachedRow) -> bool:
+def moves_inner(attached: Anatomy, row: AttachedRow) -> bool:
     """Whether a factor on values, or on up, comes out again after what is between them and the last map."""
     a = attached.mapping.architecture
     gated = not row.weights.keys().isdisjoint(("gate", "expert_gate")) and not ExpertsSettings.of(a).up_shift
@@ -128,7 +128,7 @@ def _module(found: Any) -> nn.Module:
     return found
 
 
-def largest(attached: Attached, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:
+def largest(attached: Anatomy, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:
     """The largest |activation| at every place, and the first output, of one forward pass in evaluation mode."""
     seen = [0.0] * len(places)
     hooked = [index for index, place in enumerate(places) if place.weight is None]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
@@ -89,7 +89,7 @@ def check_shape(model: Architecture, table: Architecture) -> None:
             )
 
 
-def make_plan(attached: Attached, p: Parametrization, *, dtype: str) -> Plan:
+def make_plan(attached: Anatomy, p: Parametrization, *, dtype: str) -> Plan:
     """What has to be done to a model.
 
     Args:
@@ -132,7 +132,7 @@ def _refuse_what_the_stream_does_not_tell(mapping: Mapping, plan: Plan, p: Param
         )
 
 
-def _refuse_other_wiring(attached: Attached, p: Parametrization) -> None:
+def _refuse_other_wiring(attached: Anatomy, p: Parametrization) -> None:
     """Raise InputError, with the call of `build`, where a scheme needs other forward code than the model has."""
     a, shaping = attached.mapping.architecture, attached.mapping.shaping
     for i, (row, theirs) in enumerate(zip(attached.rows, p.placement.tolist(), strict=True)):

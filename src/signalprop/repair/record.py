@@ -1,4 +1,4 @@
-"""What `apply` leaves on a model: the record of what it did, and the mapping in the Parametrization's units."""
+"""What `apply` leaves on a model: the record of what it did, and the model in the Parametrization's units."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached, attach
-from signalprop.attachment.families import mapping_for, mapping_of
-from signalprop.attachment.mapping import Mapping, SublayerMap, find_any, number
+from signalprop.attachment.anatomy import Anatomy, attach
+from signalprop.attachment.families import mapping_of
+from signalprop.attachment.mapping import Mapping, find_any, number
+from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.plan import Plan
-from signalprop.repair.splices import Splice, refuse_adapters, restore
+from signalprop.repair.splices import refuse_adapters, restore
 
 
 @dataclass
@@ -79,53 +80,41 @@ def the_record(model: nn.Module) -> Record:
     return record
 
 
-def vanilla_mapping(model: nn.Module) -> Mapping:
-    """The mapping of a model as it was before a scheme was applied."""
-    record = record_of(model)
-    if record is None:
-        return mapping_for(model, None)
-    if record.mapping is not None:
-        return record.mapping
-    own = getattr(model._vanilla, "signalprop_mapping", None) if isinstance(model, Splice) else None
-    return own(model) if own is not None else mapping_of(model)
-
-
-def attached_vanilla(model: nn.Module) -> Attached:
-    """A model with its mapping as it was before a scheme was applied; raises where adapters would miss multipliers."""
+def attached_vanilla(model: nn.Module) -> Anatomy:
+    """An applied model as it was before, in the units of its code; raises where adapters would miss multipliers."""
     refuse_adapters(model)
-    return attach(model, vanilla_mapping(model))
+    record = the_record(model)
+    own = getattr(model, "signalprop_mapping", None)
+    return attach(model, record.mapping or (own() if own is not None else mapping_of(model)))
 
 
-def applied_mapping(attached: Attached, record: Record) -> Mapping:
-    """The mapping of an applied model: the same places, multipliers as they are now, streams in paper units.
-
-    Args:
-        attached: the model by its vanilla mapping.
-    """
-    p, vanilla = record.parametrization, attached.mapping
-    return replace(
-        vanilla,
-        architecture=p.architecture,
-        sublayers=[_row(attached, item, record, i) for i, item in enumerate(vanilla.sublayers)],
-        embedding=replace(vanilla.embedding, scale=vanilla.embedding.scale * record.plan.embedding_ratio),
-        head=replace(vanilla.head, scale=vanilla.head.scale * record.plan.head_ratio),
+def attached_applied(model: nn.Module) -> Anatomy:
+    """An applied model in the units of the Parametrization: the same places, multipliers as they are now."""
+    vanilla, record = attached_vanilla(model), the_record(model)
+    mapping = replace(
+        vanilla.mapping,
+        architecture=record.parametrization.architecture,
+        embedding=replace(
+            vanilla.mapping.embedding, scale=vanilla.mapping.embedding.scale * record.plan.embedding_ratio
+        ),
+        head=replace(vanilla.mapping.head, scale=vanilla.mapping.head.scale * record.plan.head_ratio),
     )
+    rows = tuple(_row(vanilla, record, i) for i in range(len(vanilla.rows)))
+    return replace(vanilla, described=mapping, changed=rows)
 
 
-def _row(attached: Attached, item: SublayerMap, record: Record, i: int) -> SublayerMap:
-    p, done, path = record.parametrization, record.plan.rows[i], record.carriers[i]
-    carrier: Any = attached.model.get_submodule(path)
+def _row(vanilla: Anatomy, record: Record, i: int) -> AttachedRow:
+    row, p, done = vanilla.rows[i], record.parametrization, record.plan.rows[i]
+    carrier: Any = vanilla.model.get_submodule(record.carriers[i])
     rewired = done.treatment == "rewired"
-    trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (item.skip, item.multiplier))
+    trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (row.skip, row.multiplier))
     own = (1.0, 1.0) if record.kept else tuple(trained)  # of weights that were kept, the table holds them
-    changes: dict[str, Any] = {
-        "skip": carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]) * own[0],
-        "multiplier": carrier.multiplier if rewired else float(p.branch[i]) * own[1],
-        "norm_scale": done.norm_scale,
-        "units": (done.before, 1.0 if rewired else 1 / done.scale, done.behind),
-    }
-    if done.score_ratio != 1:
-        changes["score_scale"] = attached.rows[i].score_scale * done.score_ratio
-    if rewired:
-        changes |= {"branch": f"{path}.point", "call": 0, "calls": 1}
-    return replace(item, **changes)
+    return replace(
+        row,
+        skip=carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]) * own[0],
+        multiplier=carrier.multiplier if rewired else float(p.branch[i]) * own[1],
+        norm_scale=done.norm_scale,
+        units=(done.before, 1.0 if rewired else 1 / done.scale, done.behind),
+        score_scale=row.score_scale * done.score_ratio,
+        **({"branch": carrier.point, "call": 0, "calls": 1} if rewired else {}),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach, require_roles
+from signalprop.attachment.anatomy import attach, require_roles
 from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError, first_line, require
 from signalprop.files import checkpoint_loading
@@ -84,7 +84,7 @@ def load(
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)
-        known = attached.mapping if attached.mapping.anatomy else mapping  # found in the vanilla model, as in apply
+        known = attached.mapping if attached.mapping.found else mapping  # found in the vanilla model, as in apply
         record = install(attached, table, match_eps=document.match_eps, by_hand=known)
         record.kept = document.weights == "kept"
         if document.kind == "module":

@@ -163,7 +163,7 @@ def _document(
             "match_eps": record.matched_eps,
             "weights": "kept" if record.kept else "drawn",
         }
-        if record.mapping is not None and record.mapping.anatomy is None:
+        if record.mapping is not None and record.mapping.found is None:
             document["by_hand"] = True  # it has to be given to `load` again
     document = finite(document)
     return document | {"id": digest(document, tensors)}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import number
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
@@ -22,7 +22,7 @@ from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import ROUNDINGS, TinyPass, arguments_for, like, on_meta, rms, same
 
 
-def confirm(attached: Attached, arguments: Dictionary[str, Any] | None = None) -> bool:
+def confirm(attached: Anatomy, arguments: Dictionary[str, Any] | None = None) -> bool:
     """Whether the mapping says what the model does; raises where it does not.
 
     The output of every carrier is replaced by noise of the stream's size, and then for every sublayer: the branch is
@@ -54,7 +54,7 @@ def refuse_not_finite(model: nn.Module) -> None:
             ) from None
 
 
-def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bool:
+def _confirmed(attached: Anatomy, arguments: Dictionary[str, Any] | None) -> bool:
     if record_of(attached.model) is not None:
         raise InputError("this model carries a scheme already; confirm looks at models before apply")
     sites, rows = attached.plan, attached.layout
@@ -127,7 +127,7 @@ def _confirmed(attached: Attached, arguments: Dictionary[str, Any] | None) -> bo
     return True
 
 
-def carriers_of(attached: Attached) -> list[nn.Module]:
+def carriers_of(attached: Anatomy) -> list[nn.Module]:
     """The carrier of every sublayer: the module that a multiplier goes on."""
     first: dict[int, AttachedRow] = {}
     carriers: list[nn.Module] = []

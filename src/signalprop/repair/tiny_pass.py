@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.data.batches import Batch, default_statistics, shortened
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import Hooks, Site
@@ -97,7 +97,7 @@ def tiny_batch(architecture: Architecture) -> Batch:
     return synthetic_batch(a, default_statistics(a), 1, 0)
 
 
-def arguments_for(attached: Attached, given: Dictionary[str, Any] | None) -> dict[str, Any]:
+def arguments_for(attached: Anatomy, given: Dictionary[str, Any] | None) -> dict[str, Any]:
     """The given arguments, or those of a tiny batch, on the model's device."""
     if given is None:
         mapping = attached.mapping
@@ -128,12 +128,16 @@ def same(one: Tensor, other: Tensor) -> bool:
     return difference <= ROUNDINGS * eps * (rms(one) + rms(other))
 
 
-def norm_before(attached: Attached, head: nn.Module, arguments: Dictionary[str, Any]) -> nn.Module | None:
+def norm_before(attached: Anatomy, head: nn.Module, arguments: Dictionary[str, Any]) -> nn.Module | None:
     """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
     seen = TinyPass(keep_events=True)
     leaves = [m for m in attached.model.modules() if next(m.children(), None) is None]
-    norms = {id(m) for m in (*attached.norms, *leaves) if m in attached.norms or "norm" in type(m).__name__.lower()}
-    watched = [(module, side) for module in (*leaves, *attached.norms, head) for side in ("input", "output")]
+    norms = {
+        id(m)
+        for m in (*attached.norm_modules, *leaves)
+        if m in attached.norm_modules or "norm" in type(m).__name__.lower()
+    }
+    watched = [(module, side) for module in (*leaves, *attached.norm_modules, head) for side in ("input", "output")]
     seen.run(attached.outer, dict(arguments), watched)
     entries = seen.inputs.get(id(head), [])
     if len(entries) != 1:

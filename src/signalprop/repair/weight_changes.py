@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import Held
 from signalprop.errors import InputError
 from signalprop.repair.splices import Splice
@@ -71,10 +71,10 @@ class Factors:
     """
 
     def __init__(
-        self, attached: Attached, refused: Callable[[str, str], InputError], verb: str, *, every_holder: bool
+        self, attached: Anatomy, refused: Callable[[str, str], InputError], verb: str, *, every_holder: bool
     ) -> None:
         self._attached, self._refused, self._verb, self._every = attached, refused, verb, every_holder
-        self._norms = {id(norm) for norm in attached.norms}
+        self._norms = {id(norm) for norm in attached.norm_modules}
         self._found: dict[tuple[int, int], tuple[Change, str]] = {}  # by parameter and what holds it
         self._holders: dict[int, list[nn.Module]] = {}
         for module in attached.model.modules():

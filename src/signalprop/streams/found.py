@@ -1,4 +1,4 @@
-"""`anatomy`: the parts of a model, found in one small forward pass and proved in a second."""
+"""The streams of a model, found in one small forward pass and proved in a second."""
 
 from __future__ import annotations
 
@@ -12,43 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError, first_line
-from signalprop.files.validation import typed
-from signalprop.streams.anatomy import Anatomy
 from signalprop.streams.arguments import tiny_arguments
-from signalprop.streams.calls import UnknownCall, first_sequence, remember, remembered
+from signalprop.streams.calls import UnknownCall, first_sequence, remembered
 from signalprop.streams.finder import Finder
 from signalprop.streams.live_model import device_of, evaluating, without_numbers
 from signalprop.streams.proof import Norm, prove
+from signalprop.streams.streams import Streams
 from signalprop.streams.tape import record
 from signalprop.streams.token_axis import with_token_axis
-from signalprop.streams.wrappers import unwrapped
 
 
-@typed
-def anatomy(model: nn.Module, inputs: Any = None) -> Anatomy:
-    """Find the residual stream of any model by following the additions of one small forward pass, and prove it.
-
-    Two forward passes in evaluation mode without gradients: in the first every tensor operation is followed, in the
-    second plain hooks look whether stream_out = skip * stream_in + multiplier * branch, in float64. The model's mode
-    and random states are left as they are. On the meta device there is one pass, and nothing is proved.
-
-    Args:
-        model: any module in which additions carry a stream through layers, which are the members of a ModuleList, of a
-            Sequential, or siblings whose names end in numbers.
-        inputs: what it is called with, of which the first sequence is taken: a tensor, a tuple, a dictionary of
-            arguments, or a function that calls it; default: what it was called with last, else a few random tokens, an
-            image or frames of random numbers, by what the model reads.
-
-    Raises:
-        InputError: the model does not run on them, or no residual stream was found.
-    """
-    model = unwrapped(model)
-    remember(model, inputs)
-    return anatomy_of(model)
-
-
-def anatomy_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Anatomy:
-    """As `anatomy`, of a model without wrappers, with arguments of its forward by name."""
+def streams_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) -> Streams:
+    """The streams of a model without wrappers, called with arguments of its forward by name; see `anatomy`."""
     invented = arguments is None and remembered(model) is None
     given = tiny_arguments(model) if arguments is None else first_sequence(arguments)
     numbers = not without_numbers(model)
@@ -78,7 +53,7 @@ def anatomy_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) 
         if numbers:
             stacks, norms = prove(model, given, stacks)
             stacks = with_token_axis(model, given, stacks)
-    return Anatomy(type(model).__name__, stacks, norms, tuple(given), invented, numbers, silent)
+    return Streams(type(model).__name__, stacks, norms, tuple(given), invented, numbers, silent)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.hooks import Hooks
 from signalprop.results.profile import EXPERT_LOAD
 
@@ -24,7 +24,7 @@ class ExpertLoad:
         sequences: that a pass holds; their tokens stand one after the other.
     """
 
-    def __init__(self, attached: Attached, sequences: int = 1) -> None:
+    def __init__(self, attached: Anatomy, sequences: int = 1) -> None:
         self._sequences = sequences
         self._found = [_experts(layer) for layer in attached.layers]
         self._counts: dict[int, Tensor] = {}

@@ -8,18 +8,17 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.attached import Attached, attach
+from signalprop.attachment.anatomy import Anatomy, attach, bare
 from signalprop.attachment.mapping import Mapping
 from signalprop.hooks import is_compiled, plainly_before
-from signalprop.streams.calls import UnknownCall, remember
-from signalprop.streams.wrappers import unwrapped
+from signalprop.streams.calls import UnknownCall
 
-Takes = Callable[[Attached], None]
+Takes = Callable[[Anatomy], None]
 Begins = Callable[[nn.Module, Any, Any], None]
 
 
 def attached_now_or_later(
-    model: nn.Module, mapping: Mapping | None, inputs: Any, take: Takes, begin: Begins, *, now: bool
+    model: nn.Module | Anatomy, mapping: Mapping | None, inputs: Any, take: Takes, begin: Begins, *, now: bool
 ) -> Callable[[], None]:
     """Give `take` the model with its mapping: now where it is known how the model is called, else at its first call.
 
@@ -30,11 +29,11 @@ def attached_now_or_later(
     Returns:
         What ends the waiting.
     """
-    arguments = remember(unwrapped(model), inputs)
+    inner = bare(model)
     try:
-        attached = attach(model, mapping, arguments)
+        attached = attach(model, mapping, inputs)
     except UnknownCall:
-        if now or is_compiled(model):
+        if now or not isinstance(model, nn.Module) or is_compiled(model):
             raise
     else:
         take(attached)
@@ -48,5 +47,5 @@ def attached_now_or_later(
         take(attach(model, mapping, {**named, **named.pop(rest, {})}))
         begin(inner, args, kwargs)
 
-    handle = plainly_before(unwrapped(model), called)
+    handle = plainly_before(inner, called)
     return handle.remove

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import Mapping, masks_of
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks
@@ -75,7 +75,7 @@ class Streams:
         hooks: which are on in the block; others may join. keep, shape: by stack, as seen last in this pass.
     """
 
-    def __init__(self, attached: Attached, skip_first: int, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
+    def __init__(self, attached: Anatomy, skip_first: int, see: Callable[[int, Tensor, Tensor, Tensor], None]) -> None:
         self._mapping, self._sites, self._see = attached.mapping, attached.plan.sites, see
         self._skip_first = skip_first
         self._positions: Positions | None = None
@@ -126,7 +126,7 @@ class FirstPositions(Streams):
             there is no decoder, or its sequences are at most twice as long as what would be left out.
     """
 
-    def __init__(self, attached: Attached, arguments: Dictionary[str, Any]) -> None:
+    def __init__(self, attached: Anatomy, arguments: Dictionary[str, Any]) -> None:
         super().__init__(attached, FIRST, self._compare)
         rows, plan = attached.layout, attached.plan
         self._ends = {plan.stream_out[i] for i in layer_ends(rows) if rows.stack[i] == DECODER}

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.watching.reduction import Rows, Sums
 
 Result = Rows | Sums
@@ -25,7 +25,7 @@ class Pass:
 
     recorded = "the first pass was"
 
-    def __init__(self, attached: Attached, *, backward: bool) -> None:
+    def __init__(self, attached: Anatomy, *, backward: bool) -> None:
         self.attached, self.backward = attached, backward
         self.model, self.mapping, self.plan = attached.model, attached.mapping, attached.plan
         self.forward: dict[int, Result] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.errors import InputError
 from signalprop.hooks import is_compiled
 from signalprop.watching.recording import Begins, Recorder
@@ -24,7 +24,7 @@ class Recorders:
 
     def __init__(
         self,
-        attached: Attached,
+        attached: Anatomy,
         *,
         backward: bool = True,
         compiled: bool | None = None,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import masks_of, number
 from signalprop.errors import InputError
 from signalprop.hooks import LOCK, Hooks, rows_of
@@ -39,11 +39,11 @@ class Recorder(Pass):
     """
 
     def __init__(
-        self, attached: Attached, *, backward: bool, begins: Begins | None = None,
+        self, attached: Anatomy, *, backward: bool, begins: Begins | None = None,
         padding: Dictionary[int, Tensor | None] | None = None, skip_first: int = 0, lenient: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(attached, backward=backward)
-        mapping, plan = self.mapping, self.plan
+        plan = self.plan
         self._begins = begins
         self._skip_first, self._lenient = skip_first, lenient
         self._given_padding = padding
@@ -60,8 +60,8 @@ class Recorder(Pass):
         virtual = [i for i, leave in enumerate(plan.stream_out) if leave < 0]
         self._sum_entry = {plan.stream_in[i]: i for i in virtual}
         self._sum_branch = {plan.branch[i]: i for i in virtual}
-        self._skip = {i: number(mapping.sublayers[i].skip) for i in virtual}
-        self._beta = {i: mapping.sublayers[i].multiplier for i in virtual}
+        self._skip = {i: number(attached.rows[i].skip) for i in virtual}
+        self._beta = {i: attached.rows[i].multiplier for i in virtual}
 
     # --- attaching -----------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Recorder(Pass):
         if row is not None and entered is not None:
             given = self._beta[row]
             beta = given.detach() if isinstance(given, Tensor) else given
-            unit_in, unit_branch, _ = self.mapping.sublayers[row].units
+            unit_in, unit_branch, _ = self.attached.rows[row].units
             kept, added = self._skip[row] * unit_in, beta * unit_branch
             found[-1 - row] = moments(kept * entered + added * plain, padding)
         with LOCK:

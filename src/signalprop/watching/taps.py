@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import Attached
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.errors import InputError
 from signalprop.hooks import Handle, first_tensor, plainly_after, plainly_before, read_by, replaced, whole
 from signalprop.watching.first_positions import DECODER
@@ -178,7 +178,7 @@ class Taps:
     """
 
     def __init__(
-        self, attached: Attached, *, groups: Groups | None = None, skip_first: int = 0, reads: tuple[str, ...] = ()
+        self, attached: Anatomy, *, groups: Groups | None = None, skip_first: int = 0, reads: tuple[str, ...] = ()
     ) -> None:
         problem = refused(attached)
         if problem:
@@ -316,7 +316,7 @@ class TapRecorder(Pass):
         return [*super().notes(), *said]
 
 
-def refused(attached: Attached) -> str:
+def refused(attached: Anatomy) -> str:
     """Why taps cannot see all points of a model, in a line; empty where they can."""
     plan = attached.plan
     if attached.mapping.tokens_first:
@@ -330,7 +330,7 @@ def refused(attached: Attached) -> str:
     return ""
 
 
-def _spots(attached: Attached) -> Iterator[tuple[nn.Module, str, int]]:
+def _spots(attached: Anatomy) -> Iterator[tuple[nn.Module, str, int]]:
     """(module, "argument", "input" or "output", stack) of every site.
 
     The stream at the norm that begins a layer is the layer's first argument, and at a final norm the last layer's

@@ -16,7 +16,7 @@ _TOKENS = (512, 16_384)  # by scale
 
 def figure_2(settings: Settings) -> Findings:
     """The loss without every single layer of the checkpoint."""
-    from signalprop.attachment.families import mapping_for
+    from signalprop.attachment.anatomy import attach
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.removal import removal
     from signalprop.diagnosis.stream import loss, token_batches
@@ -25,9 +25,9 @@ def figure_2(settings: Settings) -> Findings:
         raise InputError("COD figure 2 needs a trained checkpoint: --checkpoint DIR or FILE.gguf")
     loaded = load(settings.checkpoint)
     loaded.model.to(settings.device)
-    mapping = mapping_for(loaded.model, None)
-    a = mapping.architecture
-    n = len(mapping.layers)
+    attached = attach(loaded.model)
+    a = attached.mapping.architecture
+    n = len(attached.mapping.layers)
     if a.kind == "encoder-decoder" or n < 6:
         raise InputError(
             f"COD figure 2 is of single stacks of six layers or more; {loaded.name} has {n}, kind {a.kind}"
@@ -35,8 +35,8 @@ def figure_2(settings: Settings) -> Findings:
     length = min(_LENGTH, a.seq_len)
     n_sequences = settings.pick(*_TOKENS) // length
     batches = list(token_batches(None, loaded.tokenizer, length, 4, n_sequences, architecture=a, seed=settings.seed))
-    whole = loss(loaded.model, batches, mapping=mapping)
-    found = removal(loaded.model, batches, mapping, whole=whole, progress=settings.progress).single
+    whole = loss(attached, batches)
+    found = removal(attached, batches, whole=whole, progress=settings.progress).single
     layers = np.array([item.layers[0] for item in found], np.float64)
     cost = np.array([math.nan if item.increase.value is None else item.increase.value for item in found])
     error = np.array([item.increase.standard_error or 0.0 for item in found])

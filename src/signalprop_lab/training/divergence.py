@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.attached import attach
 from signalprop.errors import InputError
 from signalprop.measurement.losses import lent_gradients
 from signalprop.measurement.result import not_finite, tables
@@ -89,7 +88,7 @@ def _fault_of(network: Network, one: Pass, logits_of: Any, loss_of: Any) -> str:
     """The first sublayer and point of a pass that is not finite, in words: of the signal, the logits, the gradient; or
     ""."""
     base = network.base
-    recorder = Recorder(attach(base, network.mapping), backward=True)
+    recorder = Recorder(network.anatomy, backward=True)
     given = {name: value for name, value in one.inputs.items() if name != "labels"}
     try:
         recorder.attach()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.attachment.parametrization_of import read_parametrization
 from signalprop.data.batches import Batch
@@ -54,6 +54,11 @@ class Network:
     base: nn.Module
     mapping: Mapping
     parametrization: Parametrization
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The base as it is now; a scheme that it carries says the rest of its mapping."""
+        return attach(self.base, None if record_of(self.base) is not None else self.mapping)
 
     def arguments(self, tensors: Dictionary[str, Tensor]) -> dict[str, Tensor]:
         """A collated batch as arguments of the model's forward, with its `labels`."""
@@ -152,11 +157,10 @@ def network_of(recipe: Recipe, prepared: Prepared) -> Network:
     if recipe.task == "sequence-classification" and config is not None:
         # decoders of transformers classify at the last token that is not padding, which they find by its id
         config.pad_token_id = int(prepared.pads["tokens"])
-    mapping = mapping_for(base, None)
     if model.scheme is not None and model.architecture is None:
         data, fresh = sample_batch(prepared, _STATISTICS_OF), model.pretrained is None
         apply(base, model.scheme, data=data, initialize=fresh, redraw=fresh, seed=recipe.seed, **model.options)
-        mapping = mapping_for(base, None)
+    mapping = attach(base).mapping
     record = record_of(base)
     if isinstance(base, Transformer):
         parametrization = base.parametrization

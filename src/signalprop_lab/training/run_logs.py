@@ -102,7 +102,7 @@ class Signal(Watcher):
         scheme = self._network.parametrization.scheme
         try:
             with evaluating(self._network.base), torch.random.fork_rng([]):
-                self.latest = measure(self._network.base, self._batch, mapping=self._network.mapping, scheme=scheme)
+                self.latest = measure(self._network.anatomy, self._batch, scheme=scheme)
         except InputError as error:
             self._lines.append({"step": step, "error": str(error)})
             return

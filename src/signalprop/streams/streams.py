@@ -1,4 +1,4 @@
-"""An anatomy: the stacks of a model and its norms; and its picture in text, one drawing for all equal layers."""
+"""The streams of a model: its stacks and norms; and their picture in text, one drawing for all equal layers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from signalprop.files.validation import typed
-from signalprop.network.shown import Shown, wrapped
+from signalprop.network.shown import wrapped
 from signalprop.streams.parts import Branch, Layer, Multiplier, Stack
 from signalprop.streams.proof import Norm
 
@@ -15,9 +15,9 @@ SCHEMA = "signalprop/anatomy/1"
 
 
 @typed
-@dataclass(frozen=True, repr=False)
-class Anatomy(Shown):
-    """The parts of a model.
+@dataclass(frozen=True)
+class Streams:
+    """The streams of a model, as its additions show them.
 
     Attributes:
         model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
@@ -51,16 +51,13 @@ class Anatomy(Shown):
             lines += ["", *_stack(self, stack)]
         return wrapped("\n".join([*lines, "", *_proofs(self)]))
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each branch."""
         return [
             {"stack": stack.path, "layer": layer, "sort": branch.sort, "module": branch.module, "norm": branch.norm,
              "placement": branch.placement, "proved": branch.proved, "error": branch.error}
             for stack in self.stacks for layer, held in enumerate(stack.layers) for branch in held.branches
         ]  # fmt: skip
-
-    def __repr__(self) -> str:
-        layers = ", ".join(f"{s.path}: {len(s.layers)} layers" for s in self.stacks)
-        return f"<Anatomy of {self.model}: {layers}; {'proved' if self.proved else 'not all proved'}>"
 
     def norm(self, path: str | None) -> Norm | None:
         """What is known of the norm of that path."""
@@ -78,7 +75,7 @@ class Anatomy(Shown):
         return {"schema": SCHEMA, "proved": self.proved, "error": self.error, **out}
 
 
-def _stack(found: Anatomy, stack: Stack) -> Iterator[str]:
+def _stack(found: Streams, stack: Stack) -> Iterator[str]:
     n = len(stack.layers)
     size = f"width {stack.width}, {stack.parameters:,} parameters"
     more = ", causal" * bool(stack.causal) + f", reads what {stack.memory} gives" * bool(stack.memory)
@@ -104,7 +101,7 @@ def _stack(found: Anatomy, stack: Stack) -> Iterator[str]:
         yield f"  then {stack.final_norm}{_norm(found, stack.final_norm)}"
 
 
-def _layer(found: Anatomy, layer: Layer) -> Iterator[str]:
+def _layer(found: Streams, layer: Layer) -> Iterator[str]:
     """A layer, in names that are its own alone."""
     if layer.why:
         yield f"  not understood: {layer.why}"
@@ -128,7 +125,7 @@ def _layer(found: Anatomy, layer: Layer) -> Iterator[str]:
             yield f"  {_own(layer, first.norm)}{_norm(found, first.norm)}, on the stream"
 
 
-def _chain(found: Anatomy, layer: Layer, branch: Branch) -> str:
+def _chain(found: Streams, layer: Layer, branch: Branch) -> str:
     parts = []
     if branch.placement in ("pre", "sandwich") and branch.norm is not None:
         parts.append(_own(layer, branch.norm) + _norm(found, branch.norm))
@@ -150,7 +147,7 @@ def _own(layer: Layer, path: str) -> str:
     return path.removeprefix(f"{layer.path}.")
 
 
-def _norm(found: Anatomy, path: str) -> str:
+def _norm(found: Streams, path: str) -> str:
     norm = found.norm(path)
     if norm is None:
         return ""
@@ -178,7 +175,7 @@ def _proof(group: list[Branch]) -> str:
     return f"   [not proved: {why or f'off by {max(errors):.1e}'}]"
 
 
-def _proofs(found: Anatomy) -> Iterator[str]:
+def _proofs(found: Streams) -> Iterator[str]:
     yield from (f"not run             {path} (the input does not reach it)" for path in found.not_run)
     branches = [b for s in found.stacks for b in s.branches]
     proved = [b.error for b in branches if b.proved and b.error is not None]

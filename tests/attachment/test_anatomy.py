@@ -1,0 +1,88 @@
+"""A model is understood once: what a command looks up, and an Anatomy in the place of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import signalprop as sp
+from applied import batch_of, vanilla
+from own_model import own_model
+from signalprop.attachment import anatomy as anatomies
+from signalprop.results.profile import Profile
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "measure": sp.measure,
+    "predict": sp.predict,
+    "check": lambda model: sp.check(model, "gpt2"),
+    "compare": lambda model: sp.compare(model, seeds=2),
+    "diagnose": lambda model: sp.diagnose(model, jacobian_sequences=0, trials=False),
+    "read": sp.read_parametrization,
+    "fit": sp.fit,
+    "monitor": lambda model: sp.SignalMonitor(model).close(),
+    "apply": lambda model: sp.apply(model, "deepscalelm", seed=0),
+}
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sublayers that were looked up, in order."""
+    seen: list[int] = []
+    row_of = anatomies.row_of
+    monkeypatch.setattr(anatomies, "row_of", lambda *a: seen.append(a[2]) or row_of(*a))
+    return seen
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_command_looks_a_model_up_once_and_an_anatomy_never(verb: str, looked_up: list[int]) -> None:
+    VERBS[verb](vanilla("gpt2"))
+    assert looked_up == [0, 1, 2, 3]
+    understood = sp.anatomy(vanilla("gpt2"))
+    assert len(understood.rows) == 4
+    looked_up.clear()
+    VERBS[verb](understood)
+    assert looked_up == []
+
+
+@pytest.mark.parametrize("verb", ["measure", "check", "compare"])
+def test_an_applied_model_too(verb: str, looked_up: list[int]) -> None:
+    model = vanilla("gpt2")
+    sp.apply(model, "deepscalelm", seed=0)
+    looked_up.clear()
+    (VERBS | {"check": sp.check})[verb](model)
+    assert looked_up == [0, 1, 2, 3]
+
+
+def same(one: Profile, other: Profile) -> bool:
+    return all(
+        np.array_equal(series.variance, other.forward[point].variance) for point, series in one.forward.items()
+    ) and np.array_equal(one.gradient["branch"].variance, other.gradient["branch"].variance)
+
+
+@pytest.mark.parametrize("make", [lambda: vanilla("gpt2"), lambda: vanilla("llama"), own_model])
+def test_it_follows_what_is_put_on_and_folded(make: Callable[[], nn.Module]) -> None:
+    model = make().eval()
+    understood, batch = sp.anatomy(model), batch_of(model)
+    assert same(sp.measure(understood, batch), sp.measure(model, batch))
+    plain = sp.measure(understood, batch)
+    sp.apply(understood, "stable-resnet", seed=0)
+    assert same(sp.measure(understood, batch), sp.measure(model, batch))
+    assert sp.check(understood).ok and not same(sp.measure(understood, batch), plain)
+    sp.fold(model)
+    assert same(sp.measure(understood, batch), sp.measure(model, batch))
+    with pytest.raises(sp.InputError, match="the model carries no scheme; name one"):
+        sp.check(understood)
+
+
+def test_it_is_shown_without_a_pass_and_printed_with_one() -> None:
+    model = vanilla("gpt2")
+    understood = sp.anatomy(model)
+    assert repr(understood) == "<Anatomy of GPT2LMHeadModel>"
+    assert understood.proved and understood.model is model and str(understood).startswith("GPT2LMHeadModel\n")
+    assert [row["sort"] for row in understood._rows()] == ["attention", "feed_forward"] * 2
+    assert torch.equal(understood.ends.token.weight, model.transformer.wte.weight)
