@@ -31,19 +31,20 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sublayers that were looked up, in order."""
+    """The sublayers that were looked up, in order, and -1 for the ends."""
     seen: list[int] = []
-    row_of = anatomies.row_of
+    row_of, ends_of = anatomies.row_of, anatomies.ends_of
     monkeypatch.setattr(anatomies, "row_of", lambda *a: seen.append(a[2]) or row_of(*a))
+    monkeypatch.setattr(anatomies, "ends_of", lambda *a: seen.append(-1) or ends_of(*a))
     return seen
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_command_looks_a_model_up_once_and_an_anatomy_never(verb: str, looked_up: list[int]) -> None:
     VERBS[verb](vanilla("gpt2"))
-    assert looked_up == [0, 1, 2, 3]
+    assert looked_up == [0, 1, 2, 3, -1]
     understood = sp.anatomy(vanilla("gpt2"))
-    assert len(understood.rows) == 4
+    assert len(understood.rows) == 4 and understood.ends.head is not None
     looked_up.clear()
     VERBS[verb](understood)
     assert looked_up == []
@@ -55,7 +56,7 @@ def test_an_applied_model_too(verb: str, looked_up: list[int]) -> None:
     sp.apply(model, "deepscalelm", seed=0)
     looked_up.clear()
     (VERBS | {"check": sp.check})[verb](model)
-    assert looked_up == [0, 1, 2, 3]
+    assert looked_up == [0, 1, 2, 3, -1]
 
 
 def same(one: Profile, other: Profile) -> bool:

@@ -43,7 +43,7 @@ def exact_logits(model: nn.Module, arguments: dict[str, Any]) -> Tensor:
         eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
         return torch.nn.functional.rms_norm(x, x.shape[-1:], gain_and_bias(norm)[0] + offset, eps)
 
-    for norm in attached.norms if attached.mapping.architecture.norm == "rmsnorm" else ():
+    for norm in attached.norm_modules if attached.mapping.architecture.norm == "rmsnorm" else ():
         hooks.after(norm, rms)
     with torch.no_grad(), hooks:
         return logits_of(output_of(model.eval(), arguments))

@@ -19,9 +19,7 @@ from applied import IDS, MODELS, arguments_of, batch_of, loss_of, vanilla
 from commandline import Command, result_of
 from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.mapping import Mapping
-from signalprop.attachment.rows import ends_of
 from signalprop.errors import InputError
-from signalprop.network.layout import layout
 from signalprop.repair.freshness import learnt, unlike_draws
 from signalprop.schemes import SCHEMES
 
@@ -109,7 +107,7 @@ def _unattached(model: nn.Module) -> Any:
 
     a = attach(vanilla("gpt2", 1)).mapping.architecture
     nothing = Mapping(a, ())
-    return Anatomy(model, model, nothing, layout(a), (), ends_of(model, nothing))
+    return Anatomy(model, model, described=nothing, changed=())
 
 
 def test_zeros_that_have_learnt_are_seen_where_there_is_nothing_but_matrices() -> None:

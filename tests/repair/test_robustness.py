@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import applied
 from applied import VOCABULARY, trained
-from signalprop.attachment import attached
 from signalprop.errors import InputError
 from signalprop.hooks import first_tensor
 from signalprop.models.transformer import Transformer
@@ -337,15 +336,3 @@ def test_saved_bytes_hold_no_stream() -> None:
     torch.save(model, buffer)
     buffer.seek(0)
     assert not on_its_way(torch.load(buffer, weights_only=False))
-
-
-def test_apply_resolves_a_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
-
-    def counted(name: str, function: Any) -> Any:
-        return lambda *given: (made.append(name), function(*given))[1]
-
-    monkeypatch.setattr(attached, "row_of", counted("sublayer", attached.row_of))
-    monkeypatch.setattr(attached, "ends_of", counted("ends", attached.ends_of))
-    apply(vanilla("gpt2", 4), "deepscalelm", seed=0)
-    assert made == ["sublayer"] * 8 + ["ends"]

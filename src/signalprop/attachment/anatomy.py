@@ -101,12 +101,13 @@ class Anatomy(Shown):
     @cached_property
     def rows(self) -> tuple[AttachedRow, ...]:
         """One per sublayer, with its modules."""
+        if self.changed is not None:
+            return self.changed
         items, n = self.mapping.sublayers, len(self.layout.kind)
         if len(items) != n:
             raise InputError(f"the mapping has {len(items)} sublayers, its architecture {n}; give one each, in order")
         scale = self.mapping.architecture.score_scale
-        found = (row_of(self.model, self.layout, i, item, scale) for i, item in enumerate(items))
-        return tuple(found) if self.changed is None else self.changed
+        return tuple(row_of(self.model, self.layout, i, item, scale) for i, item in enumerate(items))
 
     @cached_property
     def ends(self) -> AttachedEnds:
@@ -140,9 +141,11 @@ class Anatomy(Shown):
         _ = found.rows, found.ends
         return found
 
-    def noted(self, mapping: Mapping) -> Anatomy:
-        """The same by a mapping that says more of the same sublayers."""
-        return replace(self, described=mapping, changed=self.rows)
+    def but(self, **changes: Any) -> Anatomy:
+        """The same modules with other fields; rows and ends are not looked up again."""
+        found = replace(self, **{"described": self.mapping, "changed": self.rows, **changes})
+        vars(found)["ends"] = self.ends
+        return found
 
     @cached_property
     def layers(self) -> tuple[nn.Module | tuple[nn.Module, ...], ...]:
@@ -210,13 +213,13 @@ def attach(model: nn.Module | Anatomy, mapping: Mapping | None = None, inputs: A
     if isinstance(model, Anatomy):
         if mapping is None and model.scheme is getattr(model.model, "signalprop_record", None):
             arguments = remember(model.model, inputs)
-            return model if arguments is None else replace(model.noted(model.mapping), arguments=arguments)
+            return model if arguments is None else model.but(arguments=arguments)
         model = model.outer
     inner = unwrapped(model)
     arguments = remember(inner, inputs)
     carried = getattr(inner, "signalprop_anatomy", None)
     if mapping is None and carried is not None:
-        found: Anatomy = replace(carried(), outer=model, arguments=arguments)
+        found: Anatomy = carried().but(outer=model, arguments=arguments)
         return found
     found = Anatomy(model, inner, arguments, mapping, getattr(inner, "signalprop_record", None))
     _ = found.rows, found.ends

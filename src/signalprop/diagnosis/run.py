@@ -252,7 +252,7 @@ def _with_words(attached: Anatomy) -> Anatomy:
     make = mapping.arguments
     if isinstance(make, BatchArguments):
         make = replace(make, architecture=a)
-    return attached.noted(replace(mapping, architecture=a, arguments=make))
+    return attached.but(described=replace(mapping, architecture=a, arguments=make))
 
 
 def _why_not_finite(attached: Anatomy, held: Sequence[Batch]) -> tuple[Finding, ...]:

@@ -100,7 +100,7 @@ def attached_applied(model: nn.Module) -> Anatomy:
         head=replace(vanilla.mapping.head, scale=vanilla.mapping.head.scale * record.plan.head_ratio),
     )
     rows = tuple(_row(vanilla, record, i) for i in range(len(vanilla.rows)))
-    return replace(vanilla, described=mapping, changed=rows)
+    return vanilla.but(described=mapping, changed=rows)
 
 
 def _row(vanilla: Anatomy, record: Record, i: int) -> AttachedRow:
