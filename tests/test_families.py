@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,10 +16,6 @@ from signalprop import families
 from signalprop.errors import InputError
 from signalprop.families import bart, base, gemma3_text, llama, t5, vit
 from signalprop.families.base import Family, Initialisation, ModelPaths
-from signalprop.network.kinds import KINDS
-from signalprop.schemes import SCHEMES
-
-SOURCE = Path(signalprop.__file__).parent
 
 
 def without(key: str) -> dict[str, Any]:
@@ -118,15 +112,3 @@ def test_a_family_is_imported_when_it_is_read() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["['base', 'llama', 'mistral', 'reading']", "False"]
-
-
-def test_no_other_room_names_a_family() -> None:
-    """Neither in the code nor as a key; presets are architectures of a family; two schemes and a kind share a name."""
-    known = set(families.names()) - {*SCHEMES, *KINDS}
-    for path in SOURCE.rglob("*.py"):
-        if path.parent.name == "families" or path.name == "presets.py":
-            continue
-        text = path.read_text(encoding="utf-8")
-        if known & set(re.findall(r"[\w-]+", text)):
-            said = {node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)}
-            assert not said & known, path

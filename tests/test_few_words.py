@@ -85,12 +85,6 @@ def test_any_share_of_equal_tokens(placement: str, share: float) -> None:
     assert (np.abs(apart) < allowed).all(), (apart, error)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("places", [(16, 16), (28, 4), (31, 1), (23, 3, 3, 3), (32,)])
-def test_two_to_four_letters(places: tuple[int, ...]) -> None:
-    agree(scheme("pytorch")(encoder("pre")), letters(*places), 16)
-
-
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_one_word_only_is_predicted(placement: str, positions: str) -> None:

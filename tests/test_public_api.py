@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import inspect
 import re
 import subprocess
 import sys
@@ -79,51 +76,6 @@ def test_every_public_name_has_an_example_that_is_run() -> None:
     assert [entry.name for entry in ENTRIES if not re.search(rf"\b{entry.name}\b", examples)] == [
         "LightningSignalCallback"
     ]
-
-
-def members_of(entry: Documented) -> Iterator[tuple[str, Any]]:
-    """Functions of an entry: itself, or the methods and properties that the page shows."""
-    item = entry.item
-    if inspect.isfunction(item):
-        yield entry.name, item
-    elif inspect.isclass(item) and entry.members is not None:
-        wanted = re.split(r"[, ]+", entry.members) if entry.members else list(vars(item))
-        for name in wanted:
-            member = vars(item)[name]
-            found = getattr(member, "__func__", getattr(member, "fget", member))
-            if not name.startswith("_") and inspect.isfunction(found):
-                yield f"{entry.name}.{name}", found
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_docstrings_say_what_goes_in_what_goes_wrong_and_what_the_fields_are(module: str) -> None:
-    for entry in (entry for entry in ENTRIES if entry.module == module):
-        for name, function in members_of(entry):
-            text = inspect.getdoc(function)
-            assert text, f"{name}: no docstring"
-            assert text.split("\n\n")[0].rstrip().endswith((".", ":", ")")), f"{name}: the first sentence has no end"
-            parameters = [key for key in inspect.signature(function).parameters if key not in ("self", "cls")]
-            assert [key for key in parameters if not re.search(rf"\b{key}\b", text)] == [], name
-            assert "raise InputError" not in inspect.getsource(function) or "Raises:" in text, name
-        if inspect.isclass(item := entry.item):
-            text = inspect.getdoc(item)
-            assert text and text != inspect.getdoc(object), entry.name
-            fields = [field.name for field in dataclasses.fields(item)] if dataclasses.is_dataclass(item) else []
-            fields += list(getattr(item, "model_fields", {}))
-            assert [key for key in fields if not key.startswith("_") and not re.search(rf"\b{key}\b", text)] == []
-
-
-def test_the_pages_import_what_is_public() -> None:
-    public = {id(entry.item) for entry in ENTRIES}
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
-        for code in PYTHON.findall(page.read_text(encoding="utf-8")):
-            for node in ast.walk(ast.parse(code)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "signalprop":
-                    module = import_module(str(node.module))
-                    hidden = [item.name for item in node.names if id(getattr(module, item.name)) not in public]
-                    assert hidden == [], page
-                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "sp":
-                    assert node.attr in signalprop.__all__, f"{page}: sp.{node.attr}"
 
 
 def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:

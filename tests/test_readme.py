@@ -56,7 +56,7 @@ NOT_RUN = {
     ("docs/training.md", "torchrun --nproc-per-node 8"): _CLUSTER,
     ("docs/training.md", "signalprop train llama-small"): "minutes; tests/lab/training/test_recipes.py shortens it",
     ("docs/training.md", "signalprop train gpt-small"): "minutes, and a kill; tests/lab/training/test_resume.py",
-    ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_guard.py",
+    ("docs/training.md", "the loss is not finite"): "of a run that diverges; tests/lab/training/test_divergence.py",
 }
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import signalprop as sp
+import tiny
 from commandline import Command, Refused, result_of
+from gguf_file import write_gguf
+from signalprop.cli import run
 
 LLAMA = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 48,
@@ -170,3 +176,77 @@ def test_a_network_that_was_built_goes_through_the_commands(kind: Any, command: 
         status, _, err = command(verb, str(source), *more, "--out", str(tmp_path / verb))
         assert (status, err.count("\n")) == (2, 1) and "this Transformer was built by signalprop" in err
         assert not (tmp_path / verb).exists()
+
+
+# --- a .gguf file where a directory is expected: measured and looked into as the model that it was made of
+
+
+def test_a_gguf_file_is_measured_as_its_model(command: Command, refused: Callable[..., str], tmp_path: Path) -> None:
+    words = " ".join(f"word{i * i % 50}" for i in range(400))
+    bpe = tiny.bpe(words, 300)
+    model = tiny.llama(
+        vocab_size=bpe.get_vocab_size(), hidden_size=64, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=96, rms_norm_eps=1e-6,
+    ).eval()  # fmt: skip
+    (tmp_path / "words").write_text(words)
+    model.save_pretrained(tmp_path / "plain")
+    write_gguf(tmp_path / "model.gguf", model, bpe)
+    options = ("--data", str(tmp_path / "words"), "--seq-len", "16", "--json", "-")
+    found = []
+    for source in ("plain", "model.gguf"):
+        status, out, err = command("measure", str(tmp_path / source), *options)
+        assert status == 0, err
+        found.append(sp.Profile.from_json(json.loads(out)))
+    for where in ("branch", "stream_out"):
+        plain, quantised = (profile.forward[where].variance for profile in found)
+        np.testing.assert_allclose(quantised, plain, rtol=1e-5)
+    status, out, err = command("anatomy", str(tmp_path / "model.gguf"))
+    assert status == 0 and "4 of 4 sums" in out, err
+    assert "leave --random-init out" in refused("measure", str(tmp_path / "model.gguf"), "--random-init")
+
+
+# --- `--data FILE.npz`: the file's sequences are what the model reads
+
+
+IDS = np.arange(40).reshape(2, 20) % 37
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32))
+    model.save_pretrained(tmp_path / "model")
+    np.savez(tmp_path / "ids.npz", input_ids=IDS)
+    return tmp_path
+
+
+def test_diagnose(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = made / "d.json"
+    model_and_inputs = [str(made / "model"), "--data", str(made / "ids.npz")]
+    assert run(["diagnose", *model_and_inputs, "--no-trials", "--json", str(out)]) == 0
+    model = GPT2LMHeadModel.from_pretrained(made / "model")
+    loss = torch.nn.functional.cross_entropy
+    with torch.no_grad():
+        logits = model(torch.as_tensor(IDS)).logits
+    wanted = loss(logits[:, :-1].flatten(0, 1), torch.as_tensor(IDS[:, 1:]).flatten())
+    assert json.loads(out.read_text())["loss"]["value"] == pytest.approx(float(wanted), rel=1e-5)
+    for command in ("diagnose", "measure", "compare"):
+        assert run([command, *model_and_inputs, "--seq-len", "8"]) == 2
+        assert "leave out --seq-len" in capsys.readouterr().err
+
+
+def test_fold_and_fit(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = GPT2LMHeadModel.from_pretrained(made / "model")
+    sp.apply(model, "lns", redraw=True)
+    sp.save(model, made / "applied")
+    inputs = ["--data", str(made / "ids.npz")]
+    assert run(["fold", str(made / "applied"), *inputs, "--out", str(made / "folded")]) == 0
+    result = made / "f.json"
+    assert run(["fit", str(made / "folded"), *inputs, "--out", str(made / "fitted"), "--json", str(result)]) == 0
+    assert json.loads(result.read_text())["read"].endswith("ids.npz")
+    (made / "ids.pt").write_bytes(b"")
+    for command, source in (("fold", "applied"), ("fit", "folded"), ("diagnose", "folded")):
+        out = [] if command == "diagnose" else ["--out", str(made / "no")]
+        capsys.readouterr()
+        assert run([command, str(made / source), "--data", str(made / "ids.pt"), *out]) == 2
+        assert "expected a .safetensors or .npz file" in capsys.readouterr().err and not (made / "no").exists()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -94,22 +93,6 @@ def test_there_are_at_most_18_commands_and_140_options() -> None:
 def test_a_device_that_is_not_there_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--device", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
-
-
-# Options on the pages that are other programs': torchrun, sbatch, tensorboard, the hub's, our benchmarks.
-OTHERS = {
-    "--page", "--logdir", "--nproc-per-node", "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--nodes",
-    "--ntasks-per-node", "--gpus-per-node", "--cpus-per-task", "--time", "--signal", "--requeue", "--repo-type",
-    "--include", "--help", "--version", "--explain", "--install-completion",
-}  # fmt: skip
-
-
-def test_every_option_that_a_page_names_exists() -> None:
-    root = Path(__file__).parents[2]
-    known = {option for line in interface_options(off=True).values() for option in line.replace(",", "").split()}
-    for page in (root / "README.md", *(root / "docs").glob("*.md")):
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", page.read_text("utf-8")))
-        assert named <= known | OTHERS, (page.name, sorted(named - known - OTHERS))
 
 
 if __name__ == "__main__":

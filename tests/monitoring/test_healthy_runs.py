@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from monitored import batches, gpt2, llama
+from signalprop.errors import InputError
 from signalprop.monitoring import SignalMonitor
+from signalprop.monitoring.processes import EveryRank
 
 RECORD = Path(__file__).parents[2] / "records" / "healthy-runs.md"
 
@@ -111,3 +116,24 @@ def test_healthy_runs_are_told_nothing_of(name: str) -> None:
         written = re.sub(rf"^\| {re.escape(name)} \|.*$", row, text, count=1, flags=re.M)
         assert row in written
         RECORD.write_text(written, "utf-8")
+
+
+# --- every process of a run has to make the monitor, and one that has not is named within seconds
+
+
+SOON = timedelta(milliseconds=50)
+
+
+def test_all_have_it_or_those_that_do_not_are_named() -> None:
+    store = dist.HashStore()
+    for one in [EveryRank(rank, 2, store, 0) for rank in (0, 1)]:
+        one.check(SOON)
+
+    first = EveryRank(0, 3, store, 1)
+    begun = time.monotonic()
+    with pytest.raises(InputError, match=r"no SignalMonitor in process 1, 2 of 3 after 0\.05 s; make one in every"):
+        first.check(SOON)
+    assert time.monotonic() - begun < 2
+    first.check(SOON)  # the steps that follow do not wait again
+
+    EveryRank(0, 1, None, 0).check(SOON)  # one process

@@ -5,22 +5,33 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from preparing import documents_of, example, labels_in, lines, recipe, validation
 from signalprop.errors import InputError
 from signalprop_lab.training.examples import (
     IGNORED,
+    Example,
+    Ordered,
     Prepared,
+    ahead,
+    collate,
 )
 from signalprop_lab.training.recipe import Data, Tokenizer
 from signalprop_lab.training.tasks import prepare
-from signalprop_lab.training.tokenizers import ids_of, serialized, train
+from signalprop_lab.training.tokenizers import ids_of, load, restore, serialized, train
 from signalprop_lab.training.validation_split import split_documents
 
 BYTES = {"kind": "bytes"}
@@ -163,3 +174,126 @@ def test_a_cache_that_cannot_be_written(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write the cache .*; name another directory with data\.cache$"):
         prepare(recipe("causal-lm", tmp_path / "file" / "in", source=corpus, tokenizer=BYTES, seq_len=16))
+
+
+# --- tokenizers that are trained on text
+
+
+KINDS = ("bytes", "bpe", "wordpiece", "unigram")
+TEXTS = documents_of(20)
+NAMES = "<pad>", "<s>", "</s>", "<mask>", "<unk>"
+ANY = st.text(max_size=60) | st.lists(st.sampled_from([*NAMES, "tree", "<", " ", "\n", "ä", "\0"]), max_size=12).map(
+    "".join
+)
+
+
+@lru_cache
+def trained(kind: Any) -> Any:
+    return train(Tokenizer(kind=kind, vocab_size=300), lambda: TEXTS)
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    return next(ids_of(tokenizer, [text])).tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe"])
+@given(text=ANY)
+def test_decoding_gives_the_text_back(kind: str, text: str) -> None:
+    assert trained(kind).decode(ids(trained(kind), text)) == text
+
+
+@given(text=ANY)
+def test_bytes_are_numbered_in_order_behind_the_special_tokens(text: str) -> None:
+    assert ids(trained("bytes"), text) == [4 + byte for byte in text.encode()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_and_saved_ones_give_the_same_ids(kind: str, tmp_path: Path) -> None:
+    text = TEXTS[0] + " unseen <mask> words, 1234"
+    expected = ids(trained(kind), text)
+    assert ids(restore(serialized(trained(kind))), text) == expected
+    trained(kind).save_pretrained(tmp_path)
+    assert ids(load(str(tmp_path)), text) == expected
+    assert ids(load(str(tmp_path / "tokenizer.json")), text) == expected
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "none"):
+        with pytest.raises(InputError, match=r"^cannot read the tokenizer .*; expected a directory, .*$"):
+            load(str(path))
+    letters = " ".join(map(chr, range(0x4E00, 0x5000)))
+    with pytest.raises(InputError, match=r"no unigram tokenizer can be trained on this text .*; change data.tokenizer"):
+        train(Tokenizer(kind="unigram", vocab_size=300), lambda: [letters])
+
+
+# --- examples in a fixed order, and in padded batches
+
+
+PADS = {"tokens": 9, "keep": 0, "labels": IGNORED}
+
+
+class Numbers:
+    """The i-th example holds i, and a number drawn for it."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def example(self, i: int, rng: np.random.Generator) -> Example:
+        return {"tokens": np.array([i, rng.integers(1 << 30)])}
+
+
+@given(n=st.integers(1, 20), seed=st.integers(0, 5), data=st.data())
+def test_the_same_examples_in_whatever_order_they_are_read(n: int, seed: int, data: st.DataObject) -> None:
+    wanted = data.draw(st.permutations(range(3 * n)))
+    straight, crooked = Ordered(Numbers(n), 3 * n, seed), Ordered(Numbers(n), 3 * n, seed)
+    expected = [straight[i]["tokens"].tolist() for i in range(3 * n)]
+    found = {i: crooked[i]["tokens"].tolist() for i in wanted}
+    assert [found[i] for i in range(3 * n)] == expected
+    for turn in range(3):
+        assert sorted(x[0] for x in expected[turn * n : (turn + 1) * n]) == list(range(n))
+
+
+def test_what_comes_next_is_read_while_a_step_is_done() -> None:
+    second, ended = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        try:
+            for i in range(50):
+                if i == 1:
+                    second.set()
+                yield i
+            raise InputError("row 51 is damaged")
+        finally:
+            ended.set()
+
+    found = ahead(slow(), 3)
+    assert next(found) == 0
+    assert second.wait(20)  # nobody has asked for it yet
+    assert [next(found) for _ in range(49)] == list(range(1, 50))
+    with pytest.raises(InputError, match="row 51"):  # in the thread that trains
+        next(found)
+    ended.clear()
+    stopped = ahead(slow(), 3)
+    next(stopped)
+    stopped.close()  # a run that ends before its data leaves no thread that reads on
+    assert ended.wait(20)
+    assert list(ahead(iter(range(2)), 5)) == [0, 1]
+
+
+@given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=5))
+def test_shorter_ones_are_filled_up_at_the_end(lengths: list[int]) -> None:
+    examples = [
+        {"tokens": np.arange(n), "keep": np.ones(n, np.bool_), "labels": np.arange(n), "frames": np.ones((n, 2), "f4")}
+        for n in lengths
+    ]
+    batch = collate(examples, PADS)
+    for i, n in enumerate(lengths):
+        assert batch["tokens"][i].tolist() == [*range(n), *[9] * (max(lengths) - n)]
+        assert batch["labels"][i].tolist() == [*range(n), *[-100] * (max(lengths) - n)]
+        assert batch["keep"][i].sum() == n
+        assert batch["frames"][i].sum() == 2 * n
+    assert batch["keep"].dtype == torch.bool and batch["frames"].dtype == torch.float32
