@@ -137,8 +137,7 @@ def checkpointed(**options: Any) -> nn.Module:
 
 
 CASES: dict[str, Any] = {
-    "dropout": (gpt2, {}),
-    "accumulation": (gpt2, {"accumulate": 2}),
+    "dropout and accumulation": (gpt2, {"accumulate": 2}),
     "checkpointing": (lambda: checkpointed(use_reentrant=False), {}),
     "reentrant": (lambda: checkpointed(use_reentrant=True), {}),
 }
