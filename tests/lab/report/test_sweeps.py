@@ -183,6 +183,8 @@ class TestReading:
             lambda d: d["rows"][3].update(seconds=10**400), lambda d: d.update(failed=3),
             lambda d: d["sweep"].update(axes={}), lambda d: d["sweep"].update(colour="red"),
             lambda d: d.update(sweep=[1]), lambda d: d["rows"][0].update(cell="other"),
+            lambda d: d["rows"][0].update(cell=[]), lambda d: d["rows"][3].update(learning_rate=0),
+            lambda d: d["rows"][3].update(scores="x"), lambda d: d["rows"][3].update(score=1e300),
         ],
     )  # fmt: skip
     def test_damage_is_one_line_with_the_files_name(self, tmp_path: Path, damage: Any) -> None:
@@ -193,3 +195,10 @@ class TestReading:
             with pytest.raises(InputError) as refused:
                 read(source)
             assert "\n" not in str(refused.value) and str(tmp_path) in str(refused.value)
+
+    @pytest.mark.parametrize("changes", [{"seed": 7}, {"score": 0}, {"steps": 10**400}])
+    def test_what_is_odd_is_shown_all_the_same(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+        data = copy.deepcopy(results())
+        data["rows"][3].update(changes)
+        write_json(tmp_path / "results.json", data)
+        document(list(read(tmp_path / "results.json").items()))
