@@ -127,7 +127,7 @@ def test_zeros_that_have_learnt_are_seen_where_there_is_nothing_but_matrices() -
 def test_learnt_weights_are_kept_where_the_scheme_leaves_their_function() -> None:
     model = trained("gpt2", 5)
     before, logits = state(model), model.eval()(input_ids=IDS).logits
-    with pytest.warns(UserWarning, match=r"the weights are kept, because they are trained: transformer\."):
+    with pytest.warns(UserWarning, match=r"the weights stay, because they look trained: transformer\."):
         sp.apply(model, "gpt2")
     assert same(state(model), before) and torch.equal(model(input_ids=IDS).logits, logits)
     assert sp.check(model).ok

@@ -268,3 +268,34 @@ def test_no_stream_is_one_line() -> None:
     with pytest.raises(InputError, match=r"^give a mapping.*no residual stream was found") as caught:
         sp.anatomy(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
     assert "\n" not in str(caught.value)
+
+
+class _Shift(nn.Module):
+    """RWKV's shift: a mean of each token and the one before, then a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.sigmoid(x) * nn.functional.pad(x, (0, 0, 1, -1)))
+
+
+class _InLists(nn.Module):
+    """Layers that are members of several lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norms = nn.Embedding(20, 8), nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.mixes = nn.ModuleList(_Shift() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.words(ids)
+        for norm, mix in zip(self.norms, self.mixes, strict=True):
+            x = x + mix(norm(x))
+        return x
+
+
+def test_a_shift_over_tokens_is_no_feed_forward() -> None:
+    text = str(sp.anatomy(_InLists(), torch.arange(8)[None]))
+    assert "layers 0-2\n" in text and "+-- norms.* (layernorm) -> mixes.* (branch)" in text

@@ -252,7 +252,7 @@ def reading_batches(attached: Anatomy) -> Anatomy:
     except InputError as error:
         if mapping.arguments is not None:
             return attached
-        raise InputError(f"the model cannot read a Batch (measure also takes the model's arguments): {error}") from None
+        raise InputError(f"what the model reads is not known: {error}") from None
 
 
 def with_known_weights(attached: Anatomy) -> Anatomy:

@@ -55,7 +55,7 @@ def apply(
     called_with(model, data)
     dtype = checkpoints.stored_type(model)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the weights are kept", UserWarning)  # the answer says it
+        warnings.filterwarnings("ignore", "the weights stay", UserWarning)  # the answer says it
         repair.apply(model, wanted, redraw=unread, change_function=change_function, seed=seed)
     record = the_record(model)
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]

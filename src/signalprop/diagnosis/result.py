@@ -18,7 +18,7 @@ from signalprop.diagnosis.whole_model_values import Number as Number
 from signalprop.files.documents import Document, fields_of
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value, typed
-from signalprop.network.shown import Shown, report_module
+from signalprop.network.shown import COLUMNS, Shown, report_module, wrapped
 from signalprop.results.findings import Finding, Findings
 
 SCHEMA: Literal["signalprop/diagnosis/1"] = "signalprop/diagnosis/1"
@@ -264,7 +264,7 @@ class Diagnosis(Value, Document, Shown):
         return f"<Diagnosis: {self.model}, {len(self.signal)} layers{loss}; {found}>"
 
     def __str__(self) -> str:
-        return cast("str", report_module("diagnosis_tables").diagnosis_text(self))
+        return wrapped(report_module("diagnosis_tables").diagnosis_text(self, room=COLUMNS))
 
     @model_validator(mode="after")
     def _of_the_same_layers(self) -> Self:

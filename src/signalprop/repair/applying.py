@@ -153,13 +153,13 @@ def apply(
             record.function_changed = before.changed_in_words()
             if record.function_changed and not change_function:
                 raise InputError(
-                    f"the weights are trained ({trained}), and scheme {table.scheme!r} changes what they compute: "
+                    f"the weights look trained ({trained}), and scheme {table.scheme!r} changes what they compute: "
                     f"{record.function_changed}; give change_function=True (--change-function) to accept that, or "
                     "redraw=True (--redraw) to draw new weights"
                 )
     if wanted and trained:
         warnings.warn(
-            f"the weights are kept, because they are trained: {trained}; redraw=True draws new ones",
+            f"the weights stay, because they look trained: {trained}; redraw=True draws new ones",
             UserWarning,
             stacklevel=3,
         )

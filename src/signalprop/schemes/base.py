@@ -186,7 +186,10 @@ def parametrized(
     """
     if isinstance(subject, Parametrization):
         if scheme_name is not None:
-            raise InputError("a Parametrization already has its numbers; leave the scheme out, or give an Architecture")
+            raise InputError(
+                "a Parametrization or a model already has its numbers; leave the scheme out, or give an Architecture "
+                "(of a model: sp.read_parametrization(model).architecture)"
+            )
         return subject
     a = architecture_of(subject)
     made_by = scheme(default_scheme(a) if scheme_name is None else scheme_name, **options)

@@ -198,7 +198,7 @@ class _Correlations:
         if self.read_by[i] < _SMALLEST_CORRELATION:
             raise InputError(
                 f"the token correlation at sublayer {i} is {self.read_by[i]:.3g} and DeepScaleLM divides by it; give "
-                "statistics of real input, in which tokens are correlated, or use deepscalelm-simple"
+                "statistics of real input, in which tokens are correlated (inputs=), or use deepscalelm-simple"
             )
         return 1.0 if kind.reads_memory else attention_gate(self.a, r)[1]
 

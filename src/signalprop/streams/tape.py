@@ -179,6 +179,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mixed.append(self._time)
         if name in _SHIFTS and not (name == "convolution" and args[1].shape[2:].numel() == 1):
             self.shifted.append(self._time)
+        if name == "constant_pad_nd" and any(args[1][2:]):  # a shift over tokens, as of RWKV
+            self.shifted.append(self._time)
         first, rest = results[0], results[1:]
         if not first.is_floating_point():
             for tensor in results:
