@@ -298,4 +298,4 @@ class _InLists(nn.Module):
 
 def test_a_shift_over_tokens_is_no_feed_forward() -> None:
     text = str(sp.anatomy(_InLists(), torch.arange(8)[None]))
-    assert "layers 0-2\n" in text and "+-- norms.* (layernorm) -> mixes.* (branch)" in text
+    assert "layers 0-1\n" in text and "+-- norms.* (layernorm) -> mixes.* (branch)" in text
