@@ -22,34 +22,14 @@ import numpy as np
 from neural_tangents import stax
 
 WIDE = 8  # kernels are of infinite width, whatever number a layer is given
-# ElementwiseNumerical integrates with this many nodes of Gauss and Hermite
-NODES = 160
-FUNCTIONS = {
-    "tanh": jnp.tanh,
-    "silu": lambda x: x / (1 + jnp.exp(-x)),
-    "sigmoid": lambda x: 1 / (1 + jnp.exp(-x)),
-    "softplus": lambda x: jnp.logaddexp(x, 0.0),
-    "gelu_tanh": lambda x: x / 2 * (1 + jnp.tanh(jnp.sqrt(2 / jnp.pi) * (x + 0.044715 * x**3))),
-}
 
 
 def activation(name: str, numbers: list[float]) -> Any:
-    if name == "transformed_erf":  # d (erf(a x + b) + c) with b = 0
-        scale, lift, gain = numbers
-        return stax.Erf(a=gain, b=scale, c=gain * lift)
     closed = {
         "relu": stax.Relu, "gelu": stax.Gelu, "erf": stax.Erf,
         "leaky_relu": lambda: stax.LeakyRelu(*(numbers or [0.01])), "identity": lambda: stax.Monomial(1),
     }  # fmt: skip
-    return closed[name]() if name in closed else stax.ElementwiseNumerical(FUNCTIONS[name], deg=NODES)
-
-
-def dual(task: dict[str, Any], x: Any) -> dict[str, Any]:
-    """E f(x_i) f(x_j), and E f'(x_i) f'(x_j) from the tangent kernel: two layers have Q + K Q'."""
-    act = activation(task["activation"], task["numbers"])
-    *_, kernel = stax.serial(stax.Dense(WIDE), act, stax.Dense(WIDE))
-    both = kernel(x, None, ("nngp", "ntk"))
-    return {"value": np.asarray(both.nngp), "tangent": np.asarray(both.ntk)}
+    return closed[name]()
 
 
 def stack(task: dict[str, Any], x: Any) -> dict[str, Any]:
@@ -85,6 +65,6 @@ if __name__ == "__main__":
     out = []
     for task in read:
         # a map with weights N(0, 1) / sqrt(features) leaves the kernel as it is: the first layer reads x itself
-        found = (dual if task["kind"] == "dual" else stack)(task, jnp.asarray(task["x"]))
+        found = stack(task, jnp.asarray(task["x"]))
         out.append({name: values.tolist() for name, values in found.items()})
     json.dump(out, sys.stdout)

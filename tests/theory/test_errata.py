@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import signalprop as sp
-from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.theory import attention
 from signalprop.theory.attention import on_itself
 from signalprop.theory.softmax import softmax_moments
@@ -73,43 +72,10 @@ def test_where_a_feed_forward_makes_tokens_less_alike() -> None:
     assert roots == pytest.approx([0.627, 0.644], abs=1e-3)
 
 
-def test_relative_strength_falls() -> None:
-    """v1 appendix L prints e^(+2 c N^(1-alpha)); skips of squared multiplier 1 - k/N^alpha can only shrink."""
-    for n, k, alpha in ((100, 2.0, 0.5), (1000, 2.0, 0.75), (1000, 1.0, 1.0)):
-        kept = 2 * n * math.log1p(-k / n**alpha)
-        assert kept == pytest.approx(-2 * k * n ** (1 - alpha), rel=0.15)
-
-
 # --- Deep Transformers without Shortcuts ------------------------------------------------------------------------------
 
 
-def test_entries_of_repeated_tokens_are_one() -> None:
-    """Appendix B: with r in their place the average kernel would have r^2 off the diagonal, not the r of (12)."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 20, (4000, 30))  # pairs repeat with probability 1/20
-    equal = (tokens[:, :, None] == tokens[:, None]).mean(axis=0)
-    np.testing.assert_allclose(equal, uniform_kernel(0.05, 30), atol=0.02)
-
-
-def test_heads_that_draw_their_values_apart_are_not_orthogonal_together() -> None:
-    """Footnote 1: kernels are exact at finite width only with the values of all heads as one orthogonal matrix."""
-    rng = np.random.default_rng(0)
-    d, heads = 256, 8
-    one = np.linalg.qr(rng.standard_normal((d, d)))[0]
-    apart = np.hstack([np.linalg.qr(rng.standard_normal((d, d // heads)))[0] for _ in range(heads)])
-    np.testing.assert_allclose(np.linalg.svd(one, compute_uv=False), 1)
-    found = np.linalg.svd(apart, compute_uv=False)
-    assert found[0] > 1.7 and found[-1] < 0.05
-
-
 # --- The Curse of Depth -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("r", [0.0, 0.1, 0.5])
-def test_an_average_of_values_has_the_variance_of_what_they_share(r: float) -> None:
-    """(16) gives the average of n values the variance of one; 0.0039 and 0.10 of it are left at n = 256."""
-    variance, _ = attention.forward(on_itself(r, 0.0, 256, 256, 64))
-    assert variance == pytest.approx((1 + 255 * r) / 256)
 
 
 def test_the_scale_meets_a_gated_branch_twice() -> None:
@@ -123,10 +89,3 @@ def test_the_scale_meets_a_gated_branch_twice() -> None:
         profile = sp.predict(sp.scheme("lns")(architecture), fidelity="moments", backward=False)
         scaled = profile.forward["branch"].variance[2 * layers - 1] * layers**power
         np.testing.assert_allclose(scaled, scaled[-1], rtol=0.01)
-
-
-def test_the_scale_divides_the_variance_by_the_layer() -> None:
-    """Section 4: "inversely by the square root of its depth" is the standard deviation."""
-    table = sp.scheme("lns")(sp.Architecture.preset("llama-130m"))
-    layers = np.arange(1, table.architecture.n_layers + 1)
-    np.testing.assert_allclose(np.asarray(table.norm_scale)[::2] ** 2, 1 / layers)
