@@ -60,7 +60,7 @@ def overflowing(name: str) -> tuple[nn.Module, dict[str, Any]]:
                 (held.weight.T if held.transposed else held.weight)[held.rows or slice(None)] *= 3e5
             last = row.post_norm or row.weights["output" if row.kind.attends else "down"].holder
             last.weight.mul_(1e5 if row.post_norm or not moves_inner(attached, row) else 1)
-    return model, arguments_of(model, attached.mapping, batch_for(attached.mapping))
+    return model, arguments_of(attached, batch_for(attached.mapping))
 
 
 @pytest.mark.parametrize("name", FITTED)

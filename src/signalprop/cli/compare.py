@@ -13,8 +13,7 @@ from signalprop.cli import output, sources
 from signalprop.data.batches import LONGEST
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from signalprop.attachment.anatomy import Anatomy
     from signalprop.network.parametrization import Parametrization
 
 _SEQUENCES = 2  # per batch
@@ -54,6 +53,7 @@ def compare(
     Example:
       signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
     """
+    from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import (
         announce_model,
         architecture_of,
@@ -75,7 +75,7 @@ def compare(
     if chosen == "simulate":
         raise InputError("compare measures networks itself; choose fidelity auto, moments or kernel")
     built: list[tuple[str, Parametrization]] = []  # by its name on the page, where networks are built from it
-    subject: Parametrization | nn.Module
+    subject: Parametrization | Anatomy
     arguments: dict[str, Any] | None = None
     arrays = arrays_in(data, changed.get("seq_len"))
     if sources.is_model(arch) and scheme in (None, "as-is"):
@@ -83,8 +83,9 @@ def compare(
         place = opt.usable(device)
         tokens = seeds * _SEQUENCES * changed.get("seq_len", LONGEST)
         announce_model(arch, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
-        subject = model_inside(load_model(Path(arch)).to(place).eval(), inside)
-        arguments = called_with(subject, arrays)
+        live = model_inside(load_model(Path(arch)).to(place).eval(), inside)
+        arguments = called_with(live, arrays)
+        subject = attach(live)
         a = None if arrays else architecture_of(subject, changed)
         found = [] if a is None else [model_batch(a, Path(arch), data, _SEQUENCES, seed + k) for k in range(seeds)]
     elif scheme == "as-is":

@@ -94,7 +94,7 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     attached = attach(loaded.model)
     mapping = attached.mapping
     if called is None:
-        check_one_input(loaded.model, mapping)
+        check_one_input(attached)
     accuracy = None if more.task is None else _accuracy(more.task, loaded)
     sound = Path(asked.data) if asked.data is not None and is_sound(Path(asked.data)) else None
     read = asked if sound is None else asked._replace(data=None)

@@ -57,11 +57,12 @@ def fit(
     stored = checkpoints.stored_type(model)
     _exact(model).to(place)
     called, read = called_with(model, arrays_in(data)), str(data)
+    attached = attach(model)
     if called is None:
-        batch, read = model_batch(architecture_of(model, {}), directory, data, 4, 0)
-    arguments = arguments_of(model, attach(model).mapping, batch if called is None else called)
+        batch, read = model_batch(architecture_of(attached, {}), directory, data, 4, 0)
+    arguments = arguments_of(attached, batch if called is None else called)
     before = checkpoints.first_output(model, arguments)
-    found = fitted(model, arguments)
+    found = fitted(attached, arguments)
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "out": str(out) if found.changed else None,
@@ -76,7 +77,7 @@ def fit(
         with checkpoints.written_whole(out) as folder:
             model.to(stored).save_pretrained(folder)  # type: ignore[operator]
             checkpoints.copy_companions(directory, folder)
-            del model
+            del model, attached
             gc.collect()
             again = _exact(load_model(folder)).to(place)
             error = checkpoints.difference(before, checkpoints.first_output(again, arguments))

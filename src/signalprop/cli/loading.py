@@ -18,7 +18,7 @@ from signalprop.network.presets import preset_instead
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.mapping import Mapping
+    from signalprop.attachment.anatomy import Anatomy
 
 
 def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, hint: str = "") -> nn.Module:
@@ -104,25 +104,23 @@ def called_with(model: nn.Module, file: Path | None) -> dict[str, Any] | None:
     return remember(model, arguments)
 
 
-def architecture_of(model: nn.Module, changed: dict[str, Any]) -> Architecture:
+def architecture_of(attached: Anatomy, changed: dict[str, Any]) -> Architecture:
     """The architecture of a live model for sequences of another length.
 
     Args:
         changed: may hold `seq_len`; where it does not, `LONGEST` tokens at most.
     """
-    from signalprop.attachment.anatomy import attach
-
-    mapping = attach(model).mapping
-    check_one_input(model, mapping)
-    a = mapping.architecture
+    check_one_input(attached)
+    a = attached.mapping.architecture
     if changed.get("seq_len", 0) > a.seq_len and a.positions == "learned":
         raise InputError(f"--seq-len is {changed['seq_len']}; this model has positions for {a.seq_len}")
     return shortened(a.replace(**changed)).replace(**lengths(changed))
 
 
-def check_one_input(model: nn.Module, mapping: Mapping) -> None:
+def check_one_input(attached: Anatomy) -> None:
     """Raise InputError for a model whose arguments do not follow from a batch, as one that reads images beside text."""
-    if mapping.arguments is None:
+    if attached.mapping.arguments is None:
+        model = attached.model
         models = [n for n, m in model.named_modules() if n and "." not in n and getattr(m, "config", None) is not None]
         which = f", as {' or '.join(models)}" if models else ""
         raise InputError(

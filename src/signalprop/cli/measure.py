@@ -15,6 +15,7 @@ from signalprop.data.batches import LONGEST
 if TYPE_CHECKING:
     from torch import nn
 
+    from signalprop.attachment.anatomy import Anatomy
     from signalprop.network.architecture import Architecture
 
 _SEQUENCES = 4  # per batch
@@ -56,6 +57,7 @@ def measure(
     Example:
       signalprop measure ./my-checkpoint --data book.txt --plot signal.png
     """
+    from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import (
         announce_model,
         architecture_of,
@@ -89,13 +91,13 @@ def measure(
     from signalprop.measurement import measure as measured
     from signalprop.models import build
 
-    def subject(k: int) -> tuple[nn.Module, Architecture | None, str, Any]:
+    def subject(k: int) -> tuple[nn.Module | Anatomy, Architecture | None, str, Any]:
         """The k-th model, the architecture of its batch, how it was initialised, its inputs."""
         if p is not None:
             return build(p, seed=seed + k).to(place), p.architecture, p.scheme, None
         whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).eval()
-        live = model_inside(whole, inside)
-        arguments = called_with(live, arrays)
+        arguments = called_with(model_inside(whole, inside), arrays)
+        live = attach(model_inside(whole, inside))
         label = "random init" if random_init else "as is"
         return live, None if arrays else architecture_of(live, changed), label, arguments
 

@@ -172,7 +172,7 @@ def casts(
 
 def _streams(attached: Anatomy, one: Batch, skip_first: int) -> list[Tensor]:
     """The stream after every layer at the positions that count, (positions, features)."""
-    arguments = arguments_of(attached.model, attached.mapping, one)
+    arguments = arguments_of(attached, one)
     with torch.no_grad(), layer_calls(attached, arguments, skip_first) as calls:
         run(attached.model, arguments)
     return [calls[k].kept(calls[k].output) for k in range(len(calls))]

@@ -58,7 +58,7 @@ def ends_of(attached: Anatomy, batch: Batch) -> Ends | None:
     a = mapping.architecture
     if a.head != "lm" or mapping.arguments is None:
         return None
-    arguments = arguments_of(model, mapping, read_by(mapping.arguments, batch))
+    arguments = arguments_of(attached, read_by(mapping.arguments, batch))
     seen: dict[str, Tensor | None] = {}
     norm = ends.final_norm
     hooks = Hooks()

@@ -68,7 +68,7 @@ def _reached(attached: Anatomy, batch: Batch) -> tuple[Reached, ...]:
         leaves = list({id(p): p for group in parts for p in group if p.requires_grad}.values())
         if not leaves:
             return ()
-        loss = loss_of(model(**arguments_of(model, mapping, one)), one, None)
+        loss = loss_of(model(**arguments_of(attached, one)), one, None)
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
     alive = {id(p) for p, g in zip(leaves, found, strict=True) if g is not None and bool((g != 0).any())}
     return tuple(

@@ -47,7 +47,7 @@ def identity(
     squares: list[list[float]] = [[] for _ in stacks]
     taken = first_sequences(batches, limit)
     for done, one in enumerate(taken):
-        arguments = arguments_of(model, attached.mapping, one)
+        arguments = arguments_of(attached, one)
         with torch.no_grad(), layer_calls(attached, arguments, skip_first) as calls:
             run(model, arguments)
         for group in members:

@@ -314,7 +314,7 @@ def _pass(attached: Anatomy, short: Batch, hooks: Hooks) -> None:
     """One pass with hooks."""
     model, mapping = attached.model, attached.mapping
     with torch.inference_mode(), hooks:
-        lean(model, arguments_of(model, mapping, read_by(mapping.arguments, short)))
+        lean(model, arguments_of(attached, read_by(mapping.arguments, short)))
 
 
 def _router_scores(attached: Anatomy, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:

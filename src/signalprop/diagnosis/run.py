@@ -257,7 +257,7 @@ def _with_words(attached: Anatomy) -> Anatomy:
 
 def _why_not_finite(attached: Anatomy, held: Sequence[Batch]) -> tuple[Finding, ...]:
     model, mapping = attached.model, attached.mapping
-    calls = (arguments_of(model, mapping, read_by(mapping.arguments, batch)) for batch in held)
+    calls = (arguments_of(attached, read_by(mapping.arguments, batch)) for batch in held)
     return why_not_finite(model, calls, layer_paths(model, attached.layers))
 
 

@@ -205,7 +205,7 @@ def observe(
     seen = _Observer(attached, skip_first)
     with seen, torch.no_grad():
         for k, batch in enumerate(batches):
-            arguments = arguments_of(model, mapping, batch)
+            arguments = arguments_of(attached, batch)
             seen.begin(arguments)
             run(model, arguments)
             if not k:
@@ -309,7 +309,7 @@ def _gradients(
     todo = [read_by(mapping.arguments, one) for one in held]
     while todo:
         batch = todo[0]
-        arguments = arguments_of(model, mapping, batch)
+        arguments = arguments_of(attached, batch)
         positions = Positions(mapping, arguments, skip_first)
         counted: dict[int, Tensor | None] = {
             stack: positions.of(stack, (1, n), device)[0] for stack, n in lengths.items()

@@ -146,7 +146,7 @@ def _logits(attached: Anatomy, short: Batch) -> Iterator[Trial]:
     if not isinstance(holder, nn.Module) or mapping.arguments is None:
         return
     with torch.inference_mode():
-        logits = loss_and_logits(lean(attached.model, arguments_of(attached.model, mapping, short)))[1]
+        logits = loss_and_logits(lean(attached.model, arguments_of(attached, short)))[1]
     targets = torch.as_tensor(short.targets)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != targets.shape:
         return

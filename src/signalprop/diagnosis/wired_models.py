@@ -32,7 +32,7 @@ def wired_here(attached: Anatomy, short: Batch) -> tuple[Finding, ...]:
     model, mapping = attached.model, attached.mapping
     own = mapping.architecture.family is None
     causal = asks_for_the_next(short) if own else mapping.architecture.kind == "decoder"
-    arguments = arguments_of(model, mapping, read_by(mapping.arguments, short))
+    arguments = arguments_of(attached, read_by(mapping.arguments, short))
     return wiring_of(model, arguments, own=own, causal=causal)
 
 

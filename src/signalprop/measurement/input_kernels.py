@@ -46,7 +46,7 @@ def input_kernels(
     hooks = Hooks()
     hooks.sites([places.sites[places.stream_in[0]]], keep)
     with hooks, torch.no_grad():
-        output_of(attached.model, arguments_of(attached.model, mapping, batch))
+        output_of(attached.model, arguments_of(attached, batch))
     if not seen:
         raise InputError("the model did not run its first sublayer; fix the mapping")
     x = seen[0] * attached.rows[0].units[0]

@@ -95,7 +95,7 @@ def measure(
     if batch is None:
         batch = default_batch(shortened(attached.mapping.architecture))
     batch = read_by(attached.mapping.arguments, batch)
-    arguments = arguments_of(model, attached.mapping, batch)
+    arguments = arguments_of(attached, batch)
 
     first = next((value for value in arguments.values() if isinstance(value, Tensor) and value.ndim > 1), None)
     experts = ExpertLoad(attached, 1 if first is None else len(first))
@@ -174,8 +174,9 @@ def _turn(model: nn.Module) -> threading.RLock:
         return _turns.setdefault(model, threading.RLock())
 
 
-def arguments_of(model: nn.Module, mapping: Mapping, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:
+def arguments_of(attached: Anatomy, batch: Batch | Dictionary[str, Any]) -> dict[str, Any]:
     """The model's keyword arguments for a batch, on its device."""
+    model, mapping = attached.model, attached.mapping
     if isinstance(batch, Batch):
         check_batch(batch, mapping.architecture)
         if mapping.arguments is None:

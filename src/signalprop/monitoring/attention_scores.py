@@ -32,7 +32,7 @@ def attention_scores(attached: Anatomy, batch: Batch, skip_first: int, mesh: Any
         mesh: processes that parameters are sharded over, which all call this together.
     """
     model, mapping = attached.model, attached.mapping
-    arguments = arguments_of(model, mapping, batch)
+    arguments = arguments_of(attached, batch)
     streams = Streams(attached, skip_first, lambda *_: None)
     streams.begin(arguments)
     watch = Watch(attached, streams, outputs=False)

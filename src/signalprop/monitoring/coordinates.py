@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signalprop.attachment.anatomy import attach
+from signalprop.attachment.anatomy import Anatomy, attach
 from signalprop.attachment.mapping import describe
 from signalprop.data.batches import Batch, default_batch, shortened
 from signalprop.diagnosis.layers import groups
@@ -151,15 +151,16 @@ def _changes(
 ) -> dict[str, float]:
     """Root mean square of the change of every probe of one network."""
     model = build(p, seed=seed).eval()
-    arguments = arguments_of(model, attach(model).mapping, batch)
-    before = _probes(model, arguments)
+    attached = attach(model)
+    arguments = arguments_of(attached, batch)
+    before = _probes(attached, arguments)
     steppers = _steppers(model, optimizer, lr)
     for _ in range(steps):
         model.zero_grad()
         loss_of(output_of(model, arguments), batch, None).backward()  # type: ignore[no-untyped-call]
         for stepper in steppers:
             stepper.step()
-    after = _probes(model, arguments)
+    after = _probes(attached, arguments)
     return {name: float((after[name] - x).double().square().mean().sqrt()) for name, x in before.items()}
 
 
@@ -172,9 +173,8 @@ def _steppers(model: Transformer, optimizer: Optimizer, lr: float) -> Steppers:
     return [torch.optim.SGD(found) if optimizer == "sgd" else torch.optim.AdamW(found)]
 
 
-def _probes(model: Transformer, arguments: dict[str, Any]) -> dict[str, Tensor]:
+def _probes(attached: Anatomy, arguments: dict[str, Any]) -> dict[str, Tensor]:
     """Every branch, the stream after every layer, and the logits, of one pass."""
-    attached = attach(model)
     seen: dict[int, Tensor] = {}
 
     def see(index: int, x: Tensor | None) -> None:
@@ -184,7 +184,7 @@ def _probes(model: Transformer, arguments: dict[str, Any]) -> dict[str, Tensor]:
     hooks = Hooks()
     hooks.sites(attached.plan.sites, see)
     with hooks, torch.no_grad():
-        output = output_of(model, arguments)
+        output = output_of(attached.model, arguments)
     plan, rows = attached.plan, attached.layout
     out = {describe(rows, i): seen[site] for i, site in enumerate(plan.branch) if site in seen}
     for k, group in enumerate(groups(rows)):

@@ -128,7 +128,7 @@ def fit(
     architecture = attached.mapping.architecture
     batch = inputs if isinstance(inputs, Batch) else attached.arguments
     batch = default_batch(shortened(architecture)) if batch is None else batch
-    arguments = arguments_of(model, attached.mapping, batch)
+    arguments = arguments_of(attached, batch)
     epsilon = Epsilon.of(attached)
     ends = attached.ends
     unnormed = ends.norm is None and ends.decoder_norm is None and not attached.mapping.embedding.normed
