@@ -69,7 +69,7 @@ class MissingExtra(ImportError):
 
 @contextmanager
 def refusing(what: str, advice: str) -> Iterator[None]:
-    """Whatever a library raises within is bad input: `what`, its own reason, `advice`. Too little memory is not.
+    """Report whatever a library raises within as bad input: `what`, the library's reason, `advice`; not a MemoryError.
 
     Raises:
         InputError: instead of the library's error, which is its cause.

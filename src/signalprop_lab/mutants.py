@@ -1,7 +1,7 @@
 """How many small errors in the theory its fast tests catch: `python -m signalprop_lab.mutants`, or `make mutants`.
 
 A mutant is one file of the theory with one constant, sign, operation or term changed. Tests that execute its statement
-run on it in a process of its own, those that execute least first, until one fails or time is up; nothing is written.
+run on it in a separate process, those that execute least first, until one fails or time is up; nothing is written.
 Survivors are printed: either a test is missing, or the term is (it stays if a fast test fails without it). First,
 `make mutants` runs the tests once under pytest-cov, which records what each of them executes.
 """

@@ -100,7 +100,7 @@ class TestDepth:
     ("name", "options", "part"),
     [
         ("mup", {"base": "nothing"}, "unknown scheme 'nothing'"),
-        ("mup", {"base": "mup"}, "cannot be its own base"),
+        ("mup", {"base": "mup"}, "cannot be its base"),
         ("mup", {"base_width": 0}, "base_width of scheme 'mup' is 0"),
         ("mup", {"base_width": 256.0}, "expected a whole number"),
         ("mup", {"base_width": True}, "expected a whole number"),

@@ -90,7 +90,7 @@ class Anatomy(Shown):
 
     @cached_property
     def mapping(self) -> Mapping:
-        """Where the signal runs, by names: as given, or the model's own, or its family's, or found."""
+        """Where the signal runs, by names: as given, or as the model or its family says, or as found."""
         return mapping_for(self.model, self.described, lambda: self.streams)
 
     @cached_property

@@ -28,7 +28,7 @@ from signalprop.streams.wrappers import adds_tokens
 
 
 def mapping_for(model: nn.Module, mapping: Mapping | None, look: Callable[[], Streams]) -> Mapping:
-    """The mapping given, or the model's own, or its family's; or, of a model or a variant of one that no family's file
+    """The mapping given, or that of the model or its family; or, of a model or a variant of one that no family's file
     knows, what a look at its streams finds. The model is without wrappers."""
     own = getattr(model, "signalprop_mapping", None)
     given = own() if mapping is None and own is not None else mapping

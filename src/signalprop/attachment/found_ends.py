@@ -212,7 +212,7 @@ class _Ends:
         return found
 
     def _reads_ids(self, path: str) -> tuple[bool, bool, int]:
-        """Whether a table reads tokens, not a counter; where both count, as ids may, what the model calls its own.
+        """Whether a table reads tokens, not a counter; where both count, as ids may, what the model calls its table.
 
         Last the larger one.
         """

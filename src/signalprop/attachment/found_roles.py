@@ -336,7 +336,7 @@ def _kinds(mapping: Mapping, known: Sequence[Replayed]) -> tuple[tuple[str, ...]
 
 
 def _own_shapes(stacks: Sequence[Stack], known: Sequence[Replayed]) -> list[AttentionShape]:
-    """Of every layer's attention to its own stream; layers without one stand as the first that has one."""
+    """Of every layer's self-attention; layers without one stand as the first that has one."""
     left, found = iter(known), []
     for layer in (layer for stack in stacks for layer in stack.layers):
         ones = [next(left) for _ in layer.branches]

@@ -68,7 +68,7 @@ class Held:
         return [(tensor, axis) for tensor, axis in found if isinstance(tensor, Tensor)]
 
     def of(self, tensor: Tensor, axis: int) -> Tensor:
-        """Its own output features of a tensor that has all of them along an axis."""
+        """The output features that belong to it, of a tensor that has all along an axis."""
         if self.rows is None:
             return tensor
         return tensor[(*(slice(None),) * axis, self.rows if isinstance(self.rows, slice) else [*self.rows])]
@@ -114,7 +114,7 @@ class AttachedRow(SublayerMap):
 
     @property
     def own_multipliers(self) -> tuple[float, float]:
-        """(skip, branch) that the model's own code multiplies with, as they are now."""
+        """(skip, branch) that the model's code multiplies with, as they are now."""
         return number(self.skip), number(self.multiplier)
 
     @property
@@ -146,7 +146,7 @@ class AttachedRow(SublayerMap):
 
     @property
     def reader(self) -> Any:
-        """What reads the stream within the sublayer's own layer: its norm before the branch, or the first map."""
+        """What reads the stream within the sublayer's layer: its norm before the branch, or the first map."""
         if self.placement in ("pre", "sandwich"):
             return self.norm
         maps = [self.weights[role.name] for role in self.kind.roles if role.reads and role.name in self.weights]

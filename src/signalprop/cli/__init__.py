@@ -110,7 +110,7 @@ def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
 
 
 def all_commands() -> list[Callable[..., None]]:
-    """Our own commands, and those of installed packages in the order of their names."""
+    """This package's commands, then those of installed packages by name."""
     others = sorted(entry_points(group=GROUP), key=lambda found: found.name)
     return [*COMMANDS, *(found.load() for found in others)]
 
@@ -124,10 +124,10 @@ def _named(name: str) -> list[Callable[..., None]]:
 def main() -> None:
     """Run the command line: exit status 0, 2 for bad input (one line on stderr), 1 for a failure."""
     gc.freeze()  # what is imported stays: collections that look through it, at the end too, take a tenth of a second
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # that would leave behind what was half written
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # that would leave half-written files
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     status = run(sys.argv[1:])
-    drop_what_nobody_takes()  # Python would try once more, and end with a status of its own
+    drop_what_nobody_takes()  # Python would try once more and end with another status
     sys.exit(status)
 
 
@@ -153,10 +153,10 @@ def run(arguments: list[str]) -> int:
             return _fail("terminated", TERMINATED)
         raise
     except Exception as error:
-        usage = getattr(error, "format_message", None)  # of click, which typer may bring under a name of its own
+        usage = getattr(error, "format_message", None)  # of click, which typer may bring under another name
         if usage is not None:
             return _fail(f"{usage().rstrip('.')}; see {_command_of(error, named)} --help", 2)
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps one that meets a class being made
+        if isinstance(error.__cause__, KeyboardInterrupt):  # as Python 3.11 does while a class is defined
             return _fail("interrupted", INTERRUPTED)
         if isinstance(error.__cause__, SystemExit) and error.__cause__.code == TERMINATED:
             return _fail("terminated", TERMINATED)
@@ -169,13 +169,13 @@ def run(arguments: list[str]) -> int:
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
             return _fail(f"there is not enough memory ({error}); take a smaller network, or fewer tokens", 2)
         return _fail(f"{type(error).__name__}: {error} (SIGNALPROP_DEBUG=1 shows where)", 1)
-    if result == INTERRUPTED:  # typer's own word for KeyboardInterrupt
+    if result == INTERRUPTED:  # typer's word for KeyboardInterrupt
         return _fail("interrupted", INTERRUPTED)
     return result if isinstance(result, int) else 0
 
 
 def _one_line(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    """Our own warnings as one line; those of libraries are for their developers."""
+    """This package's warnings in one line each; those of libraries are for their developers."""
     if category is UserWarning:
         note(f"warning: {message}")
 

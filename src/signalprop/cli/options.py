@@ -173,7 +173,7 @@ def with_overwrite(command: Command) -> Command:
     return run
 
 
-# Groups of options in --help; those of a command's own stand in front.
+# Groups of options in --help; options of one command come first.
 PANELS = {
     "Network": (*_NETWORK, "assignments"),
     "Initialisation": ("scheme", "qk_scale", "random_init"),

@@ -110,7 +110,7 @@ def predict(
         output.fail_on(profile.findings, fail_on)
         return
     profiles = []
-    with nullcontext() if chosen == "simulate" else output.progress("predicting") as step:  # simulations show their own
+    with nullcontext() if chosen == "simulate" else output.progress("predicting") as step:  # simulations show theirs
         for (name, _), p in zip(pairs, tables, strict=True):
             profiles.append(replace(one(p), scheme=name or p.scheme))  # the name with its options
             if step is not None:

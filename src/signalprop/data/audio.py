@@ -1,4 +1,4 @@
-"""Recorded speech as what a speech model reads: a WAV or FLAC file through the model's own feature extractor."""
+"""Recorded speech as what a speech model reads: a WAV or FLAC file through the model's feature extractor."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, Any]
                 yield f"row {number}", row
     except InputError:
         raise
-    except Exception as error:  # pyarrow has many kinds of its own
+    except Exception as error:  # pyarrow raises many kinds of errors
         raise InputError(f"cannot read {path}: {' '.join(str(error).split())[:200]}") from None
 
 
@@ -219,7 +219,7 @@ def _dataset(source: str) -> Iterator[tuple[str, Any]]:
         rows = data_set(name, rest[0] if len(rest) == 2 else None, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield f"row {number}", row
-    except Exception as error:  # datasets and what it stands on have many kinds of their own
+    except Exception as error:  # datasets and its dependencies raise many kinds of errors
         raise InputError(
             f"cannot read the data set {source!r}: {first_line(error)[:200]}; expected a file, or a data set on the hub"
         ) from None

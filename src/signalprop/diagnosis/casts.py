@@ -1,7 +1,7 @@
 """What a direct cast to few bits does to a model: its loss, and the noise in the stream after every layer.
 
 Weights: those of the branches' linear maps, experts' too (embedding, head and norms stay). Activations: what those maps
-read. Numbers are cast and cast back, so that the arithmetic in between stays in the model's own precision: this is the
+read. Numbers are cast and cast back, so that the arithmetic in between stays in the model's precision: this is the
 error of the format, not of a kernel.
 """
 

@@ -20,7 +20,7 @@ from signalprop.schemes import scheme
 
 
 def fresh_of(attached: Anatomy, batch: Batch, *, backward: bool) -> Fresh:
-    """What is off of the family's own initialiser, and the sublayers that add nothing.
+    """What deviates from the family's initialiser, and the sublayers that add nothing.
 
     Args:
         attached: a model whose weights are fresh. batch: a short text.

@@ -184,7 +184,7 @@ def read_tokenizer(source: str | Path) -> Any | None:
         raise
     except Exception as error:
         reason = error
-    try:  # without the files that the family's own class asks for
+    try:  # without the files that the family's class asks for
         return tokenizer_file(folder_of(source) / "tokenizer.json")
     except Exception:
         if path.suffix.lower() == ".gguf":

@@ -26,7 +26,7 @@ def lost_numbers(attached: Anatomy) -> Iterator[Finding]:
     trained = {name for name, held in groups.items() if not all(_constant(g) for g, _ in held)}
     if trained:
         final = {_anywhere(attached.path_of(norm, "norm")) for norm in attached.ends.final_norms}
-        yield from _gains(groups, trained | final)  # those have a finding of their own
+        yield from _gains(groups, trained | final)  # a separate finding reports those
         yield from _biases(attached, groups, trained)
     yield from _scales(attached)
 
@@ -60,7 +60,7 @@ def _gains(groups: dict[str, list[tuple[Tensor, Tensor | None]]], trained: set[s
         if name not in trained and len({float(g[0]) for g, _ in held}) == 1
         and all(b is None or not bool(b.any()) for _, b in held)
     }  # fmt: skip
-    ones = {name: value for name, value in left.items() if value}  # those of zeros have a finding of their own
+    ones = {name: value for name, value in left.items() if value}  # a separate finding reports zeros
     if ones:
         yield fault(
             name="norm gains not loaded",

@@ -67,9 +67,9 @@ class Format:
     def __call__(self, x: Tensor) -> Tensor:
         """The tensor as the format holds it; beyond its range numbers are held at its ends, in float16 infinite.
 
-        torch's own cast makes NaN of those in float8_e4m3fn and infinity in float8_e5m2; kernels saturate. Where one
+        torch's cast makes NaN of those in float8_e4m3fn and infinity in float8_e5m2; kernels saturate. Where one
         number of a tensor, row or block is not finite, its scale is 1. Of three or more axes the last two are a matrix
-        with a scale of its own (an expert's).
+        with a separate scale (an expert's).
         """
         grid = GRIDS[self.name]
         if not x.numel():

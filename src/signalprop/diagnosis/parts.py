@@ -231,7 +231,7 @@ def _equal(attached: Anatomy) -> Iterator[Finding]:
 
 
 def _routers(attached: Anatomy, short: Batch) -> Iterator[Finding]:
-    """Which experts a text chooses, by the router's own weights; and routers that no gradient reaches."""
+    """Which experts a text chooses, by the router's weights; and routers that no gradient reaches."""
     rows = [row for row in attached.rows if matrix_of(row.weights.get("router")) is not None]
     if not rows:
         return

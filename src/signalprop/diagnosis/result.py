@@ -181,7 +181,7 @@ class ScaledGradient(Value):
 
     Attributes:
         name: path of the parameter, or `stream after layer 3`. layer: None at the ends of the model.
-        n: entries that are not 0 in the model's own precision. zero, subnormal, infinite: shares of them that become 0,
+        n: entries that are not 0 in the model's precision. zero, subnormal, infinite: shares of them that become 0,
             keep fewer digits (below 2^-14), or overflow (above 65,504). largest: |entry| times the scale.
     """
 

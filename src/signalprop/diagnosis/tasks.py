@@ -107,7 +107,7 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
         try:
             with _silence():
                 return what()
-        except Exception as error:  # no data and no connection to read it, and all that a task's own code can raise
+        except Exception as error:  # no data and no connection to read it, and all that a task's code can raise
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(f"lm_eval cannot run {', '.join(names)}: {reason[:200]}") from None
 
@@ -136,7 +136,7 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing on standard error: lm_eval's bars, remarks, and what git says where it looks for its own version.
+    """Nothing on standard error: lm_eval's bars, remarks, and what git says where it looks for its version.
 
     The last is another process's, so the file descriptor is turned away as well.
     """

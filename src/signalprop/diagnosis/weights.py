@@ -74,7 +74,7 @@ def _stds(attached: Anatomy) -> list[dict[str, Any]]:
     masks = roles_of(attached.mapping.architecture, attached.layout.kind)
     out: list[dict[str, Any]] = []
     for i, row in enumerate(attached.rows):
-        # roles of cross-attention have names of their own, since a layer holds both kinds
+        # roles of cross-attention have other names, since a layer holds both kinds
         prefix = "cross_" if row.kind.reads_memory else ""
         found = {}
         for role, held in row.weights.items():

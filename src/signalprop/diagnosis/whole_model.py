@@ -31,7 +31,7 @@ def whole_model(d: Diagnosis) -> Iterator[Finding]:
     repaired = [] if shifted else list(_repaired(d))
     for one in d.wired:  # what a router does follows from weights that are not this model's
         if d.fresh is not None and one.name == "unused experts":
-            continue  # tokens of a deep fresh stack are alike, so that they choose alike
+            continue  # tokens of a deep fresh stack are similar, so that they choose the same experts
         follows = repaired and one.name in ("router collapse", "unused experts")
         design = d.fresh is None and one.name == "router gets no gradient"  # it was trained so
         yield one.model_copy(update={"severity": "note" if design else "warning"}) if follows or design else one

@@ -81,7 +81,7 @@ class Ends(Value):
 
 
 class Off(Value):
-    """Fresh weights of one role that are not what the model's own initialiser draws.
+    """Fresh weights of one role that are not what the model's initialiser draws.
 
     Attributes:
         place: kind of sublayer, `embedding` or `head`. name: role or gain. layers: which, () at the ends.
@@ -108,7 +108,7 @@ class Reached(Value):
 
 
 class Fresh(Value):
-    """Of a model whose weights are fresh: what is off of its own initialiser, and what the gradient of a text reaches.
+    """Of a model with fresh weights: what deviates from its initialiser, and what the gradient of a text reaches.
 
     Attributes:
         not_checked: why the weights were not held against the initialiser, '' where they were.

@@ -75,7 +75,7 @@ class Attentions(TorchFunctionMode):
         return out
 
     def _in_one_call(self, query: Tensor, key: Tensor, value: Tensor, *others: Any, **named: Any) -> None:
-        """PyTorch's own attention, which says by what it multiplies scores; its weights sum to 1."""
+        """PyTorch's attention, which says by what it multiplies scores; its weights sum to 1."""
         size, scale = query.shape[-1], named.get("scale")
         left, right = query.detach(), key.detach().transpose(-2, -1)
         before = None if _is_normed(left, right) else _before(left, right, self._maps)
@@ -98,7 +98,7 @@ def _factor(product: Tensor, scores: Tensor, left: Tensor, right: Tensor, maps: 
 
 
 def _is_normed(left: Tensor, right: Tensor) -> bool:
-    """Whether queries or keys have one size each, as QK-norm leaves them: its gains and scale are its own matter."""
+    """Whether queries or keys have one size each, as QK-norm leaves them: whatever its gains and scale."""
     sizes = [x.float().square().sum(axis) for x, axis in ((left, -1), (right, -2))]
     return any(float(s.std() / s.mean()) < _NORMED for s in sizes if s.numel() > 2 and float(s.mean()) > 0)
 

@@ -115,7 +115,7 @@ class Initialisation:
     Attributes:
         weights: standard deviation of every role, of an Architecture.
         biases: likewise, of the roles whose biases are not zero.
-        tables: of embeddings, convolutions and an own head.
+        tables: of embeddings, convolutions and a separate head.
         transform: of the dense layer before the head, of an Architecture, where it is another.
         positions: of learned positions, where it is another; sines and cosines have mean square 1/2 whatever is said.
         setting: the number of a configuration to which all of these are proportional. usual: its default. gains: gains

@@ -16,7 +16,7 @@ INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 def check_folder(folder: Path) -> None:
     """Refuse an adapter, and a directory one of whose files is a link to somewhere else, a pipe, a device or a socket.
 
-    The hub's cache keeps its own beside, and weights (`.safetensors`) may be links: people keep them on other disks,
+    The hub's cache has other files there, and weights (`.safetensors`) may be links: people keep them on other disks,
     and reading a file as weights gives nothing else away.
     """
     for path in sorted(folder.iterdir()):

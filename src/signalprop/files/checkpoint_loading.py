@@ -88,7 +88,7 @@ def pretrained(cls: Any, place: str | Path, config: Any = None, **options: Any) 
     """What `from_pretrained` of a class of transformers returns; weights are read from safetensors only.
 
     Args:
-        cls: a class of a model, one of transformers' own (`model_class`) or an auto class.
+        cls: a class of a model, one of transformers (`model_class`) or an auto class.
         config: from `configuration`; None: that of the place.
         options: of `from_pretrained`.
     """

@@ -19,7 +19,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 _FLAGS = ("do_lower_case", "add_prefix_space", "add_bos_token", "add_eos_token", "legacy",
           "clean_up_tokenization_spaces", "strip_accents", "tokenize_chinese_chars", "keep_accents")  # fmt: skip
 _OTHERS = ("MistralCommonBackend", "MistralCommonTokenizer", "RagTokenizer")  # they load further ones
-# Of tokenizers without a tokenizer.json: the files that transformers' classes read, by their own names.
+# Of tokenizers without a tokenizer.json: the files that transformers' classes read, by their names.
 FILES = (
     "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
     "spm.model", "source.spm", "target.spm", "bpe.codes", "dict.txt", "entity_vocab.json", "added_tokens.json",
@@ -95,7 +95,7 @@ def _class_name(folder: Path, settings: dict[str, Any]) -> str:
 
 @cache
 def _table() -> dict[str, str]:
-    """Names of transformers' tokenizers by the type of the model; the classes by their own names too."""
+    """Names of transformers' tokenizers by the type of the model; the classes by their names too."""
     auto: Any = require("transformers.models.auto.tokenization_auto", "models")
     found = {kind: name for kind, name in auto.TOKENIZER_MAPPING_NAMES.items() if name is not None}
     return {name: name for name in found.values()} | found

@@ -209,7 +209,7 @@ def written_whole(out: Path) -> Iterator[Path]:
         reason = getattr(error, "strerror", None) or str(error)
         if getattr(error, "errno", None) == errno.ENOTEMPTY:
             reason = "somebody else has written to it meanwhile"
-        # safetensors has an error of its own for what the system refuses, and may not be installed
+        # safetensors raises another error for what the system refuses, and may not be installed
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         raise InputError(f"cannot write {out}: {' '.join(reason.split())}") from None

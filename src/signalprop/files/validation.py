@@ -35,7 +35,7 @@ def one_line(error: ValidationError, known: Collection[str] = ()) -> str:
     """
     parts: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        unknown = item["type"] == "extra_forbidden"  # then a name of the input's own comes last
+        unknown = item["type"] == "extra_forbidden"  # then a name from the input comes last
         # pydantic names the members of a union, which all failed, by their types: `literal['pre', ...]`
         loc, own = (item["loc"][:-1], item["loc"][-1:]) if unknown else (item["loc"], ())
         steps = [str(step) for step in loc if not (isinstance(step, str) and step.endswith("]"))]

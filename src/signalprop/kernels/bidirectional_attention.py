@@ -66,8 +66,9 @@ class Pairs(NamedTuple):
 class UnmaskedAttention(TokenAttention):
     """What one self-attention without a mask does to kernels; fields as of `TokenAttention`.
 
-    One head of 32 to 48 tokens against sampling, up to score variance 16: keys that are equal or alike by some degree
-    within 3 % forward (5 % of its sum over pairs) and 5 % backward; what alike keys get back together up to 15 % at 4.
+    One head of 32 to 48 tokens against sampling, up to score variance 16: keys that are equal or correlated
+    within 3 % forward (5 % of its sum over pairs) and 5 % backward; the backward sum over correlated keys up to 15 %
+    at 4.
     """
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
@@ -199,7 +200,7 @@ class UnmaskedAttention(TokenAttention):
     def _of_groups(
         self, rows: Rows, typical: Rows, groups: Groups, same: FloatArray
     ) -> tuple[Rows, FloatArray, list[FloatArray]]:
-        """Rows of keys some of which are alike, from those of as many different keys, and from the one of the typical
+        """Rows of keys some of which are equal, from those of as many different keys, and from the one of the typical
         score variance as if lengths were Gaussian, as groups have it; E A_k; and shapes: `Weights.slope`, with that of
         `Weights.value` in between, and `Weights.moves`."""
         roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian, groups.weighted)]

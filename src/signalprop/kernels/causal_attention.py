@@ -88,7 +88,7 @@ class TokenAttention(Sums):
         return out
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
-        """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and its own diagonal."""
+        """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and the diagonal."""
         n, spread, own_scale, dropped = (
             self._row_length,
             self._of_values.spread,

@@ -51,7 +51,7 @@ def alibi(n_layers: int, length: int, placement: Placement, skip: float, branch:
 
 
 def u_spa(n_layers: int, length: int, repeats: float) -> Parametrization:
-    """U-SPA without skips and norms: rho from `repeats` (the tokens' own kernel) to `LAST_RHO`."""
+    """U-SPA without skips and norms: rho from `repeats` (the kernel of the tokens) to `LAST_RHO`."""
     rho = rho_schedule(n_layers, LAST_RHO, repeats)
     p = _table(n_layers, length, "none", "none", "u-spa", skip=0.0, branch=1.0)
     return _shaped(p, rho, Shaping(kind="u-spa"))

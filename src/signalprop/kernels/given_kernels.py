@@ -1,6 +1,6 @@
 """Token kernels to start from: given as a matrix, or as ids of tokens that repeat.
 
-Statistics of tokens (repeated by chance, or real ids) become a kernel by way of the network's own embedding
+Statistics of tokens (repeated by chance, or real ids) become a kernel by way of the network's embedding
 (`signalprop.kernels.embedding_and_loss.input_kernel`); a matrix is taken as the stream that enters the first sublayer.
 """
 

@@ -115,7 +115,7 @@ def lag_cosine(kernel: FloatArray, lag: int) -> float:
 
 
 def pooled(items: Sequence[KernelSeries]) -> tuple[KernelSeries, dict[str, FloatArray] | None]:
-    """Means and standard deviations over sequences; of a single one its own numbers, and None."""
+    """Means and standard deviations over sequences; of a single one its numbers, and None."""
     if len(items) == 1:
         return items[0], None
     stacked = {name: np.stack([item.columns()[name] for item in items]) for name in items[0].columns()}

@@ -128,7 +128,7 @@ _WIDE = 384  # columns from which NumPy's sums down the rows, column by column, 
 
 
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
-    """Polynomials in x, (T, T), with coefficients of their own for every row: (coefficients, T), ascending."""
+    """Polynomials in x, (T, T), with different coefficients for every row: (coefficients, T), ascending."""
     whole, rows = np.empty(x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)

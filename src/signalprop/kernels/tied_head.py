@@ -56,7 +56,7 @@ class Along:
         if kind_of(self.stack.p, i).attends:
             if across:
                 self.sent = self.sent + branch.sent
-            # the part along the branch, through the square of its own weights
+            # the part along the branch, through the square of its weights
             self.stack.cache_attention(True)  # for `backward`
             output = branch.forward(i, read.kernel)
             self.stack.cache_attention(False)

@@ -1,7 +1,7 @@
 """Activations transformed so that deep stacks without skips keep tokens apart: DKS and TAT, as names of activations.
 
 All of a network's feed-forwards are counted as one MLP, L activations deep; attention and skips are ignored (He et al.
-2023 (SPA), section 3.4). Own solvers on our own moments; tested against the package `dks`, which is the authors' own.
+2023 (SPA), section 3.4). With this package's moments; tested against the authors' package `dks`.
 What is solved for gated feed-forwards: `docs/theory/components.md`, section 4.3.
 """
 

@@ -1,4 +1,4 @@
-"""The token kernels of a live model's own input, for `signalprop.trace` to start from."""
+"""The token kernels of a live model's input, for `signalprop.trace` to start from."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def site_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -> 
 
 def factor_of(recorder: Pass, point: str, row: int, *, gradient: bool = False) -> float:
     """What makes the tensor (the gradient) seen at a point that of the Parametrization: `SublayerMap.units`."""
-    if getattr(recorder.plan, point)[row] < 0:  # a parallel layer's own sum, which the recorder forms in right units
+    if getattr(recorder.plan, point)[row] < 0:  # the sum of a parallel layer, which the recorder forms in right units
         if not gradient:
             return 1.0
         row += 1  # its gradient is that of the layer's output

@@ -213,7 +213,7 @@ def answering(stream: Tensor, *, first: bool, keep: Tensor | None = None) -> Ten
 class RelativeBias(nn.Module):
     """T5's bias on scores by distance in 32 buckets (Raffel et al. 2020, section 2.1), one table per stack.
 
-    The table starts at zero, since a parametrization has no column for it; T5's own initialisation is random.
+    The table starts at zero, since a parametrization has no column for it; T5's initialisation is random.
     """
 
     def __init__(self, n_heads: int, bidirectional: bool, dtype: torch.dtype) -> None:

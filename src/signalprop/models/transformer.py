@@ -231,7 +231,7 @@ class Transformer(nn.Module):
                     dropout=f"{path}.branch.dropout",
                     scaling=f"{path}.branch.function.score_scale" if attends else None,
                     norm_scale=sublayer.norm_scale,
-                    stream_out=path,  # a post-norm's own output lacks its scale
+                    stream_out=path,  # the output of a post-norm lacks its scale
                     value_skip=getattr(function, "value_skip", 0.0),
                     attention_gain=getattr(function, "attention_gain", 1.0),
                     shape=(float(p.shape_in[i]), float(p.shape_out[i]), float(p.shape_gain[i])),

@@ -36,7 +36,7 @@ class Arguments:
         return (self._ids_of(model), self._mapping.padding, "labels") if self.reads_tokens else ()
 
     def see(self, recorder: Recorder, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pre-hook of the model, which has to run before the recorder's own."""
+        """A forward pre-hook of the model, which has to run before the recorder's."""
         if self.reads_tokens and not recorder.calls and torch.is_grad_enabled():
             self.keep(model, {**inspect.signature(model.forward).bind_partial(*args).arguments, **kwargs})
 
@@ -55,7 +55,7 @@ class Arguments:
 
     def _ids_of(self, model: nn.Module) -> str:
         names = inspect.signature(model.forward).parameters
-        return "input_ids" if "input_ids" in names else next(iter(names))  # the first, in a model of one's own
+        return "input_ids" if "input_ids" in names else next(iter(names))  # the first, in a user's model
 
     def batch(self) -> Batch:
         """The stored sequences as a Batch."""
@@ -69,7 +69,7 @@ class Arguments:
 
     @property
     def _computes_its_loss(self) -> bool:
-        """Whether the model may be given targets; which number its own loss leaves out (-1, -100) is not known."""
+        """Whether the model may be given targets; which number its loss leaves out (-1, -100) is not known."""
         return self._mapping.found is not None or "targets" in getattr(self._mapping.arguments, "inputs", {})
 
     def statistics(self) -> InputStatistics | None:

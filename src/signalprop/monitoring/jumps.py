@@ -137,7 +137,7 @@ def _edge(what: str, before: Sequence[float], value: float) -> tuple[float, floa
 def first_moved(gradients: FloatArray, updates: FloatArray) -> tuple[int | None, int, str, float]:
     """(place, row, quantity, factor) that first left what was usual for it, of the last rows; place None: none did.
 
-    Of several in one step it is the one furthest from its own, in robust standard deviations of logarithms.
+    Of several in one step it is the one furthest from its median, in robust standard deviations of logarithms.
 
     Args:
         gradients, updates: (steps, places); the last step is that of the jump.

@@ -64,10 +64,10 @@ class SignalMonitor:
     ```
 
     Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
-    backward pass of a sampled step are the training's own, seen through hooks that are off again before the next step;
+    backward pass of a sampled step are the usual ones, seen through hooks that are off again before the next step;
     of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
     `Probe`. Attention scores are measured on a fixed batch, in evaluation mode and uncompiled, with random states put
-    back. Training is not changed. In a distributed run rank 0 measures its own sequences, or those of all processes
+    back. Training is not changed. In a distributed run rank 0 measures its sequences, or those of all processes
     of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. Every
     process of the run makes the monitor. Names and meanings of the numbers: docs/monitoring.md.
 

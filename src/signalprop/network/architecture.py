@@ -88,7 +88,7 @@ class Architecture(ArchitectureFields):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
-        """Fill in what follows from other fields. A bad width is left alone: its own check says what is wrong."""
+        """Fill in what follows from other fields. A bad width is left to the check of that field."""
         if not isinstance(data, dict):
             return data
         data = {key: value for key, value in data.items() if value is not None}

@@ -120,7 +120,7 @@ def _check_convolutions(a: ArchitectureFields) -> None:
 
 
 def settings_of(name: Any, given: Any) -> Any:
-    """Settings of the kind `name` from a mapping; anything else is left to the field's own check."""
+    """Settings of the kind `name` from a mapping; anything else is left to the field's check."""
     if not isinstance(given, dict):
         return given
     settings = kind_named(name).settings if name in KINDS else None

@@ -35,7 +35,7 @@ class HasKinds(Protocol):
 
 
 class KindSettings(Value):
-    """What an architecture says of its sublayers of a kind beyond its own fields; `kind` is the kind's name."""
+    """What an architecture says of its sublayers of a kind beside its fields; `kind` is the kind's name."""
 
     kind: ClassVar[str]
 
@@ -109,7 +109,7 @@ class Kind:
         counted: the part of a network that its parameters and operations count to; default: its name.
         attends: it has queries and keys, so its scores have a scale. reads_memory: it reads the encoder's output.
         activates: the architecture's activation is in it.
-        settings: what an architecture says of its sublayers of this kind beyond its own fields; in
+        settings: what an architecture says of its sublayers of this kind beyond the architecture's fields; in
             `Architecture.settings` under the kind's name.
         hard: in which sublayers of a Parametrization the closed form does not hold, so that these are drawn,
             (sublayers,).
@@ -136,7 +136,7 @@ class Kind:
 
     @property
     def attends_itself(self) -> bool:
-        """Whether a token attends to the tokens of its own stream."""
+        """Whether a token attends to the tokens of the same stream."""
         return self.attends and not self.reads_memory
 
     def of(self, rows: HasKinds) -> NDArray[np.bool_]:
@@ -148,7 +148,7 @@ class Kind:
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
     def numbers(self, a: ArchitectureFields, *, met: bool = False) -> int:
-        """Weights and biases of its maps in one sublayer; `met`: of the maps that one token passes."""
+        """Weights and biases of its maps in one sublayer; `met`: of those that one token passes."""
         count = 0
         for role in self.roles:
             if role.exists(a):

@@ -24,7 +24,7 @@ _QWEN3 = {"n_layers": 36, "n_kv_heads": 8, "d_ff": 12288, "rotary_base": 1_000_0
 _NO_WINDOW = {"attention": {"window": 0}}
 
 PRESETS: dict[str, Preset] = {
-    # The papers' own encoder: three embedding tables, ReLU, no norm on the embeddings (TGS sections 2 and 3).
+    # The papers' encoder: three embedding tables, ReLU, no norm on the embeddings (TGS sections 2 and 3).
     "tgs": _like(
         None, n_layers=192, d_model=256, n_heads=4, activation="relu", n_segments=2, vocab_size=32000, dropout=0.1
     ),

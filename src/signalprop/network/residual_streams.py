@@ -20,7 +20,7 @@ class Streams(Value):
         n: how many.
         mixing: `mhc`: read and write gates, and a matrix of gates made doubly stochastic by Sinkhorn's algorithm
             (DeepSeek-V4, GLM-5.3). `independent`: the same gates without a matrix (Hy4). `hyper`: fixed numbers, of
-            which sublayer k reads stream k mod n, all are written alike, and none are mixed (what hyper-connections
+            which sublayer k reads stream k mod n, all are written equally, and none are mixed (what hyper-connections
             start as). `siamese`: two streams, x after a norm and y: every sublayer reads the sum of both normed, y gets
             its branch, and x the branch over sqrt(2 (layer + 1)) (SiameseNorm, Li et al. 2026, 2602.08064, released
             code; the streams' norms are RMSNorms without gains here).
@@ -43,7 +43,7 @@ class Streams(Value):
 
     @property
     def gated(self) -> bool:
-        """Whether tokens weigh the streams by gates of their own."""
+        """Whether every token has its gates, which weigh the streams."""
         return self.mixing in ("mhc", "independent")
 
     def logit_std(self, d_model: int) -> float:

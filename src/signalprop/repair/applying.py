@@ -67,7 +67,7 @@ def apply(
             (default: those of its tokens or of the batch, else Zipf's law).
         initialize: draw the weights anew, if they are fresh; the model's trainable multipliers (LayerScale,
             ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's. A
-            Parametrization says all numbers, the model's own too.
+            Parametrization says all numbers, the model's multipliers included.
         redraw: draw them anew though something has been learnt in them.
         change_function: install the multipliers even if the trained weights then compute something else.
         match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
@@ -185,7 +185,7 @@ def with_fixed_positions(attached: Anatomy, table: Parametrization) -> Parametri
 
 
 def own_trained(attached: Anatomy) -> list[Tensor]:
-    """A model's own multipliers that train (LayerScale, ReZero), each once."""
+    """A model's multipliers that train (LayerScale, ReZero), each once."""
     found = (value for row in attached.rows for value in (row.skip, row.multiplier))
     return list({id(value): value for value in found if isinstance(value, Tensor)}.values())
 
@@ -211,7 +211,7 @@ def _refuse_multipliers(attached: Anatomy, *, neutral: bool) -> None:
 
 
 def _with_own(attached: Anatomy, table: Parametrization) -> Parametrization:
-    """The table with a model's own multipliers as factors on the scheme's, where the model stays as it is."""
+    """The table with a model's multipliers as factors on the scheme's, where the model stays as it is."""
     own = np.array([row.own_multipliers for row in attached.rows])
     factor = attached.mapping.architecture.head_scale
     if (own == 1).all() and factor == 1:

@@ -192,7 +192,7 @@ def _held_stream(attached: Anatomy) -> str:
 
 
 def _norm_of_tied_head(attached: Anatomy, arguments: Dictionary[str, Any]) -> nn.Module | None:
-    """The norm whose output a head reads that shares its weight with the embedding; None where it has its own."""
+    """The norm whose output a head reads that shares its weight with the embedding; else None."""
     ends = attached.ends
     own: Any = getattr(attached.model, "get_output_embeddings", lambda: None)()
     head = own if ends.head is None else ends.head.holder
@@ -225,7 +225,7 @@ def _factors(places: Sequence[Place], values: Sequence[float], limit: float) -> 
 
 
 def _scale_row(factors: Factors, row: AttachedRow, stream: float, inner: float, *, along: bool) -> None:
-    """Divide what a branch adds by the stream's factor, and what is inside by its own."""
+    """Divide what a branch adds by the stream's factor, and what is inside by its factor."""
     down = 1 / stream if along or row.placement in ("pre", "none") else 1.0
     for first, _ in inner_maps(row):
         factors.scale(first, 1 / inner, 1 / inner, row.label)

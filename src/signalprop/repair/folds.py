@@ -44,7 +44,7 @@ def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
     learning rates belong to the weights before.
 
     Where head and embedding share a weight, the head's factor goes into the norm before the head: logits stay, the last
-    hidden state is multiplied. Matched epsilons go back to the model's own; where that changes a norm's output by more
+    hidden state is multiplied. Matched epsilons go back to the model's; where that changes a norm's output by more
     than 1e-6, a UserWarning says by how much at most.
 
     Args:

@@ -1,15 +1,15 @@
 """Whether a model's weights are fresh, draws of an initialiser, and how much a scheme changes what others compute.
 
-Any initialiser will do: the model's own, a registered scheme's, one in the model's own constructor. What they have in
+Any initialiser will do: the model's, a registered scheme's, one in the model's constructor. What they have in
 common is that they leave constants (gains, biases, zeros) and tables of independent draws, and training leaves neither:
-it moves gains and biases by other amounts, and adds to matrices what is alike along rows and columns. So no scale is
+it moves gains and biases by other amounts, and adds to matrices terms that rows or columns share. So no scale is
 asked for, only:
 
-* a vector that is not constant has to be what the model's own initialiser draws, or a registered scheme;
+* a vector that is not constant has to be what the model's initialiser draws, or a registered scheme;
 * a matrix has to have the mean 0, tails no heavier than normal ones, rows (and columns) of one size and without means
   of their own, and no direction that stands out of the rest (the largest singular value of independent draws:
   Johnstone 2001, Annals of Statistics 29, theorem 1.1; universal in the draws' distribution). Else it has to be what
-  the model's own initialiser gives.
+  the model's initialiser gives.
 
 Each test is passed by draws but for one time in 10^9 (quantiles of normal and Tracy-Widom tails, and Wilson and
 Hilferty's of chi-squared). Rates measured on models stand in docs/applying.md.
@@ -241,7 +241,7 @@ def _own_values(model: nn.Module, method: str) -> dict[str, Tensor]:
     """What an initialiser draws, by the parameter's name; NaN where it leaves a parameter alone.
 
     Args:
-        method: `_init_weights`, the model's own as transformers calls it, or `reset_parameters`, PyTorch's of modules.
+        method: `_init_weights` of the model, as transformers calls it, or `reset_parameters`, PyTorch's of modules.
     """
     own: Any = getattr(model, method, None) if method == "_init_weights" else None
     made: dict[int, nn.Parameter] = {}
@@ -278,13 +278,13 @@ def _like(values: Tensor, own: Tensor) -> bool:
     ):  # too few to tell, or computed (in half precision too)
         return True
     if values.ndim > 1 and not unlike_draws(own):
-        return False  # the initialiser's own are independent draws
+        return False  # those of the initialiser are independent draws
     one, other = values.double().flatten().sort().values, own.double().flatten().sort().values
     n, variance = len(one), float(other.var())
     if abs(float(one.mean() - other.mean())) > _DEVIATIONS * math.sqrt(2 * max(variance, float(one.var())) / n):
         return False
     kurtosis = float((other - other.mean()).pow(4).mean()) / variance**2
-    doubt = (1 + 20 / n) * math.sqrt(2 * max(kurtosis - 1, 0.5) / n)  # few numbers tell little of their own scatter
+    doubt = (1 + 20 / n) * math.sqrt(2 * max(kurtosis - 1, 0.5) / n)  # few numbers say little about their scatter
     if abs(math.log(float(one.var()) / variance)) > _DEVIATIONS * doubt:
         return False
     both = torch.cat([one, other])

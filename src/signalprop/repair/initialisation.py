@@ -33,7 +33,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
 
     Raises:
         InputError: the model carries no scheme, a weight that the scheme sets is missing or has two roles, the model is
-            sharded and there is no seed, or, after the meta device, the model's own initialisation does not fill
+            sharded and there is no seed, or, after the meta device, the model's initialisation does not fill
             everything else.
     """
     record = the_record(model)
@@ -146,7 +146,7 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 
 
 def reset_others(model: nn.Module, covered: set[int], seed: int) -> None:
-    """The model's own initialisation of every parameter and buffer that no role speaks of.
+    """The model's initialisation of every parameter and buffer that no role speaks of.
 
     It draws on the CPU, into stand-ins for the model's parameters, whatever device these are on.
     """

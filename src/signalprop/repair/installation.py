@@ -92,7 +92,7 @@ class _Installation:
                         multiply(module, branch_scale=plan.embedding_ratio)
 
     def dropouts(self) -> dict[int, float]:
-        """Take the output dropout of rewired rows over: the probability by row; the model's own becomes 0."""
+        """Take the output dropout of rewired rows over: the probability by row; that of the model becomes 0."""
         rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
         targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "rewired"}
         kept = {i: float(getattr(owner, name)) for i, (owner, name) in targets.items()}

@@ -5,7 +5,7 @@ beta_k / P_k with P_k = lambda_1 ... lambda_k; the model carries the stream in u
 the branch returns what has to be added to the stream; for lambda = 0 or trainable, and where the gauge loses numbers.
 
 What needs other forward code (norms in other places, another attention or activation) is refused: `build` has it.
-A model's own fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those.
+A model's fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RowPlan:
 
     Attributes:
         treatment: of the carrier: nothing, a fixed multiplier, or rewired.
-        scale: the fixed multiplier; of a rewired carrier the gauge factor on its own multiplier.
+        scale: the fixed multiplier; of a rewired carrier the gauge factor on its multiplier.
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
         reads_stream: the carrier needs the stream.
         before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
-        score_ratio: factor on the model's own score scale.
+        score_ratio: factor on the model's score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
     """
 
@@ -69,7 +69,7 @@ class Plan:
     Attributes:
         rows: one per sublayer.
         final_eps: per stack: factor on the epsilon of the norm after it.
-        head_ratio, embedding_ratio: factors on the model's own head input and embeddings.
+        head_ratio, embedding_ratio: factors on the model's head input and embeddings.
     """
 
     rows: tuple[RowPlan, ...]
@@ -171,7 +171,7 @@ def _stack(p: Parametrization, members: _Rows, largest: float) -> tuple[list[Row
     """The rows of one stack, and P after its last one."""
     # whether a carrier has to know the stream: nothing that is added to a stream as it is would do
     needs = [p.skip_trainable != "fixed" or p.skip[i] <= 0 for i, row in members if not row.parallel]
-    gauge = not any(needs) and p.architecture.layer_inputs is None  # earlier streams are read in their own units
+    gauge = not any(needs) and p.architecture.layer_inputs is None  # earlier streams keep their units
     made: list[RowPlan] = []
     last = 1.0
     if gauge:

@@ -25,7 +25,7 @@ class Record:
         parametrization: what the model now is.
         plan: what was done, row by row.
         carriers: path of every row's carrier in the model.
-        mapping: of the vanilla model, where it was given by hand; None: the model's own, or its family's.
+        mapping: of the vanilla model, where it was given by hand; None: that of the model or its family.
         changed: plain attributes that were set: (path of the module, attribute, value before).
         added: paths of parameters that the vanilla model does not have.
         matched_eps: whether the epsilons of norms were rescaled with the stream.

@@ -1,7 +1,7 @@
 """Save a model with the scheme that it carries, or one that `build` made.
 
 Beside the weights lies `signalprop.json` (the Parametrization and how it was applied) and, where the scheme added
-parameters, `signalprop.safetensors`. A Hugging Face checkpoint stays one: the names in its files are transformers' own.
+parameters, `signalprop.safetensors`. A Hugging Face checkpoint stays one, with transformers' names in its files.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
 def save_pretrained(
     model: nn.Module, vanilla_save: Callable[..., Any], directory: str | Path, *args: Any, **options: Any
 ) -> None:
-    """Save a Hugging Face model with `vanilla_save`, its own bound `save_pretrained`, and the record beside it."""
+    """Save a Hugging Face model with `vanilla_save`, its bound `save_pretrained`, and the record beside it."""
     record = the_record(model)
     _refuse_pending(record)
     given = inspect.signature(vanilla_save).bind_partial(directory, *args, **options).arguments

@@ -91,7 +91,7 @@ def _confirmed(attached: Anatomy, arguments: Dictionary[str, Any] | None) -> boo
             raise tiny_pass.failure(f"{where}: its carrier ran {calls} times in a forward pass; expected once")
         stream, branch = at(sites.stream_in[i]), at(sites.branch[i])
         given = tiny_pass.outputs[id(carriers[i])][0]
-        on_branch = row.placement == "res-post"  # there the norm's own factor belongs to the branch
+        on_branch = row.placement == "res-post"  # there the factor of the norm belongs to the branch
         if not same(branch, given) and not (on_branch and same(branch, given * row.norm_scale)):
             raise InputError(
                 f"{where}: the branch is not what its carrier outputs; the mapping's `carrier` has to be the last "

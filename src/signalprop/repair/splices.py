@@ -113,10 +113,10 @@ class Passed:
     """A tensor on its way from the module that saw it to the module that needs it, within one sublayer.
 
     All sublayers of a model share one: each reads the stream and takes it again before the next one does, so that a
-    tensor which an interrupted forward pass leaves behind is gone once the next one begins. Threads see their own. It
+    tensor which an interrupted forward pass leaves is gone once the next one begins. Each thread sees its tensor. It
     is not a module, so it adds no keys, and it is empty outside of a forward pass.
 
-    Compiled code writes to a plain attribute: what it writes to a thread's own is lost where a graph breaks.
+    Compiled code writes to a plain attribute: what it writes to a thread's copy is lost where a graph breaks.
     """
 
     def __init__(self) -> None:

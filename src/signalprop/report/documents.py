@@ -26,7 +26,7 @@ Item = Any  # of one of the types of a Part
 
 @cache
 def parts() -> tuple[Part, ...]:
-    """Every kind of result, in the order of the page: our own, and those of installed packages between them."""
+    """Every kind of result, in the order of the page, those of installed packages included."""
     others = [found.load() for found in sorted(entry_points(group=GROUP), key=lambda found: found.name)]
     return (signal.PART, diagnoses.PART, monitored.PART, *others, kernels.PART, parametrizations.PART)
 
@@ -99,7 +99,7 @@ def _title(names: Sequence[str]) -> str:
 
 @typed
 def read(path: str | Path) -> dict[str, Any]:
-    """What a file or the directory of a run (`path`) holds, by name (of the file, where it has no names of its own).
+    """What a file or the directory of a run (`path`) holds, by name (of the file, where it holds no names).
 
     Reads the JSON of predict, measure, compare, diagnose, kernel, schemes and reproduce, the JSONL of a
     SignalMonitor, directories of training runs and of sweeps, and a sweep's `results.json`.

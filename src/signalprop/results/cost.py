@@ -99,7 +99,7 @@ def _trainable_multipliers(p: Parametrization) -> int:
     sizes = {"fixed": 0, "scalar": 1, "channel": p.architecture.d_model}
     count = p.n_sublayers * sizes[p.branch_trainable]
     count += int((~p.parallel).sum()) * sizes[p.skip_trainable]  # a parallel layer has one skip
-    if p.attention_trainable:  # a query across has no value of its own
+    if p.attention_trainable:  # a query of cross-attention has no value
         kinds = [kind_of(p, i) for i in range(p.n_sublayers)]
         count += sum(2 if kind.attends_itself else 1 for kind in kinds if kind.attends)
     return count
@@ -117,7 +117,7 @@ def _embedding_parameters(a: Architecture) -> int:
     lengths = [(a.positions, a.seq_len)] + ([(a.positions_of(decoder=True), a.target_len or a.seq_len)] if two else [])
     family = find(a.family)
     offset = 0 if family is None else family.position_offset
-    for positions, length in lengths:  # each stack has its own table
+    for positions, length in lengths:  # each stack has a table
         if positions == "learned":
             count += d * (length + offset)
     return count
@@ -140,7 +140,7 @@ def train_flops(
     difference below 0.1 %).
 
     Extended in the same spirit to what ELECTRA has not: a gate is one more product and one multiplication;
-    keys and values cost their own width; a causal mask saves nothing (dense kernels compute every score);
+    keys and values cost their width; a causal mask saves nothing (dense kernels compute every score);
     cross-attention projects keys and values of the encoder's tokens; rotations cost 3 per rotated feature,
     relative biases 1 per score; patches are a linear map, frames pass convolutions. Biases and dropout count only
     where the architecture has them. Of a Parametrization also counts what cannot be folded into weights: a trainable

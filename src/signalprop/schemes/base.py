@@ -171,7 +171,7 @@ def layers_of_stack(architecture: Architecture) -> FloatArray:
 
 
 def default_scheme(architecture: Architecture) -> str:
-    """Name of the scheme of an architecture that is given without one: its family's own, else Xavier's."""
+    """Name of the scheme of an architecture that is given without one: that of its family, else Xavier's."""
     return "xavier" if find(architecture.family) is None else "huggingface"
 
 

@@ -41,7 +41,7 @@ class _DeepScale(Scheme):
     def branch_variances(self, architecture: Architecture) -> FloatArray:
         """beta^2 = k / N^alpha of every sublayer, at most 1 (there the skip connection is gone, lambda = 0).
 
-        N counts the layers of its own stack.
+        N counts the layers of the stack.
         """
         return np.minimum(1.0, self.k * layers_of_stack(architecture) ** -self.alpha)
 

@@ -269,7 +269,7 @@ class _Canonical:
                 product = (1.0 if a.qk_norm else product) * abs(float(p.score_scale[i]))
             if roles[0] == "value":
                 own, mean = float(p.value_skip[i]), float(p.attention_gain[i])
-                found["a token's own value over the average"] = own / mean if mean else math.inf
+                found["a token's value over the average"] = own / mean if mean else math.inf
                 product *= abs(mean or own)
             if hidden not in roles:
                 found[name] = product
@@ -306,7 +306,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _factors(one: Parametrization, other: Parametrization) -> dict[str, tuple[float, ...]]:
-    """By role, size of the weights over the other's; roles that are alike everywhere left out."""
+    """By role, size of the weights over the other's; roles that are equal everywhere are left out."""
     out = {}
     for role, theirs in other.weights.items():
         ratio = np.divide(one.weights[role], theirs, out=np.ones(len(theirs)), where=theirs != 0)

@@ -48,7 +48,7 @@ class MuP(_MaximalUpdate):
     (default: the same as here, wider networks have more heads, and scores keep their factor).
 
     Followed: Tensor Programs V, table 8, which gives the head a fixed initial variance and a factor 1/m, not table 3
-    (variance 1/m^2, learning rate 1/m, no factor). Adam moves both alike, but only table 8 is defined for tied
+    (variance 1/m^2, learning rate 1/m, no factor). Adam moves both equally, but only table 8 is defined for tied
     embeddings: the table of variance and learning rate of an embedding, read by the head with a factor 1/m.
 
     The dense layer before BERT's head is a hidden weight. `parameter_groups` keeps learning rate times weight decay, as

@@ -45,7 +45,7 @@ class DeepNorm(Scheme):
               decoder     alpha = (3M)^(1/4),              beta = (12M)^(-1/4)
 
     alpha stands on the skip, not on the branch. Values are scaled where queries, keys and values are one matrix too;
-    each of the three counts its own fan-out. A gated feed-forward (beyond the paper) has gain beta on all three
+    each of the three counts its fan-out. A gated feed-forward (beyond the paper) has gain beta on all three
     matrices. Followed: the paper's figure 2. The authors' torchscale draws uniformly and gives queries, keys and values
     another factor 1/sqrt(2), which it inherits from fairseq.
     """

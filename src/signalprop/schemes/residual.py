@@ -105,7 +105,7 @@ class ReZero(Scheme):
 class LayerScale(Scheme):
     """x <- x + diag(gamma) f(norm(x)), gamma trainable, one number per channel, that starts at epsilon.
 
-    epsilon = 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 in deeper stacks (each stack by its own depth), or the option.
+    epsilon = 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 in deeper stacks (by the depth of each stack), or the option.
     The paper's networks are pre-norm; the placement stays the architecture's. Weights and embeddings as in its code:
     standard deviation `std` (0.02), of which the truncation lies 100 standard deviations out.
     """
@@ -205,7 +205,7 @@ class Noci(Scheme):
 
     The paper has one head, queries, keys and values of variance 1/d_k and 1/d_v, and residual factors
     alpha_1 = alpha_2 = 1/sqrt(L) against rank collapse. For several heads this follows TGS (section 4.5; v1 appendix
-    F), which reads it as 1/fan_out of each head's own matrix: queries, keys and values 1/d_head, everything else
+    F), which reads it as 1/fan_out of each head's matrix: queries, keys and values 1/d_head, everything else
     1/fan_out. Attention then weighs n_heads times as much as under Xavier, scores have variance n_heads^2, and without
     residual factor (`beta=1`) and dropout the tokens collapse. Embeddings and head as in `xavier`; the placement stays.
     """

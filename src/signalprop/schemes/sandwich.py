@@ -47,7 +47,7 @@ class RunningMean(OnBase):
         stream_out = sqrt((k - 1) / k) stream_in + f(stream_in) / sqrt(k)
 
     so that sqrt(k) x_k = sqrt(k - 1) x_(k-1) + f: in the gauge sqrt(k) this is Peri-LN, exactly where norms have no
-    epsilon (docs/schemes.md). Each stack counts its own additions. `base` draws the weights, as in `peri-ln`.
+    epsilon (docs/schemes.md). Additions are counted per stack. `base` draws the weights, as in `peri-ln`.
     """
 
     name: ClassVar[str] = "running-mean"

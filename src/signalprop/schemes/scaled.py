@@ -62,7 +62,7 @@ class Takase(Scheme):
 class DSInit(Scheme):
     """Every weight of layer l = 1, 2, ... is uniform on +-alpha g / sqrt(l), with g = sqrt(6 / (fan_in + fan_out)).
 
-    Queries and keys are scaled too; each stack counts its own layers; `alpha` is 1 in the paper's experiments. So the
+    Queries and keys are scaled too; layers are counted per stack; `alpha` is 1 in the paper's experiments. So the
     variance of a branch falls as 1/l^2. The authors' released code passes 1/sqrt(l) as a factor on the *variance*
     (standard deviation l^(-1/4)); followed is the paper's equation, as TGS does. The paper's networks are post-norm;
     the placement stays the architecture's. Embeddings and head as in `xavier`.

@@ -76,7 +76,7 @@ class _Shaped(Scheme):
         return tat(max(a.n_layers, _SHALLOW_TAT))
 
     def _table(self, a: Architecture, **columns: FloatArray) -> Parametrization:
-        """The table with weights, skips and ends; `columns` are the method's own."""
+        """The table with weights, skips and ends; `columns`: those of the method."""
         attention = role_mask(a, "query")
         table = fill(
             a,
@@ -122,7 +122,7 @@ def scaled_ends(table: Parametrization) -> Parametrization:
 class ValueSkipInit(_Shaped):
     """Attention without a skip around it: (alpha I + beta A) V, with trainable scalars alpha = 1 and beta = 0.
 
-    At initialisation every token attends to itself, so tokens do not grow alike through attention; the network is an
+    At initialisation every token attends to itself, so attention leaves the correlation of tokens; the network is an
     MLP that each token goes through alone. The skips around both sublayers are gone (lambda = 0), and so are the norms
     unless `norm` (then pre-norm, as in the paper's columns "LN"). `feed_forward_skip` puts a normalised one back around
     the feed-forward: lambda = that, beta = sqrt(1 - lambda^2).
@@ -214,7 +214,7 @@ class _Spa(_Shaped):
 @register
 @dataclass(frozen=True)
 class USPA(_Spa):
-    """Attention matrices under which all tokens grow alike evenly, from uncorrelated to correlation `rho` at the end.
+    """Attention matrices that raise the correlation of all pairs of tokens evenly, from 0 to `rho` at the end.
 
     At initialisation attention is A = L' L^-1 with the Cholesky factors of (1 - rho_l) I + rho_l 1 1^T, rho_l linear in
     depth: D softmax(B), B = log A, where scores are 0 (`zero`: W_Q, W_K, or `small` orthogonal ones of scale 0.1). No
@@ -256,9 +256,9 @@ class USPA(_Spa):
 @register
 @dataclass(frozen=True)
 class ESPA(_Spa):
-    """Attention matrices under which tokens grow alike with their neighbours: correlation e^-(gamma |i - j|).
+    """Attention matrices that correlate tokens with their neighbours: correlation e^-(gamma |i - j|).
 
-    As `u-spa`, with kernels exp(-gamma_l |i - j|) whose decay falls with depth to `gamma`: near tokens end more alike
+    As `u-spa`, with kernels exp(-gamma_l |i - j|) whose decay falls with depth to `gamma`: near tokens correlate more
     than far ones, which is akin to a position encoding. `schedule`: `diagonal` keeps the self-weight of all layers the
     same (the paper's), `tanh` their gain on slow signals. `attention_skip`: a normalised skip, by the paper's rule,
     which is inaccurate near the largest feasible skip, or with `skip_rule=exact` by the exact filter

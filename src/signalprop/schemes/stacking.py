@@ -31,7 +31,7 @@ def _check_base(owner: Scheme, _: str, base: str) -> None:
     """Refuse a base that does not exist, or the method itself."""
     scheme(base)
     if base == owner.name:
-        raise InputError(f"scheme {base!r} cannot be its own base; choose a base that draws weights, such as 'xavier'")
+        raise InputError(f"scheme {base!r} cannot be its base; choose one that draws weights, such as 'xavier'")
 
 
 Base = Annotated[str, _check_base]  # name of the scheme that a method stands on

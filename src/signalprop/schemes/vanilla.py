@@ -146,7 +146,7 @@ class XavierNormal(_Xavier):
     Embeddings have sigma_e^2 = (1 - p) / tables, so that the model's input has variance 1, and the head's input is
     divided by sqrt(d), so that logits start small (both as in TGS; Glorot and Bengio speak of neither). `qk_gain`
     multiplies the standard deviation of queries and keys (2: the gradient explosion of TGS section 3.3).
-    `value_per_head` counts the fan-out of each head's own d x d_head value matrix: values of up to twice the variance,
+    `value_per_head` counts the fan-out of each head's d x d_head value matrix: values of up to twice the variance,
     which the constants of TGS's v1 appendices F and G.1.1 are of.
     """
 
@@ -201,7 +201,7 @@ class GPT2(Scheme):
 @register
 @dataclass(frozen=True)
 class PyTorchDefault(Scheme):
-    """What torch's own modules do: nn.Linear uniform on +-1/sqrt(fan_in), weights and biases; nn.Embedding N(0, 1).
+    """What torch's modules do: nn.Linear uniform on +-1/sqrt(fan_in), weights and biases; nn.Embedding N(0, 1).
 
     As in nn.TransformerEncoderLayer, the packed query/key/value projection is Xavier-uniform over its (3d, d) shape
     and, like the attention output, has zero biases.

@@ -13,7 +13,7 @@ from torch import Tensor
 from signalprop.streams.replay import Map, Replayed, Rows
 
 _ROLES = ("conv_before", "conv_after", "conv_value")
-# before and value are alike, so that their order is as it is stored
+# before and value play the same part, so that their order is as it is stored
 _ORDERS = ((0, 1, 2), (1, 0, 2), (0, 2, 1))
 
 

@@ -60,7 +60,7 @@ def streams_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) 
 def as_it_was(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, and single precision; afterwards modes and random states are as before.
 
-    A model that accelerate has prepared for mixed precision has a forward that casts, in the place of its own.
+    A model that accelerate has prepared for mixed precision has a forward that casts, in place of the original one.
     """
     states = torch.get_rng_state(), random.getstate()
     device = device_of(model)

@@ -1,4 +1,4 @@
-"""PyTorch's own attention, `nn.MultiheadAttention`, which calls its maps as functions: replayed from what it reads."""
+"""PyTorch's attention, `nn.MultiheadAttention`, which calls its maps as functions: replayed from what it reads."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ def multi_head_attention(
 
 
 def bias_beside(owner: object, name: str) -> Tensor | None:
-    """The bias of a bare weight as PyTorch's own attention names them: in_proj_weight, in_proj_bias."""
+    """The bias of a bare weight as PyTorch's attention names them: in_proj_weight, in_proj_bias."""
     found = getattr(owner, f"{name.removesuffix('weight')}bias", None) if name.endswith("weight") else None
     return found if isinstance(found, Tensor) else None

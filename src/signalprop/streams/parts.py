@@ -130,7 +130,7 @@ class Stack:
             it is a sum of several streams; final_reads: of the module that reads
             what a norm gives there that is a function. memory: path of another stack whose stream its
             branches read, and which enters it in no other way. causal: no token changes what branches add to earlier
-            ones; None: not known. tokens_first: the stream is (tokens, batch, features), as in torch's own layers;
+            ones; None: not known. tokens_first: the stream is (tokens, batch, features), as in torch's layers;
             reads_tokens_first: so is what the model is called with.
     """
 

@@ -215,7 +215,7 @@ class _Replay:
     def _multi_head(
         self, branch: Branch, module: nn.MultiheadAttention, entry: Tensor, memory: Tensor | None, given: Tensor
     ) -> Replayed | str:
-        """The roles of PyTorch's own attention; of a decoder's, whichever of the two streams its keys read."""
+        """The roles of PyTorch's attention; of a decoder's, whichever of the two streams its keys read."""
         streams = (None,) if memory is None else (None, memory)
         found = (multi_head_attention(branch.module, module, entry, keys, given, LIMIT) for keys in streams)
         proved = next((one for one in found if one is not None), None)

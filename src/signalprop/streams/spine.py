@@ -140,7 +140,7 @@ def steps(end: Node, entry: Node | None, given: dict[int, list[Call]]) -> tuple[
                     )
             step.skip = [*skip, node.factors[at]]
             _collect(step)
-            # the stream before its own multiplier, where only the sum reads what the multiplier gives
+            # the stream before its multiplier, where only the sum reads what the multiplier gives
             while step.before is not stop and step.before.operation == "scale" and len(read_as(step.before)) == 1:
                 step.skip += step.before.factors
                 step.before = step.before.inputs[0].numbers

@@ -102,7 +102,7 @@ def _stack(found: Streams, stack: Stack) -> Iterator[str]:
 
 
 def _layer(found: Streams, layer: Layer) -> Iterator[str]:
-    """A layer, in names that are its own alone."""
+    """A layer, in names relative to it."""
     if layer.why:
         yield f"  not understood: {layer.why}"
     if layer.entry_norm is not None:

@@ -52,7 +52,7 @@ class Node:
             numbers in the same order), `moved` (a part, or another order), `norm`; `mix`, of an attention; `other`.
         inputs: those that depend on the model's input.
         factors: of a sum and a scale: numbers or fixed tensors.
-        time: when it was made. shape: its own. readers: what was made of it.
+        time: when it was computed. shape: of the tensor. readers: what was computed from it.
     """
 
     operation: Operation

@@ -16,7 +16,7 @@ from torch import nn
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside wrappers: of torch.compile, DataParallel, DistributedDataParallel, PEFT.
 
-    One of PEFT's that adds tokens of its own (prompt and prefix tuning) is more than the model inside, and stays.
+    One of PEFT's that adds tokens (prompt and prefix tuning) is more than the model inside, and stays.
     FSDP2 (`fully_shard`) and accelerate's `device_map` wrap nothing: they change modules in place.
     """
     while (inner := _inner(model)) is not None:

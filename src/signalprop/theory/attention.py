@@ -302,7 +302,7 @@ def mixture(
 ) -> tuple[Array, Array]:
     """Moments of skip V + gain A V, or of what such heads send back, from those of A V alone: (variance, covariance).
 
-    A token's own value and its average of values meet in the share 1/L of the weights that a token gives itself (its
+    A token's value and its average of values meet in the share 1/L of the weights that a token gives itself (its
     average over rows, with a causal mask), whatever the scores: the weights' own part of the overlap is odd in W_Q W_Kᵀ
     and vanishes on average, and with it every product of skip with the paths through queries and keys. Derivation and
     measured error: docs/theory/attention.md.

@@ -66,7 +66,7 @@ class Band(NamedTuple):
         """(C_V, C_J, mean of 1/n) under uniform weights: per key, the sum over pairs of rows of A_ik A_jk and of
         (J_i J_j)_kk, J = diag A - A Aᵀ; docs/theory/attention.md."""
         reach = self.window - 1 if self.causal else 2 * (self.window // 2)
-        short = min(length, 3 * self.widest)  # rows in the middle of a longer sequence are alike
+        short = min(length, 3 * self.widest)  # rows in the middle of a longer sequence are nearly equal
         n, row = self.lengths(short), np.arange(short)
         first = np.maximum(row - (self.window - 1 if self.causal else self.window // 2), 0)
         last = row if self.causal else np.minimum(row + self.window // 2, short - 1)

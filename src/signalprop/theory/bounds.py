@@ -43,7 +43,7 @@ def identity_distances(parametrization: Parametrization, profile: Profile) -> Fl
     branch turns a white gradient into, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
     layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's own
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
-    the network in training mode. In a decoder after an encoder: with respect to the decoder's own stream.
+    the network in training mode. In a decoder after an encoder: with respect to the decoder's stream.
 
     Raises:
         InputError: attention is shaped or has ALiBi, kinds are drawn, or the profile is of another number of sublayers.

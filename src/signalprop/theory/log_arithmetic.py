@@ -62,7 +62,7 @@ def within(x: Array, bound: float) -> Array:
 def rows_of(columns: FloatArray, row_type: type[tuple[Any, ...]] = tuple) -> list[Any]:
     """All rows of columns that are stacked, (columns, ..., rows): plain floats where there is no other axis.
 
-    `row_type` is what a row becomes: a NamedTuple, past its own constructor, which takes three times as long.
+    `row_type` is what a row becomes: a NamedTuple, past its constructor, which takes three times as long.
     """
     rows = np.moveaxis(columns, -1, 0)
     return list(map(tuple.__new__, repeat(row_type), rows.tolist() if rows.ndim == 2 else rows))

@@ -125,7 +125,7 @@ class TopGradient(NamedTuple):
         """
         p_read, partner, asked = self.p_read, np.transpose(self.p_read), self.p_read * crossed
         both = (1 - p_read) * (1 - partner)
-        # of one token at two positions the probabilities scatter as one as far as the rest of the streams is alike
+        # of one token at two positions the probabilities scatter as one as far as the rest of the streams agrees
         scatter = np.sqrt(np.maximum(self.p_read_square - p_read**2, 0.0))
         rest = np.maximum(self.r - self.aligned, 0.0) / np.maximum(1 - self.aligned, 1e-12)
         equal = p_read * partner + scatter * np.transpose(scatter) * rest
@@ -208,7 +208,7 @@ def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
     """
     if a.has_final_norm:
         return 1.0
-    # a dense layer with a norm of its own does not see the stream's size, so it sends nothing along it
+    # a dense layer with a norm does not see the stream's size, so it sends nothing along it
     lost = 0.0 if a.head_transform and a.head == "lm" else 2 - np.square(r) + along
     return np.maximum(1 - (lost + (a.norm == "layernorm")) / a.d_model, 0.0)
 

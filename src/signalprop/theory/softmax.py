@@ -120,7 +120,7 @@ def _on_grid(std: float, u: FloatArray) -> list[FloatArray]:
 
 
 def laplace_of(stds: FloatArray) -> Laplace:
-    """Of logits with these standard deviations, each on its own grid."""
+    """Of logits with these standard deviations, each on its grid."""
     grids = [_grid(std) for std in stds.tolist()]
     columns = [_on_grid(std, u) for std, u in zip(stds.tolist(), grids, strict=True)]
     joined = [np.concatenate(column) for column in zip(*columns, strict=True)]
@@ -318,7 +318,7 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
     """`exact_softmax_moments` by interpolation, for any number of score variances in a few ms (first call ~20 ms).
 
     Measured relative error for lengths 2 to 1e6 and variances 0 to 1e4: below 1e-4, 5e-4 for `second_squared` at 1e6;
-    that of `second` - 1/length (the softmax's own variance) below 2e-3. Beyond a variance of 1e4 the moments are
+    that of `second` - 1/length (the variance of the softmax) below 2e-3. Beyond a variance of 1e4 the moments are
     continued in powers of 1/√s towards one-hot weights.
 
     Args:

@@ -135,7 +135,7 @@ class Recorder(Pass):
         """Whether this thread is in a pass that is not recorded.
 
         Where none is being recorded, all others are followed: a checkpointed layer is run again in a thread of
-        autograd's own, and a model can be called by its parts.
+        those of autograd, and a model can be called by its parts.
         """
         me = threading.get_ident()
         return not self._attached or me in self._skipping or self._owner not in (None, me)

@@ -6,7 +6,7 @@ nothing breaks it, and the compiler merges the sums with whatever reads the tens
 hooks once it has compiled a module: `Taps.place` has it forget what it compiled before.
 
 The hooks are the same functions for all modules, and what differs is an attribute of the module: an index in a closure
-would be a constant, and a graph of its own for every layer where layers are compiled one by one.
+would be a constant, and one graph for every layer where layers are compiled one by one.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
 
 
 def _tapped(x: Tensor | None, leaf: Tensor, seen: Seen, between: bool = False) -> Tensor | None:
-    """The tensor behind its tap; None where there is nothing to see."""
+    """The tensor after its tap; None where there is nothing to see."""
     if x is None or not seen.on or not torch.is_grad_enabled() or x.ndim != 3 or not x.requires_grad:
         return None
     keep, skip = None, seen.skip_first if x.shape[1] > 2 * seen.skip_first else 0

@@ -112,7 +112,7 @@ class Settings(Value):
 
 
 def of_preset(name: str) -> dict[str, Any]:
-    """Where the controls stand for a preset: its network, and its own initialisation."""
+    """Where the controls stand for a preset: its network and initialisation."""
     a = Architecture.preset(name)
     return {field: getattr(a, field) for field in _NETWORK} | {"preset": name, "scheme": default_scheme(a)}
 

@@ -22,7 +22,7 @@ METRICS, SIGNAL, RECIPE, ENVIRONMENT, RESULT = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run left behind.
+    """What a training run left in its directory.
 
     Attributes:
         metrics: by name, the steps and the values, which need not be finite.

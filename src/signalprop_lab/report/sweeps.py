@@ -124,7 +124,7 @@ def _folder(swept: Swept, row: Mapping[str, Any]) -> Path | None:
 
 
 def sweep_sections(items: Mapping[str, Swept], beside: Path | None = None) -> list[Section]:
-    """Two sections for each: the result, and the runs behind it.
+    """Two sections for each: the result, and its runs.
 
     Args:
         beside: directory of the report, from which links lead to runs; None: no links.
@@ -264,7 +264,7 @@ def _runs(swept: Swept, beside: Path | None) -> Table:
 
 
 def _link(swept: Swept, row: Mapping[str, Any], beside: Path | None) -> str | Link:
-    """To the run's own report, or to its directory."""
+    """To the run's report, or to its directory."""
     folder = _folder(swept, row)
     if folder is None or beside is None:
         return str(row.get("directory") or "-")

@@ -111,7 +111,7 @@ def figure_2(settings: Settings) -> Findings:
         ),
     )
     notes = (
-        "The exponent is (C1 r_g + C2)/(C1 r_x + C2) by the paper's own formula: 1 only where the gradient's token "
+        "The exponent is (C1 r_g + C2)/(C1 r_x + C2) by the paper's formula: 1 only where the gradient's token "
         f"correlation equals the stream's. A masked-language loss sends a gradient of token correlation "
         f"{_correlation_at_top(pair):.4f}, so the exponent starts low at the top and rises on the way down.",
     )
@@ -254,7 +254,7 @@ def query_key(settings: Settings) -> Findings:
     n_seeds = 8
     large = _vanilla(settings, "pre", qk_gain=2.0)
     plain, doubled = (both(p, settings, n_seeds, i, 3) for i, p in enumerate((_vanilla(settings, "pre"), large)))
-    # a gradient that is alike at many tokens, as that of a sentence-level loss
+    # a gradient that many tokens share, as that of a sentence-level loss
     alike = InputStatistics(kind="stream", token_correlation=0.3, target_correlation=0.1, source="Gaussian streams")
     stream = both(large, settings, 4, 2, 3, inputs=alike)
     found = {}

@@ -132,7 +132,7 @@ def photographs(architecture: Architecture, seed: int) -> Batch:
 
 
 def agreement(name: str, pair: Pair, which: Literal["forward", "gradient"], *, shape: bool = True) -> list[Check]:
-    """Theory on measurement, by the errors that TGS reports of its own theory.
+    """Theory on measurement, by the errors that TGS reports of its theory.
 
     Args:
         shape: also R² of the logarithm over layers; for what does not vary with depth it says nothing.

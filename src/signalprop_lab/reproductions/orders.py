@@ -74,7 +74,7 @@ class Orders:
 def orders(
     name: str, asked: str, depths: Sequence[int] = DEPTHS, step: Callable[[int], None] = lambda done: None
 ) -> Orders:
-    """Growth of a scheme on an architecture of the asked placement; the scheme may have a placement of its own."""
+    """Growth of a scheme on an architecture of the asked placement; the scheme may demand another placement."""
     profiles: dict[int, Profile] = {}
     placement = asked
     try:

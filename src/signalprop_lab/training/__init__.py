@@ -1,1 +1,1 @@
-"""Training: recipes, their data, runs, sweeps. Runs are a loop of our own on accelerate."""
+"""Training: recipes, their data, runs, sweeps. Runs are a loop on accelerate."""

@@ -237,7 +237,7 @@ def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
 
 
 def process_state(loss: float) -> dict[str, Any]:
-    """What every process has of its own: random states, and the loss that waits to be logged."""
+    """What differs between processes: random states, and the loss that waits to be logged."""
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002 - libraries draw from it
     version, numbers, gauss_next = random.getstate()
     return {

@@ -47,7 +47,7 @@ def _revision() -> str | None:
     """The git revision of the signalprop that runs, with `-dirty` where its files have been changed since; None: it is
     installed, not a clone. The current directory may be a user's own repository, and does not count.
 
-    An interrupt meets the thread that waits, not the one that has git running: no child is left behind.
+    An interrupt reaches the thread that waits, not the one that runs git: no child process remains.
     """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_described).result()

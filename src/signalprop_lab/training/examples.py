@@ -234,7 +234,7 @@ class Shuffled(Generic[T]):
     """A stream of examples, which are shuffled block by block.
 
     Attributes:
-        read: gives the items from an offset on, chunk by chunk, and moves the offset behind each.
+        read: gives the items from an offset on, chunk by chunk, and moves the offset past each.
         sample: those at its beginning.
     """
 

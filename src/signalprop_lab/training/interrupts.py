@@ -45,6 +45,6 @@ class Interrupts:
         self.received = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(number, self._before[signal.SIGINT])
-        # a handler may run in the midst of another write to the stream, which only the system's own call survives
+        # a handler may run in the midst of another write to the stream, which only the system's call survives
         with contextlib.suppress(OSError):
             os.write(2, f"signalprop: {self.received}: stopping with a checkpoint after this step\n".encode())

@@ -55,7 +55,7 @@ def _place(value: float, mantissas: Sequence[float]) -> int | None:
 
 
 def rungs(tune: Tune | None, costs: Costs) -> list[float | None]:
-    """The sweep's own values and those that runs went on to, ascending."""
+    """The sweep's values and those that runs went on to, ascending."""
     if tune is None:
         return [None]
     return [*sorted({*tune.values, *(rate for rate, _ in costs if rate is not None)})]

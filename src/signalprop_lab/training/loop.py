@@ -223,7 +223,7 @@ class Loop:
             found = list(islice(batches, self._n_passes))
             if not found:
                 return
-            if checkpoint is not None:  # after the loader, which has drawn a number for its own seed
+            if checkpoint is not None:  # after the loader, which has drawn a number for its seed
                 checkpoints.restore_random(checkpoint, self.accelerator.process_index)
                 checkpoint = None
             yield found

@@ -46,10 +46,10 @@ class Model(Value):
         pretrained: a checkpoint's directory or hub name; its weights are kept, and a scheme is not drawn anew.
         scheme: name of a scheme; none: the model as its library makes it (not for `architecture`).
         options: of the scheme.
-        ends: the scheme whose embeddings and head are taken in place of the scheme's own, so that methods can be
+        ends: the scheme whose embeddings and head are taken in place of the scheme's, so that methods can be
             compared at one embedding scale. weights: likewise the scheme whose initial weights are taken, so that
             initialisation and multipliers can be distinguished. rates: factors on the learning rates of roles' weights,
-            beside the scheme's own, such as those that a study of first steps calls even. All three for `architecture`.
+            beside the scheme's, such as those that a study of first steps calls even. All three for `architecture`.
         lora: adapters instead of full training.
     """
 
@@ -113,7 +113,7 @@ class Data(Value):
         source: `sotu` (the embedded text), `digits` (scikit-learn's images), `synthetic-speech`, a file or directory,
             or the name of a set for the package `datasets`.
         validation: a share of the documents (or examples) that is held out, by their content's hash, so that copies
-            stay together; or a file, directory or split of its own.
+            stay together; or a separate file, directory or split.
         subset, split: of a `datasets` name; the split of `sotu` is `train` or some years, such as `1790-1899`.
         streaming: read it as it comes, without a copy on disk.
         text, target, label, image, audio: names of columns or JSON fields, where they are not the usual ones.
@@ -163,9 +163,9 @@ class Optimizer(Value):
     """How weights follow their gradients.
 
     Attributes:
-        name: `adamw`, `adam` (no decay of its own), `sgd` (`betas[0]` is its momentum) or `muon` (for the layers'
+        name: `adamw`, `adam` (no decoupled decay), `sgd` (`betas[0]` is its momentum) or `muon` (for the layers'
             matrices, and AdamW for all else).
-        learning_rate: the peak; factors of a scheme multiply it. rest_rate: AdamW's beside Muon, whose own is about ten
+        learning_rate: the peak; factors of a scheme multiply it. rest_rate: AdamW's beside Muon, whose rate is some ten
             times as large; default: `learning_rate`.
         embedding_rate: of token, position and segment tables, where it differs (SPA appendix H).
         betas, eps, weight_decay: decay is for matrices only. clip: of the gradient's norm; none: no clipping.
@@ -275,7 +275,7 @@ class Recipe(Value):
         precision: of the arithmetic; weights and optimizer stay float32.
         compile: torch.compile of every layer.
         gradient_checkpointing: layers are computed again in the backward pass, for less memory.
-        report_to: trackers of accelerate beside our own files, such as wandb or mlflow; each has to be installed.
+        report_to: trackers of accelerate beside signalprop's files, such as wandb or mlflow; each has to be installed.
         schema_: version of the format.
     """
 

@@ -218,7 +218,7 @@ class Progress(Watcher):
         return True
 
     def close(self) -> None:
-        """End the bar's line, so that what is said next has a line of its own."""
+        """End the bar's line, so that what is said next starts a new line."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -134,7 +134,7 @@ def synthetic_texts(longest: int, n: int) -> list[str]:
 def synthetic_frames(text: str, dim: int, seed: int) -> Frames:
     """Features in which the text can be heard, (frames, dim).
 
-    Each byte of the text has a spectrum of its own, always the same, and lasts 3 to 6 frames. To these, of variance 1,
+    Each byte of the text has a fixed spectrum and lasts 3 to 6 frames. To these, of variance 1,
     come `signalprop.data.speech_features` of half their size. No sound of this kind exists.
     """
     rng = np.random.default_rng([seed, 6])

@@ -48,7 +48,7 @@ def together(found: Iterator[T]) -> Iterator[list[T]]:
 
 
 def in_chunks(read: Callable[[StreamOffset], Iterator[T]], offset: StreamOffset, most: int | None) -> Iterator[list[T]]:
-    """What is read from an offset on, `TOGETHER` at a time; the offset is behind each. most: of a pass."""
+    """What is read from an offset on, `TOGETHER` at a time; the offset is past each. most: of a pass."""
     found = read(offset)
     if offset.rows is None:
         found = islice(found, offset.documents, None)

@@ -157,7 +157,7 @@ def error_of_difference(one: Summary, other: Summary, pooled: float | None) -> f
     """Standard error of the mean paired difference; None: the two share no seed, or the spread is not known.
 
     Args:
-        pooled: `pooled_variance`. Two seeds may agree by chance, so a pair's own variance counts as no less than it.
+        pooled: `pooled_variance`. Two seeds may agree by chance, so a pair's variance counts as no less than it.
     """
     differences = paired(one, other)
     known = [] if pooled is None else [pooled]

@@ -108,7 +108,7 @@ class Check(Value):
         claim: in words.
         less: of two cells the one whose score the paper has lower, then the other.
         by: what the difference has to exceed: `spread` (two standard errors), or a number (and two standard errors).
-        effect: the paper's own difference in the unit of the score, which the runs should be able to see.
+        effect: the paper's difference in the unit of the score, which the runs should be able to see.
         trains: cells whose runs all end below chance. fails: cells whose runs all diverge or stall.
         needs: two cells of which the first must not end higher than the second: a control without which the part says
             nothing, such as that depth helps anyone within this budget.

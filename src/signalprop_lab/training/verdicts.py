@@ -35,7 +35,7 @@ class Judged(NamedTuple):
     Attributes:
         kind: `confirmed` and `contradicted` where there is no paper, or its budget is within a factor of 5; else
             `for the claim` and `against the claim`; or one of the others.
-        told: the numbers behind it. shares: budgets of the cells over the paper's, where there is one. unit: of them.
+        told: the numbers that support it. shares: budgets of the cells over the paper's, if it has one. unit: of them.
     """
 
     check: Check
@@ -56,7 +56,7 @@ class Judged(NamedTuple):
 
 
 def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: float | None) -> tuple[str, str]:
-    """What the results say to one part of the claim, and the numbers behind it."""
+    """What the results say about one part of the claim, and the numbers that support it."""
     missing = [n for n in (*check.cells, *(check.needs or ())) if n not in items or not items[n].complete]
     if missing:
         return OPEN, ", ".join(missing)

@@ -92,7 +92,7 @@ def variance_of_mean(r: float, n: int) -> float:
 
 
 def _input_controls(case: Case, x: Tensor, prefix: str = "") -> list[float]:
-    """The input's own raw moments less their expectations."""
+    """The raw moments of the input less their expectations."""
     mean, variance = case.get(prefix + "mean", 0.0), case.get(prefix + "variance", 1.0)
     known = [mean, mean**2 + variance, mean**2 + case[prefix + "r"] * variance]
     return [found - expected for found, expected in zip(raw_moments(x, mean=True), known, strict=True)]

@@ -1,4 +1,4 @@
-"""Moments through a softmax over features, as a component of its own."""
+"""Moments through a softmax over features, as a separate component."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every component formula against simulation: the engine of `signalprop verify`.
 
-Each component is simulated with random weights on inputs x_kj = μ + σ(√r ε_j + √(1-r) δ_kj), gradients alike, over the
+Each component is simulated with random weights on inputs x_kj = μ + σ(√r ε_j + √(1-r) δ_kj), gradients likewise, over the
 ranges of Table 21 of Transformers Get Stable (arXiv v1; it leaves the score variance open: 0.01 to 1 here, which
 contains Xavier's 1). The result is the distribution of the errors over configurations, beside the papers' Table 20.
 
@@ -52,7 +52,7 @@ class Row:
         component, quantity: as in Table 20; `paper` is None where the table has no such cell.
         percentiles: 50th, 90th and 99th percentile of |formula - simulation| / |simulation|. Covariances are relative
             to max(|covariance|, variance/10), means to max(|mean|, std/10), or to the std where the formula says 0.
-        standard_error: median over configurations of the simulation's own standard error, in the same unit: a formula
+        standard_error: median over configurations of the simulation's standard error, in the same unit: a formula
             without error would show percentiles of about 0.7, 1.6 and 2.6 times it.
         bias, bias_error: error with its sign, averaged over configurations by precision, and its standard error.
         exact: what the bias of a right formula may be.

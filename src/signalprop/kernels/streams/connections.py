@@ -1,7 +1,7 @@
 """How sublayers read, write and mix several residual streams: what pairs of streams share, there and back.
 
 A state has parts, token kernels (K, T, T). With fixed connections the parts are those of all n x n pairs of streams;
-with gates, under which streams stay alike in law, the second moments of the mean stream and of the deviations from it.
+with gates, under which all streams keep one distribution, they are the mean stream and the deviations from it.
 `docs/theory/network.md`.
 """
 

@@ -1,7 +1,7 @@
 """What gates between streams do on average: functions of the correlation of two tokens, by Gaussian sampling.
 
 A gate gives z = s g, g standard normal over networks and tokens; two tokens whose normed streams have correlation rho
-have gates of that correlation. Streams that start alike, with gates whose biases are alike, stay alike in law, so that
+have gates of that correlation. Streams of one distribution, with gates of equal biases, keep one distribution, so that
 a mean stream and the deviations from it are all there is. Derivation: `docs/theory/network.md`.
 """
 
@@ -17,7 +17,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.residual_streams import Streams
 
 _NETWORKS = 1024
-_NODES = 1 - np.linspace(1, 0, 11) ** 2  # closer where tokens are alike: there functions of a correlation bend
+_NODES = 1 - np.linspace(1, 0, 11) ** 2  # closer where tokens are correlated: there functions of a correlation bend
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from signalprop.sublayers.attention.cost import map_flops, mixing_flops, score_f
 
 
 def flops(a: Architecture, p: Parametrization | None, i: int, queries: int) -> float:
-    """A query across has no value of its own."""
+    """A query of cross-attention has no value."""
     mixed = p is not None and p.value_skip[i] != 0
     memory = (a.seq_len - queries) * map_flops(a, "key", "value")
     return memory + score_flops(a, queries, a.seq_len) + mixing_flops(a, queries, mixed=mixed)

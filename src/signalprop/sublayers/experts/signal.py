@@ -26,7 +26,7 @@ class Experts(Sublayers):
 
     Attributes:
         expert, shared: one expert; the shared feed-forward, None where there is none.
-        router: how tokens choose. scale: factor on what the chosen give. gated: the shared one has a gate of its own.
+        router: how tokens choose. scale: factor on what the chosen give. gated: the shared one has a gate.
         hashed: as in the Settings.
     """
 

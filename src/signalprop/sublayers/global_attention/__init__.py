@@ -1,1 +1,1 @@
-"""Self-attention with heads of its own, beside those that other layers have (Gemma 4's full attention)."""
+"""Self-attention with other heads than those of the other layers (Gemma 4's full attention)."""

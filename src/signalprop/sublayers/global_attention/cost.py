@@ -1,4 +1,4 @@
-"""What global attention costs beside its maps: as attention with its own heads."""
+"""What global attention costs beside its maps: as attention with these heads."""
 
 from __future__ import annotations
 

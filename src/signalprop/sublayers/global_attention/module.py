@@ -13,7 +13,7 @@ from signalprop.sublayers.global_attention.roles import PREFIX, Settings, as_usu
 
 
 class GlobalAttention(Attention):
-    """Attention whose maps have names of their own, and whose rotations may be proportional."""
+    """Attention whose maps have other names, and whose rotations may be proportional."""
 
     prefix = PREFIX
 

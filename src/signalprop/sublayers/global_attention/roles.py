@@ -27,7 +27,7 @@ class Settings(KindSettings):
     Attributes:
         d_head, n_kv_heads: features of a head, heads of keys and values; 0: the architecture's.
         rotary_base, rotary_fraction: default: the architecture's. proportional: the frequencies that turn are the
-            fastest ones of all of a head's, not ones from 1 to 1 / rotary_base of their own; feature i turns with
+            fastest ones of all of a head's, not ones from 1 to 1 / rotary_base; feature i turns with
             feature i + d_head / 2.
         value_norm: values are RMS-normalised per head, without gains.
         shared: keys before their norm and rotation are the values, too: there is no map of values.

@@ -81,7 +81,7 @@ class SharedAttention(WithMaps):
         used = stream[:, : n * rate]
         values = self.run_value(used).unflatten(1, (n, rate))
         weights = self.run_weight(used).unflatten(1, (n, rate)) + self.run_bias[0]
-        if self.overlaps:  # each with the run before it, of maps of its own; the first has none
+        if self.overlaps:  # each with the run before it, by separate maps; the first has none
             before = self.before_value(used).unflatten(1, (n, rate))
             logits = self.before_weight(used).unflatten(1, (n, rate)) + self.run_bias[1]
             none = torch.full_like(logits[:, :1], float("-inf"))

@@ -1,6 +1,6 @@
 """How far single networks of a given width lie from the mean that is predicted: linear response to the weights' draws.
 
-A stream's moments are two modes, what all tokens share and what is their own, each the length of a Gaussian vector of
+A stream's moments are two modes, what all tokens share and what differs, each the length of a Gaussian vector of
 d_model features. Every sublayer adds noise of relative variance O(1 / d_model) to both, forward and back, and passes on
 what came before by the derivative of its moments. Derivation, and measured against networks: `docs/theory/network.md`.
 """
@@ -174,7 +174,7 @@ class Response:
     # --- noise ---
 
     def modes(self, v: FloatArray | float, c: FloatArray | float) -> tuple[FloatArray, FloatArray]:
-        """Variance of what all tokens share, times T, and of what is a token's own."""
+        """Variance of what all tokens share, times T, and of what differs between tokens."""
         return np.asarray(v + (self.tokens - 1) * c), np.asarray(v - c)
 
     def of_modes(self, shared: FloatArray, specific: FloatArray) -> FloatArray:
