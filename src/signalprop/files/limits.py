@@ -13,7 +13,7 @@ _GROUP = Path("/sys/fs/cgroup/memory.max")  # of a container under Linux: bytes,
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may take at most, by the machine, its container and the process's limit; None: not known."""
+    """Bytes that this process may take, by machine, container and process limit; None: not known."""
     limits = []
     if sys.platform != "win32":
         import resource

@@ -32,7 +32,7 @@ class Groups(NamedTuple):
 
     Attributes:
         mean: E A_k. second: E A_k². pair: E A_k A_k' of two keys of one group.
-        jacobian: E A_k² (e_k - A) V (e_k - A) with values V that correlate as logits, E (A_k/Â)² (Â (e - Â))² if they are
+        jacobian: E A_k² (e_k - A) V (e_k - A) with values that correlate as logits, E (A_k/Â)² (Â (e - Â))² if they are
             equal. weighted: s_i/s times that.
     """
 

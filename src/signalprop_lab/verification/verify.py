@@ -1,6 +1,6 @@
 """Every component formula against simulation: the engine of `signalprop verify`.
 
-Each component is simulated with random weights on inputs x_kj = μ + σ(√r ε_j + √(1-r) δ_kj), gradients likewise, over the
+Each component is simulated with random weights on inputs x_kj = μ + σ(√r ε_j + √(1-r) δ_kj), as are gradients, in the
 ranges of Table 21 of Transformers Get Stable (arXiv v1; it leaves the score variance open: 0.01 to 1 here, which
 contains Xavier's 1). The result is the distribution of the errors over configurations, beside the papers' Table 20.
 
