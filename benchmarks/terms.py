@@ -1,11 +1,11 @@
 """What every finer term of the theory is worth: stored measurements predicted with it and without.
 
-    python -m benchmarks.terms                              # every term, on all sets: writes records/terms.json
+    python -m benchmarks.terms                              # every term, on all sets
     python -m benchmarks.terms --tests                      # the fast test that fails without each
     python -m benchmarks.terms --only "tied head: along the stream" --sets fresh --every 8
 
-A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. The
-table has, of every term: the cells that move by more than their standard error without it, how many of them come nearer
+A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. It
+prints, of every term: the cells that move by more than their standard error without it, how many of them come nearer
 to the measurement with it, and the cell that moves most.
 """
 
@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +24,6 @@ import numpy as np
 
 from benchmarks.battery import collected
 
-RECORD = Path("records/terms.json")
 Without = tuple[str, str, Any]  # module, name in it (or Class.name), what stands there without the term
 
 
@@ -40,7 +37,6 @@ TERMS: dict[str, list[Without]] = {
     "tied head: along the stream": [("signalprop.kernels.predicting", "along_of", lambda *_: None)],
     "tied head: logarithm of the others' sum": [("signalprop.theory.loss_gradient", "log_sum", "at its mean")],
     "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
-    "scatter: overlaps of kernels": [("signalprop.kernels.predicting", "Overlaps", lambda *_: None)],
     "scatter: tokens' sizes in post-norms": [(_SCATTER, "Response._by_own_sizes", lambda self, sent: 0 * sent)],
 }  # fmt: skip
 
@@ -124,22 +120,13 @@ def main() -> None:
     given = parser.parse_args()
     if given.tests:
         for term in given.only:
-            recorded(term, {"test": failing_test(term)})
+            print(f"{term}: {failing_test(term) or 'no fast test fails'}", flush=True)
         return
     how: dict[str, Any] = {"closed": given.closed, "every": given.every}
     whole = collected(given.sets, 0, **how)
     for term in given.only:
         with without(term):
-            found = worth(whole, collected(given.sets, 0, **how))
-        recorded(term, found | {"sets": given.sets} | how)
-
-
-def recorded(term: str, found: dict[str, Any]) -> None:
-    """Write what was found of a term beside what is known of it."""
-    print(f"{term}: {found}", flush=True)
-    record = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    record[term] = record.get(term, {}) | found
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            print(f"{term}: {worth(whole, collected(given.sets, 0, **how))}", flush=True)
 
 
 if __name__ == "__main__":

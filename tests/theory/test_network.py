@@ -64,6 +64,14 @@ def test_pre_norm_recursion_written_out(p: float) -> None:
     np.testing.assert_allclose(profile.gradient["stream_in"].variance, backward, rtol=1e-6)
 
 
+def test_a_gain_after_a_sum_is_the_size_of_the_stream() -> None:
+    """Its square, whatever the sum; the next sum starts from it."""
+    a = Architecture.preset("tgs", n_layers=2, d_model=64, seq_len=16, norm_placement="post", norm_eps=0.0)
+    profile = predict_moments(scheme("xavier")(a).with_columns(norm_gain=3.0), STREAM)
+    np.testing.assert_allclose(profile.forward["stream_out"].variance, 9.0, rtol=1e-12)
+    np.testing.assert_allclose(profile.forward["stream_in"].variance[1:], 9.0, rtol=1e-12)
+
+
 def test_published_values_of_the_recursion() -> None:
     """Xavier, p = .1, d = L = 1024, r_0 = .227, r_g = .3 at the top (independent recursion of the theory's notes)."""
     for n, variance, gradient in ((12, 13.5, 16.6), (48, 59, 68.6), (192, 247, 270), (768, 1007, 1032)):

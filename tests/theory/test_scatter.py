@@ -18,6 +18,8 @@ from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
 from signalprop.theory.scatter.error_chains import chain
+from signalprop.theory.scatter.response import Response
+from signalprop.theory.scatter.sequences import between_sequences
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -160,3 +162,33 @@ def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPa
     assert many is not None and len(built) == 1
     np.testing.assert_array_equal(many, profile.forward["stream_out"].variance_sd_many[1:3])
     assert pickle.loads(pickle.dumps(profile.gradient)) == profile.gradient and len(built) == 1
+
+
+def response(placement: Any, **inputs: Any) -> Response:
+    p = scheme("xavier")(Architecture.preset("tgs", **SMALL, norm_placement=placement, head="none"))
+    given = InputStatistics(kind="stream", loss_fraction=1.0, **inputs)
+    return Response(p, predict(p, given, fidelity="moments"))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_skip_and_branch_make_the_whole(placement: Any) -> None:
+    """Shares of the sum and of the gradient add up to 1, and their covariances to the correlation of the whole."""
+    x = response(placement, token_correlation=0.3, target_correlation=0.2)
+    for shares, r in ((x.sum_of, x.here.total[1]), (x.returned, x.here.back(x.r_g)[1])):
+        np.testing.assert_allclose(np.sum(shares, 0), [np.ones(len(r)), r], rtol=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_two_sequences_of_one_word_are_one(placement: Any) -> None:
+    """Where all tokens are equal, and all gradients, what draws add to one sequence they add to every other."""
+    x = response(placement, token_correlation=1.0, target_correlation=1.0)
+    for one, both in zip(x.of_one_sequence, between_sequences(x), strict=True):
+        np.testing.assert_allclose(one, both, rtol=1e-6, atol=1e-12)
+
+
+def test_a_post_norm_alone_divides_a_gradient_by_sizes_of_tokens() -> None:
+    """Without branches the mean gradient is that over 1 / chi2_d, E d / chi2_d = 1 + 2/d, of the first norm alone."""
+    a = Architecture.preset("tgs", **SMALL, norm_placement="post")
+    predicted = predict(scheme("xavier")(a).with_columns(branch=1e-9), fidelity="moments")
+    excess = predicted.gradient["stream_in"].variance_excess
+    np.testing.assert_allclose(excess, [2 / a.d_model, *[0.0] * (2 * a.n_layers - 1)], atol=1e-6)

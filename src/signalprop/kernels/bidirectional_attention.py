@@ -83,7 +83,8 @@ class UnmaskedAttention(TokenAttention):
         gap = float((self._moving * values).sum()) - apart
         more, near = self._pairs
         out = more * (of_one + near * (gap - of_one))
-        out += np.sqrt(np.outer(self._slope, self._slope)) * self._asks + low
+        slope = self._slope + self._structural_slope
+        out += np.sqrt(np.outer(slope, slope)) * self._asks + low
         per_token = low + (w.rows.second - w.overlap) * gap + self._own_slope * self._asks_per_token
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
         per_token = np.maximum(per_token, 0.0) + w.rows.second * alone * dropped
@@ -279,9 +280,14 @@ class UnmaskedAttention(TokenAttention):
         gap = max(float((self._same_pairs[1] * self._values).sum() - (self._weights.apart * self._values).sum()), 0.0)
         return np.asarray(self.qk * coherent / self.d_model * self._different_spread * gap)
 
-    @property
+    @cached_property
     def _structural_slope(self) -> FloatArray:
-        return np.zeros(1)  # similar keys are counted as one
+        """The same of what is left of structure, to first order in the scores: segments, keys that avoid each other."""
+        rho, values, n = self._similar.rho, self._values, len(self.kernel)
+        shared = float((self._weights.apart * values).sum())
+        counted = self._mean_distance(self._turned) * float((rho * (values - shared)).sum())
+        left = max(float((centred(self._turned) * values).sum()) - counted, 0.0) / n**2
+        return np.asarray(self.qk * left * (1 - self._weights.rows.second) ** 2)
 
     @cached_property
     def _near(self) -> tuple[FloatArray, FloatArray]:
