@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from signalprop_lab.training.recipe_files import shipped
 from signalprop_lab.training.result import Result
 from strategies import LARGEST_DROPOUT, architectures, schemes, statistics, table_or_none
 
-ROOT = Path(__file__).resolve().parent.parent
 # What a network can be besides its norms: every row has other branches of the code.
 VARIANTS: dict[str, dict[str, Any]] = {
     "encoder": {},

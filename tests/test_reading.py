@@ -28,8 +28,6 @@ from signalprop.files.limits import memory_limit
 from signalprop.files.storage import read_array, read_json, read_text
 from signalprop.repair import load
 
-ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src"
 posix = pytest.mark.skipif(sys.platform == "win32", reason="pipes and devices of POSIX")
 READERS: dict[str, Callable[[Path], Any]] = {
     "text": read_text,

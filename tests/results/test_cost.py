@@ -11,16 +11,6 @@ from signalprop.network.architecture import Architecture
 from signalprop.results.cost import count_parameters, train_flops
 from signalprop.schemes import scheme
 
-SMALL: dict[str, Any] = {
-    "n_layers": 3,
-    "d_model": 48,
-    "n_heads": 4,
-    "d_head": 12,
-    "d_ff": 100,
-    "vocab_size": 97,
-    "seq_len": 20,
-}
-
 
 def test_parts_add_up_and_published_sizes_come_out() -> None:
     counted = count_parameters(Architecture.preset("gpt2"))

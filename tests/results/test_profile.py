@@ -19,7 +19,6 @@ from commandline import refusal_of
 from profile_checks import check_prediction
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.results.profile import POINTS, Profile, average
 from signalprop.results.series import Series
@@ -75,21 +74,6 @@ class TestInvariants:
         first = profile.gradient["stream_in"]
         assert first.variance[0] == 0.0 and first.log_variance[0] == pytest.approx(1200 * math.log(0.25))
         assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
-
-    def test_a_sweep_predicts_what_its_members_do(self) -> None:
-        a = Architecture(n_layers=4, d_model=32, seq_len=16, dropout=0.1)
-        members = [scheme("xavier", gain=g)(a) for g in (0.5, 1.0, 3.0)]
-        together = predict(Parametrization.sweep(members), fidelity="moments")
-        assert together.gradient is not None
-        for i, member in enumerate(members):
-            alone = predict(member, fidelity="moments")
-            assert alone.gradient is not None
-            for point in POINTS:
-                for many, one in ((together.forward, alone.forward), (together.gradient, alone.gradient)):
-                    np.testing.assert_allclose(many[point].log_variance[i], one[point].log_variance, atol=1e-9)
-                    np.testing.assert_allclose(
-                        many[point].token_correlation[i], one[point].token_correlation, atol=1e-9
-                    )
 
 
 class TestSeries:

@@ -15,7 +15,6 @@ from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import PLACEMENTS
 from signalprop.prediction import predict
-from signalprop.results.profile import Profile
 from signalprop.schemes import scheme
 
 A = Architecture(kind="decoder", n_layers=3, d_model=64, n_heads=4, activation="relu", positions="rotary", seq_len=32)
@@ -50,17 +49,13 @@ DEEP = Architecture(
     kind="decoder", n_layers=36, d_model=64, n_heads=4, activation="gelu", positions="rotary", seq_len=64
 )
 LLAMA = DEEP.replace(activation="silu", gated=True, norm="rmsnorm")
-WIDE = LLAMA.replace(d_model=1_000_000_000, d_ff=256, n_heads=10_000_000)  # without overlaps by chance
-INDEPENDENT = InputStatistics(kind="stream", variance=1.0, token_correlation=0.0)
+
+
 SPA = ("e-spa", "u-spa")
 
 
 def refused(name: str, a: Architecture = DEEP, **options: Any) -> str:
     return refusal_of(lambda: scheme(name, **options)(a))
-
-
-def kernel_profile(name: str, a: Architecture, inputs: InputStatistics = INDEPENDENT, **options: Any) -> Profile:
-    return predict(scheme(name, **options)(a, inputs), inputs, fidelity="kernel")
 
 
 class TestActivation:
