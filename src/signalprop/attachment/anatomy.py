@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.families import mapping_for
+from signalprop.attachment.families import checked, mapping_for
 from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights
 from signalprop.attachment.mapping import Mapping, find
@@ -221,6 +221,7 @@ def attach(model: nn.Module | Anatomy, mapping: Mapping | None = None, inputs: A
     if mapping is None and carried is not None:
         found: Anatomy = carried().but(outer=model, arguments=arguments)
         return found
+    mapping = None if mapping is None else checked(inner, mapping)
     found = Anatomy(model, inner, arguments, mapping, getattr(inner, "signalprop_record", None))
     _ = found.rows, found.ends
     return found

@@ -33,9 +33,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, look: Callable[[], St
     own = getattr(model, "signalprop_mapping", None)
     given = own() if mapping is None and own is not None else mapping
     if given is not None:
-        if not isinstance(given, Mapping):
-            raise InputError(f"the mapping of a {type(model).__name__} is a {type(given).__name__}; expected a Mapping")
-        return given
+        return checked(model, given)
     family = find(getattr(getattr(model, "config", None), "model_type", None))
     if family is None:
         return mapping_of_streams(model) or mapping_found(model, look())
@@ -51,6 +49,13 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, look: Callable[[], St
             return mapping_found(model, look())
         except InputError:
             raise refusal from None
+
+
+def checked(model: nn.Module, mapping: Any) -> Mapping:
+    """The mapping that somebody gave."""
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"the mapping of a {type(model).__name__} is a {type(mapping).__name__}; expected a Mapping")
+    return mapping
 
 
 def _is_called_so(model: nn.Module, family: Family) -> bool:

@@ -200,8 +200,8 @@ def slope(norm: nn.Module | None) -> float:
 def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
     """(weight, bias or None) of a role; of a fused map only its rows (columns of a Conv1D, the transpose)."""
     holder = with_adapters_merged(held.holder)
-    weight, bias = numbers_of(holder), held.beside if isinstance(holder, Tensor) else getattr(holder, "bias", None)
-    bias = None if bias is None else numbers_of(bias)
+    beside = held.beside if isinstance(holder, Tensor) else getattr(holder, "bias", None)
+    weight, bias = numbers_of(holder), None if beside is None else numbers_of(beside)
     if weight is None:
         what = type(held.holder).__name__
         raise InputError(f"{where}: a {what} has no weight; expected a module with `weight`, or a parameter")
