@@ -117,7 +117,7 @@ def fill_parameter(item: Assignment, seed: int) -> None:
     if only.rows is None and not only.transposed and plain(tensor):
         draw(tensor, only.std, only.distribution, seed, only.place, only.role)
         return
-    values = torch.empty(tensor.shape, dtype=torch.float32)
+    values = tensor if plain(tensor) else torch.empty(tensor.shape, dtype=torch.float32)
     outputs_first = values.mT if only.transposed else values
     for part in item.parts:
         rows: Any = slice(None) if part.rows is None else part.rows
@@ -125,7 +125,8 @@ def fill_parameter(item: Assignment, seed: int) -> None:
         drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
         draw(drawn, part.std, part.distribution, seed, part.place, part.role)
         outputs_first[rows] = drawn
-    fill(tensor, values)
+    if values is not tensor:
+        fill(tensor, values)
 
 
 def plain(tensor: Tensor) -> bool:
