@@ -20,6 +20,9 @@ from signalprop_lab.training.tables import markdown_table as table
 
 MODULES = (
     "waiting",
+    "waiting_gpt2",
+    "waiting_llama",
+    "waiting_smollm2",
     "prediction",
     "watching",
     "compiled_probes",

@@ -72,15 +72,17 @@ def ratios(seconds: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, and the standard error of the median (1.253 s / sqrt(n), normal errors)."""
-    low, median, high = statistics.quantiles(values, n=4)
+    """Median, quartiles, and the standard error of the median (1.253 s / sqrt(n), normal errors; of one value 0)."""
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
     spread = (high - low) / 1.349  # a standard deviation that outliers do not move
     error = 1.253 * spread / math.sqrt(len(values))
     return {"median": median, "low": low, "high": high, "standard_error": error, "n": len(values)}
 
 
 def shown(found: Mapping[str, float], digits: int = 3) -> str:
-    """A summary as a cell of a table: median ± standard error [quartiles]."""
+    """A summary as a cell of a table: median ± standard error [quartiles]; of one value that."""
+    if found["n"] == 1:
+        return f"{found['median']:.{digits}f} (one run)"
     numbers = {key: f"{found[key]:.{digits}f}" for key in ("median", "standard_error", "low", "high")}
     return "{median} ± {standard_error} [{low}, {high}]".format(**numbers)
 
