@@ -29,6 +29,7 @@ from signalprop.network.layout import fan as fan
 from signalprop.network.layout import layout as layout
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization_document import LEARNING_RATES as LEARNING_RATES
+from signalprop.network.parametrization_document import PLAIN as _PLAIN
 from signalprop.network.parametrization_document import SCHEMA as SCHEMA
 from signalprop.network.parametrization_document import UNSHAPED, ParametrizationDocument, check_norm_biases, check_rows
 from signalprop.network.parametrization_document import Shaping as Shaping
@@ -38,23 +39,7 @@ from signalprop.network.shown import Shown, report_module
 
 __all__ = ["ROLES", "Embedding", "Head", "Parametrization"]
 
-# Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
 _LINES = 12  # of a table that print shows
-_PLAIN = {
-    "skip": 1.0,
-    "branch": 1.0,
-    "norm_gain": 1.0,
-    "norm_scale": 1.0,
-    "norm_bias": 0.0,
-    "post_norm_gain": 1.0,
-    "norm_slope": 0.5,
-    "score_scale": 1.0,
-    "value_skip": 0.0,
-    "attention_gain": 1.0,
-    "shape_in": 0.0,
-    "shape_out": 0.0,
-    "shape_gain": 0.0,
-}
 
 
 @typed

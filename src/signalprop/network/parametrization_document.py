@@ -18,6 +18,22 @@ from signalprop.network.moments import FloatArray
 SCHEMA = "signalprop/parametrization/1"
 Trainable = Literal["fixed", "scalar", "channel"]
 LEARNING_RATES = (*ROLES, "vectors")
+# Numeric columns besides weights, biases and learning rates, with the value that leaves the signal alone.
+PLAIN = {
+    "skip": 1.0,
+    "branch": 1.0,
+    "norm_gain": 1.0,
+    "norm_scale": 1.0,
+    "norm_bias": 0.0,
+    "post_norm_gain": 1.0,
+    "norm_slope": 0.5,
+    "score_scale": 1.0,
+    "value_skip": 0.0,
+    "attention_gain": 1.0,
+    "shape_in": 0.0,
+    "shape_out": 0.0,
+    "shape_gain": 0.0,
+}
 
 
 class Shaping(Value):
