@@ -11,6 +11,9 @@ import torch
 import signalprop as sp
 from signalprop.errors import InputError
 from signalprop.results.cost import count_parameters, train_flops
+from signalprop.sublayers.attention.heads import Heads, Row
+from signalprop.sublayers.attention.on_nodes import score_variance
+from signalprop.sublayers.attention.roles import has_window
 from signalprop.theory.attention_variants import capped, share_beside_sink
 
 
@@ -68,3 +71,30 @@ def test_what_does_not_go_together() -> None:
         sp.predict(sp.scheme("xavier")(_architecture(gate="heads").replace(positions="alibi")))
     notes = sp.predict(sp.scheme("xavier", qk_gain=2.0)(_architecture(score_cap=2.0))).notes
     assert any("cap" in note for note in notes)
+
+
+ROW = Row(*[2.0, 0.5], *[1.0] * 9)  # score variance on unit tokens, share of a query bias
+
+
+def test_a_cap_that_nothing_reaches_changes_nothing() -> None:
+    """Of tokens of any size: the variance is that on an input of second moment 1."""
+    kernel = np.diag([1.0, 5.0])
+    assert score_variance(ROW, kernel, 1e6) == pytest.approx(score_variance(ROW, kernel, None), rel=1e-6)
+    assert score_variance(ROW, kernel, 0.1) < 0.01
+
+
+def test_norms_of_queries_and_keys_halve_what_is_as_small_as_their_epsilon() -> None:
+    heads = Heads(np.zeros((11, 1)), False, 4, 4, 8, 4, 0.0, True, 1.0)
+    row = ROW._replace(query_bias=0.0)
+    assert heads.scores(row, 1.0, 1.0)[0] == pytest.approx(row.qk / 4)
+    assert heads.scores(row, 1e9, 3.0)[0] == pytest.approx(row.qk * 3 / 4)
+
+
+def test_a_window_that_holds_all_tokens_is_none() -> None:
+    """8 tokens without a mask: 7 away on both sides is all of them; the last 8 of a causal stack are."""
+    for kind, widest in (("encoder", 13), ("decoder", 7)):
+        for window in (widest, widest + 1):
+            a = sp.Architecture(
+                kind=kind, n_layers=1, d_model=8, n_heads=2, seq_len=8, settings={"attention": {"window": window}}
+            )
+            assert has_window(a) == (window == widest)

@@ -179,6 +179,8 @@ def test_one_step_beside_a_skip() -> None:
     assert gamma_of(paper.pole) == pytest.approx(0.079735, abs=5e-7)  # SPA eq. 26; eq. 25 as printed gives 0.024678
     printed = -0.5 * math.log(1 - paper.gain**4 * (1 - math.exp(-0.6)))
     assert printed == pytest.approx(0.024678, abs=5e-7)
+    with pytest.raises(InputError, match="at most"):
+        exact_behind_skip(decay_of(0.3), decay_of(0.25), 1.01 * math.sqrt(math.tanh(0.125) / math.tanh(0.15)))
     exact = exact_behind_skip(decay_of(0.3), decay_of(0.25), 0.9)
     assert exact == pytest.approx(Filter(0.344793, decay_of(0.25), 0.481992), abs=5e-7)
     for rule in (exponential_behind_skip, exact_behind_skip):  # without a skip both are theorem 3
