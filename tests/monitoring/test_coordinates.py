@@ -32,7 +32,7 @@ def tables(name: str, widths: tuple[int, ...] = (32, 64, 128), **options: Any) -
     ],
 )  # fmt: skip
 def test_which_parametrizations_are_flat(name: str, options: dict[str, Any], optimizer: Any, flat: bool) -> None:
-    found = coordinates(tables(name, **options), optimizer=optimizer, steps=3, batch=BATCH)
+    found = coordinates(tables(name, **options), optimizer=optimizer, steps=3, seeds=1 + flat, batch=BATCH)
     assert found.ok is flat, str(found)
     assert [c.name for c in found.probes] == [
         "layer 0 attention", "layer 0 feed-forward", "stream after layer 0", "logits",

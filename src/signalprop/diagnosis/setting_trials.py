@@ -107,16 +107,15 @@ def _heads(entries: dict[str, Any], name: str, own: int) -> Iterator[tuple[dict[
             yield changes, ", ".join(f"{key} = {value}" for key, value in changes.items())
 
 
-_DRAWS = ("normal_", "uniform_", "zero_", "fill_", "trunc_normal_", "erfinv_", "mul_", "add_", "clamp_")
-
-
 class _Empty(TorchFunctionMode):
     """Weights, which constructors ask of `torch.empty`, take no memory and no time; buffers are computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if args and isinstance(args[0], Tensor) and args[0].is_meta and func.__name__ in _DRAWS:
-            return args[0]
+        first = args[0] if args else kwargs.get("tensor")  # as torch.nn.init gives it
+        # what works in place, as initialisers do, has nothing to do
+        if isinstance(first, Tensor) and first.is_meta and func.__name__.rstrip("_") == func.__name__[:-1]:
+            return first
         if func is torch.empty and kwargs.get("device") is None:
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
