@@ -12,6 +12,7 @@ from signalprop.data.batches import default_batch, text_batch
 from signalprop.kernels.embedding_and_loss import input_kernel, sequences
 from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.measurement.simulation import simulate
+from signalprop.models.ends import sinusoidal_table
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop.network.kinds import kind_named
@@ -151,3 +152,18 @@ def test_segments_of_a_sequence_are_blocks() -> None:
     averaged = predict(p, replace(halves.statistics(a), segments=None), fidelity="kernel")
     assert np.abs(r - measured).max() < 0.03  # standard error .01
     assert np.abs(averaged.forward["stream_out"].token_correlation - measured).max() > 0.04
+
+
+def test_sinusoidal_positions_are_those_of_the_built_table() -> None:
+    a = Architecture(
+        kind="decoder", n_layers=1, d_model=64, n_heads=2, vocab_size=50, seq_len=16, positions="sinusoidal"
+    )
+    p = scheme("xavier")(a)
+    p = replace(
+        p, embedding=p.embedding.model_copy(update={"token": 0.0, "segment": 0.0, "position": 2.0, "scale": 1.0})
+    )
+    ids = np.arange(16)[None]
+    table = sinusoidal_table(16, 64).double().numpy()
+    table -= table.mean(1, keepdims=True)
+    found = input_kernel(p, InputStatistics(tokens=ids, targets=ids))
+    np.testing.assert_allclose(found, 4 * table @ table.T / 64, atol=1e-5)
