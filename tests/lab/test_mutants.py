@@ -42,3 +42,4 @@ def test_a_tested_term_is_caught(tmp_path: Path, change: str, caught: bool, monk
     monkeypatch.chdir(tmp_path)
     at = 0 if change == "dropped" else 2
     assert is_caught(Mutant(file, at, 2, change), ["test_halves.py"]) is caught
+    assert not is_caught(Mutant(file, at, 2, change), ["test_halves.py::test_gone"])  # a record of other files

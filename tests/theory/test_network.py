@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from signalprop.errors import InputError
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
+from signalprop.network.kinds import kind_named
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
@@ -62,6 +64,20 @@ def test_pre_norm_recursion_written_out(p: float) -> None:
     forward, backward = independent_pre_norm(24, p, 1024, 1024, 0.227, 0.3)
     np.testing.assert_allclose(profile.forward["stream_out"].variance, forward, rtol=1e-9)
     np.testing.assert_allclose(profile.gradient["stream_in"].variance, backward, rtol=1e-6)
+
+
+def test_the_gain_of_an_encoders_last_norm_is_one_of_what_reads_it() -> None:
+    """Times 3, with the maps that read it and the head over 3: every number stays."""
+    a = Architecture(
+        kind="encoder-decoder", n_layers=2, d_model=64, n_heads=4, seq_len=16, tied_embeddings=False, positions="none",
+    )  # fmt: skip
+    p = scheme("xavier")(a)
+    over = np.where(kind_named("cross_attention").of(p), 3.0, 1.0)
+    read = {f"weight__{role}": p.weights[role] / over for role in ("key", "value")}
+    head = p.head.model_copy(update={"final_norm_gain": 3 * p.head.final_norm_gain, "weight": p.head.weight / 3})
+    one, other = (predict_moments(x, STREAM) for x in (p, replace(p.with_columns(**read), head=head)))
+    np.testing.assert_allclose(other.forward["branch"].variance, one.forward["branch"].variance, rtol=1e-9)
+    np.testing.assert_allclose(other.gradient["stream_in"].variance, one.gradient["stream_in"].variance, rtol=1e-9)
 
 
 def test_a_gain_after_a_sum_is_the_size_of_the_stream() -> None:
