@@ -202,16 +202,8 @@ def _smaller_scores(p: Parametrization) -> Parametrization | None:
     return p.with_columns(**columns) if len(columns) == 2 else None
 
 
-def _without_skip_factors(p: Parametrization) -> Parametrization | None:
-    return None if (p.skip == 1).all() else p.with_columns(skip=1.0)
-
-
-def _branches_of_one(p: Parametrization) -> Parametrization | None:
-    return None if (p.branch == 1).all() else p.with_columns(branch=1.0)
-
-
-def _gains_of_one(p: Parametrization) -> Parametrization | None:
-    return None if (p.norm_gain == 1).all() else p.with_columns(norm_gain=1.0)
+def _ones(column: str) -> Callable[[Parametrization], Parametrization | None]:
+    return lambda p: None if (getattr(p, column) == 1).all() else p.with_columns(**{column: 1.0})
 
 
 def _half_as_deep(p: Parametrization) -> Parametrization | None:
@@ -230,9 +222,9 @@ _FOLDS = "no parameters; folds into the weights after training; a new start"
 _FRESH = "no parameters, no time; a new start"
 _NORM = "two norms' gains a layer where none were; does not fold; a new start"
 CHANGES: tuple[Change, ...] = (
-    Change("skip multipliers of 1", _without_skip_factors, _FRESH, _UNDOES, "p.with_columns(skip=1.0)", {}),
-    Change("branch multipliers of 1", _branches_of_one, _FRESH, _UNDOES, "p.with_columns(branch=1.0)", {}),
-    Change("norm gains of 1", _gains_of_one, _FRESH, _UNDOES, "p.with_columns(norm_gain=1.0)", {}),
+    Change("skip multipliers of 1", _ones("skip"), _FRESH, _UNDOES, "p.with_columns(skip=1.0)", {}),
+    Change("branch multipliers of 1", _ones("branch"), _FRESH, _UNDOES, "p.with_columns(branch=1.0)", {}),
+    Change("norm gains of 1", _ones("norm_gain"), _FRESH, _UNDOES, "p.with_columns(norm_gain=1.0)", {}),
     Change("scores of variance 1", _smaller_scores, f"weights of queries and keys; {_FRESH}", 0.2,
            "p.with_columns(weight__query=q / s**.25, weight__key=k / s**.25)",
            {"transformers": "attention scaling 1/sqrt(head_dim), smaller initializer_range for q_proj and k_proj"}),

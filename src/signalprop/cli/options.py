@@ -197,12 +197,8 @@ def usable(device: str) -> str:
 
 def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
     """Fields of the architecture that the options change; an option that is None changes nothing."""
-    named = {_field(option): value for option, value in options.items() if value is not None}
+    named = {_NETWORK[o][1] if o in _NETWORK else o: value for o, value in options.items() if value is not None}
     return _known(named | pairs(assignments, "--set"))
-
-
-def _field(name: str) -> str:
-    return _NETWORK[name][1] if name in _NETWORK else name
 
 
 def _known(changed: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ _SETS = (
     "weights, multipliers",
     "pre-norm",
     "post-norm",
-    "sandwich norms",
+    "sandwich-norm",
     "mixed norms",
     "no norms",
     "other",
@@ -167,7 +167,7 @@ def _what_it_sets(name: str) -> str:
     from signalprop.network.architecture import Architecture
     from signalprop.schemes import scheme
 
-    networks = [Architecture.preset("tgs", n_layers=4, norm_placement=given) for given in ("pre", "post")]
+    networks = [Architecture(kind="decoder", n_layers=4, d_model=64, norm_placement=given) for given in ("pre", "post")]
     try:
         pre, post = (scheme(name)(network) for network in networks)
     except InputError:
@@ -177,7 +177,7 @@ def _what_it_sets(name: str) -> str:
         return "weights, multipliers" if (pre.skip != 1).any() or (pre.branch != 1).any() else "weights"
     if not isinstance(placement, str):
         return "mixed norms"
-    return {"none": "no norms", "sandwich": "sandwich norms"}.get(placement, f"{placement}-norm")
+    return "no norms" if placement == "none" else f"{placement}-norm"
 
 
 def _compared(everything: dict[str, dict[str, Any]]) -> str:

@@ -64,12 +64,9 @@ def without(attached: Anatomy, layers: Sequence[int]) -> Iterator[None]:
     caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
     """
     _check(attached, layers)
-    with other_attributes(_changes(attached, layers, renumber=not _by_number(attached.model))):
+    by_number = getattr(getattr(attached.model, "config", None), "scale_attn_by_inverse_layer_idx", False)
+    with other_attributes(_changes(attached, layers, renumber=not by_number)):
         yield
-
-
-def _by_number(model: nn.Module) -> bool:
-    return bool(getattr(getattr(model, "config", None), "scale_attn_by_inverse_layer_idx", False))
 
 
 def _changes(attached: Anatomy, layers: Sequence[int], *, renumber: bool) -> list[tuple[Any, str, Any]]:

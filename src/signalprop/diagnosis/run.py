@@ -136,7 +136,12 @@ def diagnose(
             ends = _ends(attached, held) if whole is not None else None
         tried: tuple[Tried, ...] = ()
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
-        if trials and worth and _has_short(mapping):
+        if (
+            trials
+            and worth
+            and mapping.architecture.kind != "encoder-decoder"
+            and mapping.architecture.input == "tokens"
+        ):
             short = _short(held[0])
             tried = try_all(attached, short, _text(held), step("trials"))
         fresh = None
@@ -265,10 +270,6 @@ def _text(held: Sequence[Batch]) -> Sequence[Batch]:
     """What the second look reads: errors of a few short sequences hide what a change is worth."""
     n = max(_TRIAL_SEQUENCES, -(-_TRIAL_TEXT // _length(held)))
     return held[: -(-n // len(held[0].inputs))]
-
-
-def _has_short(mapping: Mapping) -> bool:
-    return mapping.architecture.kind != "encoder-decoder" and mapping.architecture.input == "tokens"
 
 
 def _short(batch: Batch) -> Batch:

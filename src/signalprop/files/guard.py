@@ -103,7 +103,8 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event == "open" and isinstance(args[0], (str, bytes)):
         if not _packaged(path := os.fsdecode(args[0])):
             path = os.path.realpath(path)
-            left = "" if _may_open(path, reads) else path
+            known = path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
+            left = "" if known else path
     elif event == "exec" and not str(name := args[0].co_filename).startswith("<"):
         if not _packaged(name):
             path = os.path.realpath(name)
@@ -124,10 +125,6 @@ def _packaged(path: str) -> bool:
 @lru_cache(maxsize=4096)
 def _holds_packages(directory: str) -> bool:
     return _installed(os.path.realpath(directory))
-
-
-def _may_open(path: str, reads: tuple[str, ...]) -> bool:
-    return path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
 
 
 def _installed(path: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,9 @@ class Arguments:
     def keep(self, model: nn.Module, bound: dict[str, Any]) -> None:
         """Keep the first sequences of the first pass whose arguments are shown."""
         ids = bound.get(self._ids_of(model))
-        if self._held or not self.reads_tokens or not _is_ids(ids):
+        if self._held or not self.reads_tokens:
+            return
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
             return
         axis = int(self._mapping.reads_tokens_first)
         given = {TOKENS: ids, **{name: bound.get(name) for name in self.names(model)[1:]}}
@@ -75,7 +77,3 @@ class Arguments:
     def statistics(self) -> InputStatistics | None:
         """Input statistics of the kept sequences; None (the default ones) where there are none."""
         return self.batch().statistics(self._mapping.architecture) if self._held else None
-
-
-def _is_ids(value: Any) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point()

@@ -14,17 +14,13 @@ MOST = 16  # streams at once: what pairs of them share is their square
 LayerInputs = Sequence[Mapping[int, float]]
 
 
-def last_readers(inputs: LayerInputs) -> dict[int, int]:
-    """The last layer that reads each source beside what left the layer before it."""
-    return {source: layer for layer, row in enumerate(inputs) for source in row if source != layer}
-
-
 def matrices(inputs: LayerInputs) -> FloatArray:
     """What happens to the stream and to those that are stored before every layer, (layers, n, n).
 
     Streams are columns: first the one that is written to, then earlier ones until their last reader has read them.
     """
-    last = last_readers(inputs)
+    # the last layer that reads each source beside what left the layer before it
+    last = {source: layer for layer, row in enumerate(inputs) for source in row if source != layer}
     stored = {INPUT: 1} if INPUT in last else {}  # where a source is
     rows: list[dict[tuple[int, int], float]] = []
     n = 1 + len(stored)

@@ -334,12 +334,11 @@ class Parametrization(Document, Shown):
             raise InputError("a sweep needs at least one parametrization")
         first = items[0]
         for item in items[1:]:
-            if item.architecture != first.architecture or not np.array_equal(item.placement, first.placement):
-                raise InputError("a sweep needs one architecture and one norm placement; predict the others alone")
-            if item.embedding != first.embedding or item.head != first.head:
-                raise InputError("a sweep needs one embedding and one head row; predict the others by themselves")
-            if item.shaping != first.shaping:
-                raise InputError("a sweep needs one shaping of attention; predict the others by themselves")
+            for what in ("architecture", "embedding", "head", "shaping"):
+                if getattr(item, what) != getattr(first, what):
+                    raise InputError(f"a sweep needs items of one {what}; predict the others alone")
+            if not np.array_equal(item.placement, first.placement):
+                raise InputError("a sweep needs items of one norm placement; predict the others alone")
         columns = [item.columns() for item in items]
         return first._with({name: np.stack([c[name] for c in columns]) for name in columns[0]})
 

@@ -11,18 +11,13 @@ from signalprop.results.text import named, number
 _DEADLY = ("not finite", "diverged")
 
 
-def death_of(events: Sequence[Finding]) -> Finding | None:
-    """The event that a training died of: the first that is not finite."""
-    return next((one for one in events if one.name in _DEADLY), None)
-
-
 def autopsy(name: str, events: Sequence[Finding]) -> tuple[Card, Section] | None:
     """A card and the events in their order; None of a training that did not die.
 
     Args:
         name: of the training. events: with their steps, the first one first.
     """
-    died = death_of(events)
+    died = next((one for one in events if one.name in _DEADLY), None)
     if died is None:
         return None
     before = events[: events.index(died) + 1]

@@ -93,7 +93,8 @@ def render(content: Document) -> str:
     page = _Page(content)
     sections = "\n".join(page.section(k, section) for k, section in enumerate(content.sections))
     scripts = [_library(), *re.findall(r"<script[^>]*>(.*?)</script>", sections, re.S)]
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     notes = "".join(f"<li>{escaped(note)}</li>" for note in content.notes)
     return _PAGE.substitute(
         policy=f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -113,10 +114,6 @@ def render(content: Document) -> str:
 def _library() -> str:
     """plotly.js, as plotly.py brings it."""
     return str(require("plotly.offline", "report").get_plotlyjs())
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 class _Page:

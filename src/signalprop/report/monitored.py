@@ -236,13 +236,13 @@ def _cards(items: Items) -> list[Card]:
     return out
 
 
-def _autopsies(items: Items) -> list[Section]:
-    return [found[1] for name, run in items.items() if (found := autopsy(name, run.events))]
-
-
 PART = Part(
     types=(Monitored,),
-    sections=lambda items, _: [*_autopsies(items), _layers_section(items), _steps_section(items)],
+    sections=lambda items, _: [
+        *(found[1] for name, run in items.items() if (found := autopsy(name, run.events))),
+        _layers_section(items),
+        _steps_section(items),
+    ],
     cards=_cards,
     names=list,
     lines=lambda path: {path.stem: read_monitored(path)},

@@ -164,15 +164,11 @@ def _vanishing(profile: Judged, step: int | None) -> Iterator[Passed]:
             yield Passed(math.exp(max(low, -700)), 0.1, -low - _FALLS, text, _layers(profile, at[[logs[at].argmin()]]))
 
 
-def _most_excess(width: int) -> float:
-    """ln of what the lower half may do to the gradient: weights of 0.02 in wide networks, whose scores are large."""
-    return math.log(300) + 3 * math.log(max(width / 4096, 1))
-
-
 def _exploding(profile: Judged, step: int | None) -> Iterator[Passed]:
     if profile.gradient is None:
         return
-    bound = _most_excess(profile.architecture.d_model)
+    # of the lower half; more in wide networks, where weights of 0.02 make large scores
+    bound = math.log(300) + 3 * math.log(max(profile.architecture.d_model / 4096, 1))
     shown = _shown(float(profile.gradient["stream_in"].log_variance[0]))
     begins = f"its variance at the first sublayer is {shown} times that at the last"
     for parts in halves(profile):

@@ -49,11 +49,6 @@ def branches_of_stack(architecture: Architecture) -> FloatArray:
     return np.repeat(np.array(lengths, np.float64), lengths)
 
 
-def by_kind(architecture: Architecture, attention: float, feed_forward: float) -> FloatArray:
-    """A column with one number for (self- and cross-) attention and one for all other sublayers."""
-    return np.where(_attends(architecture), attention, feed_forward)
-
-
 def _attends(architecture: Architecture) -> NDArray[np.bool_]:
     return rows_where(layout(architecture), lambda kind: kind.attends)
 
@@ -192,7 +187,7 @@ class NormalisedSkip(Scheme):
         if self.k is None:
             attention = (0.99 if self.norm else 0.999) if self.alpha_attention is None else self.alpha_attention
             feed_forward = 0.99 if self.alpha_feed_forward is None else self.alpha_feed_forward
-            alpha2 = by_kind(a, attention, feed_forward) ** 2
+            alpha2 = np.where(_attends(a), attention, feed_forward) ** 2
         else:
             alpha2 = np.maximum(0.0, 1 - self.k / layers_of_stack(a))
         return stream_ends(fill(a, self, fan_in_std(a), skip=np.sqrt(alpha2), branch=np.sqrt(1 - alpha2)))

@@ -142,7 +142,9 @@ class _Noise:
             if tensor is not None:
                 outputs[sites[k][0]].setdefault(k, tensor.detach().clone())
 
-        hooks.sites([_site(self.model, seen) for _, seen in sites], leaves)
+        hooks.sites(
+            [Site(self.model.get_submodule(seen.path), seen.side, seen.call, seen.calls) for _, seen in sites], leaves
+        )
         with hooks, torch.no_grad():
             call(self.model, self.given)
         return [_Stream(entries.get(i), found, before.get(i, ())) for i, found in enumerate(outputs)]
@@ -167,7 +169,3 @@ def _twice(arguments: Dictionary[str, Any]) -> dict[str, Any]:
         return torch.cat([value, value.roll(1, -1) if words else value])
 
     return {k: both(v) if isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items()}
-
-
-def _site(model: nn.Module, seen: Seen) -> Site:
-    return Site(model.get_submodule(seen.path), seen.side, seen.call, seen.calls)

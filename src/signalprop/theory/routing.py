@@ -77,7 +77,7 @@ def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> W
     for index in np.unique(np.concatenate([lower.ravel(), lower.ravel() + 1])).tolist():
         part = np.clip(1 - np.abs(place - index), 0, None)  # of this table
         if (part > 0).any():
-            out += part * _at(_table(router, index), angle)
+            out += part * np.asarray(chebyshev.chebval(2 * angle / np.pi - 1, _table(router, index)))
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
 
 
@@ -156,7 +156,3 @@ def _table(router: Router, index: int) -> FloatArray:
 def _of_pairs(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float32]:
     """Sums over experts for every two tokens of a circle, (circles, angles, angles)."""
     return np.asarray(x @ y.swapaxes(-1, -2))
-
-
-def _at(table: FloatArray, angle: FloatArray) -> FloatArray:
-    return np.asarray(chebyshev.chebval(2 * angle / np.pi - 1, table))

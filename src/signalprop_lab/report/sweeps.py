@@ -56,11 +56,6 @@ class Swept:
         return Sweep(**self.store["sweep"])
 
 
-def is_sweep(path: Path) -> bool:
-    """Whether a directory is that of a sweep."""
-    return (path / RESULTS).is_file() or (path / _STARTED).is_file()
-
-
 def results_of(root: Path) -> Path:
     """The stored results in a sweep's directory."""
     if not (root / RESULTS).is_file():
@@ -307,7 +302,7 @@ def _cards(items: Mapping[str, Swept]) -> list[Card]:
 
 
 def _directory(path: Path) -> dict[str, Any] | None:
-    if not is_sweep(path):
+    if not ((path / RESULTS).is_file() or (path / _STARTED).is_file()):
         return None
     results = results_of(path)
     try:
