@@ -167,7 +167,9 @@ def _what_it_sets(name: str) -> str:
     from signalprop.network.architecture import Architecture
     from signalprop.schemes import scheme
 
-    networks = [Architecture(kind="decoder", n_layers=4, d_model=64, norm_placement=given) for given in ("pre", "post")]
+    networks = [
+        Architecture.preset("tgs", kind="decoder", n_layers=4, norm_placement=given) for given in ("pre", "post")
+    ]
     try:
         pre, post = (scheme(name)(network) for network in networks)
     except InputError:
