@@ -13,7 +13,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,30 +101,17 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     left = ""
     if event == "open" and isinstance(args[0], (str, bytes)):
-        if not _packaged(path := os.fsdecode(args[0])):
-            path = os.path.realpath(path)
-            known = path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
-            left = "" if known else path
+        path = os.path.realpath(os.fsdecode(args[0]))
+        known = path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
+        left = "" if known else path
     elif event == "exec" and not str(name := args[0].co_filename).startswith("<"):
-        if not _packaged(name):
-            path = os.path.realpath(name)
-            left = "" if _installed(path) or _importable(path, reads) else f"the code in {path}"
+        path = os.path.realpath(name)
+        left = "" if _installed(path) or _importable(path, reads) else f"the code in {path}"
     elif event.startswith(_FORBIDDEN):
         left = f"{event} {' '.join(map(str, args[:2]))}"
     if left:
         _here.left = _here.left or left
         raise _LeftError(left)
-
-
-def _packaged(path: str) -> bool:
-    """Whether it is no link, and stands in a directory of the installed packages, each of which is found once."""
-    plain = os.path.isabs(path) and os.path.normpath(path) == path
-    return plain and _holds_packages(os.path.dirname(path)) and not os.path.islink(path)
-
-
-@lru_cache(maxsize=4096)
-def _holds_packages(directory: str) -> bool:
-    return _installed(os.path.realpath(directory))
 
 
 def _installed(path: str) -> bool:

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
@@ -153,11 +152,6 @@ def running(values: FloatArray, axis: int) -> FloatArray:
     return out if axis == 0 else out.T
 
 
-@lru_cache(maxsize=8)
-def _lower(n: int) -> NDArray[np.bool_]:
-    return np.tri(n, dtype=bool)
-
-
 def mirrored(values: FloatArray) -> FloatArray:
     """The symmetric matrix with this upper triangle, block by block."""
     out, side = np.empty(values.shape), 128
@@ -168,7 +162,7 @@ def mirrored(values: FloatArray) -> FloatArray:
             other = slice(left, left + side)
             out[other, part] = values[part, other].T
         square = values[part, part]
-        np.copyto(out[part, part], square.T, where=_lower(len(square)))
+        np.copyto(out[part, part], square.T, where=np.tri(len(square), dtype=bool))
     return out
 
 

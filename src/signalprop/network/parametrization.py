@@ -291,10 +291,8 @@ class Parametrization(Document, Shown):
         except (TypeError, ValueError) as error:
             raise InputError(f"columns must be numbers, one or {self.n_sublayers} each: {error}") from None
         masks = roles_of(self.architecture, self.kind)
-        filled = {
-            name: column if column.shape == shape else np.broadcast_to(column, shape)
-            for name, column in self.columns().items()
-        }
+        columns_now = self.columns().items()
+        filled = {name: x if x.shape == shape else np.broadcast_to(x, shape) for name, x in columns_now}
         for name, value in values.items():
             column = name.replace("__", ".", 1)
             if column not in filled:

@@ -109,11 +109,7 @@ def dual_of(name: str, derivative: int, variance: Array) -> Block:
 
 def times(of: Block, root: FloatArray) -> Block:
     """Entries times root_i root_j."""
-
-    def block(i: Places, j: Places, r: FloatArray) -> FloatArray:
-        return np.asarray(of(i, j, r) * (root[i] * root[j]))
-
-    return block
+    return lambda i, j, r: np.asarray(of(i, j, r) * (root[i] * root[j]))
 
 
 def one_variance(variance: Array) -> float | None:
