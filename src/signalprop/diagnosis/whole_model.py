@@ -314,7 +314,9 @@ def _first_loss(d: Diagnosis, e: Ends) -> Iterable[Finding]:
 
 def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
     n = len(d.signal)
-    off = [one for one in f.off if not _muting(one, n)]
+    # zeros in some layers, or in the maps that end every branch, are designs that `_muted` speaks of
+    ends = ("output", "down", "expert_down")
+    off = [one for one in f.off if not (one.zeros and one.layers and (len(one.layers) < n or one.name in ends))]
     said = [_off_words(one, n, path=one is off[0]) for one in off]
     if not said:
         return
@@ -334,11 +336,6 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         cause=cause,
         remedy="signalprop check MODEL --scheme huggingface lists every weight",
     )
-
-
-def _muting(one: Off, n: int) -> bool:
-    """Zeros in some layers, or in the maps that end every branch: designs that `_muted` speaks of."""
-    return one.zeros and bool(one.layers) and (len(one.layers) < n or one.name in ("output", "down", "expert_down"))
 
 
 def _off_words(one: Off, n: int, *, path: bool) -> str:

@@ -70,7 +70,8 @@ def _gradient_shares(g: ScaledGradients) -> str:
 
 def diagnosis_text(d: Diagnosis, room: int | None = None) -> str:
     """All sections that there are; in a terminal of so many columns (`room`) wide tables are folded."""
-    parts = [header(d), verdict_text(d), text_table(*layer_rows(d), room=room)]
+    found = "\n".join(map(_paragraph, d.findings)) or "no fault, no warning, no note"
+    parts = [header(d), found, text_table(*layer_rows(d), room=room)]
     parts.append(range_line(d))
     if d.identity is not None:
         parts.append(span_line(d))
@@ -100,11 +101,6 @@ def header(d: Diagnosis) -> str:
     if d.accuracy is not None:
         lines.append(f"accuracy {_with_error(d.accuracy)}")
     return "\n".join(lines)
-
-
-def verdict_text(d: Diagnosis) -> str:
-    """The findings, one paragraph each."""
-    return "\n".join(map(_paragraph, d.findings)) if d.findings else "no fault, no warning, no note"
 
 
 def _paragraph(finding: Finding) -> str:

@@ -87,7 +87,8 @@ class Finder:
             layers.append(layer)
             if node is not None:
                 last, width = (call, node), node.shape[-1] if node.shape else 0
-        if pairs and any(_unknown(layer) for layer in layers):
+        unknown = (layer.why or any(b.output is None for b in layer.branches) for layer in layers)
+        if pairs and any(unknown):  # something is added in a layer that no module in it gives
             return self._loose(one, runs=False)
         understood = [layer for layer in layers if layer.branches]
         if 2 * len(understood) <= len(layers) or last is None:
@@ -347,11 +348,6 @@ def _carry_two(runs: Sequence[Call]) -> bool:
 def _mixes(step: Step, layer: Call) -> bool:
     """Whether what is added was there before the layer began."""
     return bool(step.parts) and all(part.again or part.node.time < layer.begins for part in step.parts)
-
-
-def _unknown(layer: Layer) -> bool:
-    """Whether something is added in a layer that no module in it gives."""
-    return bool(layer.why) or any(branch.output is None for branch in layer.branches)
 
 
 def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:

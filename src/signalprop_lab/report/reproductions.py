@@ -96,7 +96,10 @@ def reproduction_section(item: Reproduced) -> Section:
     curves = [curve for panel in item.panels for curve in panel.curves]
     things = [*dict.fromkeys(map(_thing, curves))]
     charts = [_chart(panel, things, several=len({curve.kind for curve in curves}) > 1) for panel in item.panels]
-    rows = [[check.what, check.paper, _ours(check), check.criterion, check.state] for check in item.checks]
+    rows = [
+        [one.what, one.paper, number(one.ours) + (f" ± {one.standard_error:.2g}" if one.standard_error else ""),
+         one.criterion, one.state] for one in item.checks
+    ]  # fmt: skip
     checks = [Table("Checks", ["quantity", "paper", "ours", "holds from", "state"], rows, left=2)] if rows else []
     reduced = f"In place of what the paper has: {item.reduced}." if item.reduced else ""
     lead = " ".join(part for part in (f"{item.source}: {item.claim}.", reduced, *item.notes) if part)
@@ -135,10 +138,6 @@ def _ticks(panel: _Panel) -> list[tuple[float, str]]:
     if len(values) > _TICKS:
         values = [10.0**k for k in range(math.ceil(math.log10(values[0])), math.floor(math.log10(values[-1])) + 1)]
     return [(math.log10(value), f"{value:g}") for value in values]
-
-
-def _ours(check: _Check) -> str:
-    return number(check.ours) + (f" ± {check.standard_error:.2g}" if check.standard_error else "")
 
 
 def _cards(items: Mapping[str, Reproduced]) -> list[Card]:
