@@ -98,8 +98,6 @@ def _predicted(
     alike: str = "",
     roughly: bool = False,
 ) -> Profile:
-    from signalprop.theory.scatter.bands import with_scatter
-
     chosen, note, loads = fidelity, "", None
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)
@@ -107,6 +105,7 @@ def _predicted(
         note = _averages_asked_for(parametrization, statistics)
     if chosen == "moments":
         from signalprop.kernels.averages import predict_averages
+        from signalprop.theory.scatter.bands import with_scatter
 
         profile = predict_averages(parametrization, statistics, backward=backward)
         if parametrization.skip.ndim == 1 and not roughly:
@@ -120,8 +119,9 @@ def _predicted(
             read, seen, note = _shortened(parametrization, statistics, note)
         grid = grid_for(read, seen, coarse=roughly) if fidelity == "auto" else None
         loads = _watched_loads(read)
-        profile = predict_token_kernels(read, seen, backward=backward, grid=grid, watch=loads, progress=progress)
-        profile = profile if roughly else with_scatter(read, profile)
+        profile = predict_token_kernels(
+            read, seen, backward=backward, grid=grid, watch=loads, progress=progress, bands=not roughly
+        )
         profile = replace(profile, architecture=parametrization.architecture)
     else:
         require("torch", "models")

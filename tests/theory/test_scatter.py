@@ -192,3 +192,13 @@ def test_a_post_norm_alone_divides_a_gradient_by_sizes_of_tokens() -> None:
     predicted = predict(scheme("xavier")(a).with_columns(branch=1e-9), fidelity="moments")
     excess = predicted.gradient["stream_in"].variance_excess
     np.testing.assert_allclose(excess, [2 / a.d_model, *[0.0] * (2 * a.n_layers - 1)], atol=1e-6)
+
+
+def test_kernels_scatter_more_than_averages_where_the_gradient_sits_on_few_tokens() -> None:
+    """60 networks of this shape scatter by .034 ± .003, by kernels .028, by averages .022."""
+    a = Architecture.preset("gpt2", n_layers=4, d_model=64, n_heads=4, d_ff=256, seq_len=64, dropout=0.0)
+    p, read = scheme("huggingface")(a), default_batch(a, batch_size=1).statistics(a)
+    kernel, moments = (predict(p, read, fidelity=f).gradient for f in ("kernel", "moments"))
+    assert kernel is not None and moments is not None
+    ratio = kernel["stream_in"].variance_sd / moments["stream_in"].variance_sd
+    assert 1.15 < ratio[0] < 1.4

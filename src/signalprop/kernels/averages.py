@@ -26,5 +26,5 @@ def predict_averages(p: Parametrization, inputs: InputStatistics, *, backward: b
     check_averages(p)
     if p.skip.ndim > 1:
         raise InputError("networks of several residual streams are predicted one by one; give a member of this sweep")
-    profile = predict_token_kernels(p, inputs, backward=backward, grid=Averages(a.seq_len))
+    profile = predict_token_kernels(p, inputs, backward=backward, grid=Averages(a.seq_len), bands=False)
     return replace(profile, fidelity="moments", notes=())

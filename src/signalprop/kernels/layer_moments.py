@@ -20,20 +20,24 @@ class Columns:
     """Moments of one sequence, or of several, collected sublayer by sublayer.
 
     Attributes:
+        overlap: as of `scatter.Overlaps`, (sublayers, 2).
         between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
         keep: which positions count, None: all; or the grid that kernels stand on.
+        bands: whether overlaps are wanted, from which bands are computed.
     """
 
     log_variance: dict[str, FloatArray]
     correlation: dict[str, FloatArray]
+    overlap: FloatArray
     between: list[FloatArray] = field(default_factory=list)
     keep: NDArray[np.bool_] | Grid | None = None
+    bands: bool = True
     _last: tuple[State, tuple[float, float]] | None = None
 
     @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None) -> Columns:
+    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None, bands: bool = True) -> Columns:
         logs, correlations = ({k: np.zeros(n) for k in POINTS} for _ in range(2))
-        return Columns(logs, correlations, keep=keep)
+        return Columns(logs, correlations, np.zeros((n, 2)), keep=keep, bands=bands)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:
@@ -59,7 +63,13 @@ class Columns:
                 weights = (tokens * variances / variance)[..., None, None]
                 between = list((weights * np.array([part.between for part in parts])).sum(0))
             log_variance[k], correlation[k] = top + np.log(variance), np.clip(shared / variance, -1.0, 1.0)
-        return Columns(log_variance, correlation, between)
+        overlap = (tokens[..., None] * np.stack([part.overlap for part in parts])).sum(0)
+        return Columns(log_variance, correlation, overlap, between)
+
+    def add_overlap(self, i: int, skipped: State, added: State) -> None:
+        """Store the similarity of two addends of a sum; not of several streams, whose bands are not derived."""
+        if self.bands and isinstance(skipped, State):
+            self.overlap[i] = skipped.overlap(added, self.keep), added.overlap(added, self.keep)
 
     def put(self, point: str, i: int, state: State) -> None:
         if self._last is None or self._last[0] is not state:  # what one sublayer ends with, the next one begins with

@@ -41,6 +41,8 @@ from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
 from signalprop.theory.network import sensitivity_gain
+from signalprop.theory.scatter.bands import with_scatter
+from signalprop.theory.scatter.response import Overlaps
 
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
 # and what leaves the stack.
@@ -69,6 +71,7 @@ def predict_token_kernels(
     grid: Grid | None = None,
     watch: Watch | None = None,
     progress: Callable[[int, int], None] | None = None,
+    bands: bool = True,
 ) -> Profile:
     """Profile by token kernels: averages over positions of what each position does.
 
@@ -82,6 +85,7 @@ def predict_token_kernels(
         watch: called before every pass with its stack and the positions that count; what it gives sees every stream.
         progress: called with how many sublayers of a network were passed, both ways, and how many there are; of an
             encoder or a decoder alone.
+        bands: also how far single networks scatter, a sixth of the time.
 
     Raises:
         InputError: the parametrization is a sweep.
@@ -89,7 +93,7 @@ def predict_token_kernels(
     p, a = parametrization, parametrization.architecture
     check_fits_of(p, None if grid is None else 2 * len(grid.n))
     if a.kind == "encoder-decoder":
-        return _of_encoder_decoder(p, inputs, backward, grid, watch)
+        return _of_encoder_decoder(p, inputs, backward, grid, watch, bands)
     stack = stack_of(p, grid)
     parts, note = sequences(a, inputs) if grid is None else ([(inputs, None)], _on_grid(grid))
     counts = [a.seq_len if keep is None else int(keep.sum()) for _, keep in parts]
@@ -103,8 +107,8 @@ def predict_token_kernels(
             counted = keep if grid is None else grid
             record = _unseen if watch is None else watch(stack, (counted,))
             ahead, back = _counting(progress, stack.n, done, len(parts), backward)
-            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(record, ahead), back, part))
-        return profile_of(p, passed, counts, note)
+            passed.append(passes(stack, State(start).rescaled(), top, counted, _both(record, ahead), back, part, bands))
+        return profile_of(p, passed, counts, note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
 
@@ -138,7 +142,7 @@ def _both(one: Record, other: Record) -> Record:
 
 
 def _of_encoder_decoder(
-    p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None
+    p: Parametrization, inputs: InputStatistics, backward: bool, grid: Grid | None, watch: Watch | None, bands: bool
 ) -> Profile:
     a = p.architecture
     encoder_grid = None if grid is None else EqualTokens(a.seq_len)
@@ -157,10 +161,10 @@ def _of_encoder_decoder(
             states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
             counted = (encoder_keep, decoder_keep) if grid is None else (encoder_grid, grid)
             record = _unseen if watch is None else watch(stack, counted)
-            passed.append(passes_of_both(stack, states, top, counted, record, written))
+            passed.append(passes_of_both(stack, states, top, counted, record, written, bands))
             lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
             counts.append(np.array(lengths)[p.stack])
-        return profile_of(p, passed, np.stack(counts), note)
+        return profile_of(p, passed, np.stack(counts), note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
 
@@ -181,18 +185,20 @@ def profile_of(
     passed: Sequence[tuple[Columns, Columns | None]],
     counts: Sequence[int] | FloatArray,
     note: str = "",
+    bands: bool = True,
 ) -> Profile:
     """The Profile of what `passes` found for one sequence or several; counts as of `Columns.pooled`."""
     tokens = np.asarray(counts, np.float64).reshape(len(passed), -1)
     ahead = Columns.pooled([ahead for ahead, _ in passed], tokens)
     forward = ahead.series()
-    gradient = None
+    gradient, back_overlap = None, None
     backs = [back for _, back in passed if back is not None]
     if backs:
         columns = Columns.pooled(backs, tokens)
         gradient = columns.series(relative_to=float(columns.log_variance["stream_out"][-1]))
+        back_overlap = columns.overlap
     between = {STREAM_COVARIANCE: np.array(ahead.between).tolist()} if ahead.between else {}
-    return Profile(
+    profile = Profile(
         source="theory",
         fidelity="kernel",
         architecture=parametrization.architecture,
@@ -207,6 +213,9 @@ def profile_of(
         statistics=sensitivity_gain(parametrization) | between,
         notes=(note,) if note else (),
     )
+    if not bands:
+        return profile
+    return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
 
 
 def passes(
@@ -217,6 +226,7 @@ def passes(
     record: Record = _unseen,
     see_back: Record = _unseen,
     inputs: InputStatistics | None = None,
+    bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
     """Forward and backward moments of one token kernel.
 
@@ -225,9 +235,9 @@ def passes(
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
         keep: which positions count, None: all; or the grid that kernels stand on.
         record, see_back: called with every stream, and with every gradient (on its way back).
-        inputs: of the loss that `top` is of; None: of another gradient.
+        inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are stored.
     """
-    columns, log_norm = Columns.empty(stack.n, keep), np.zeros(stack.n)
+    columns, log_norm = Columns.empty(stack.n, keep, bands), np.zeros(stack.n)
     entering = stack.enter(start)
     ahead = _Ahead(stack, columns, log_norm, record, top is not None and _all_count(stack, entering))
     last = ahead.run(entering, range(stack.n))
@@ -235,7 +245,7 @@ def passes(
     if top is None:
         return columns, None
     gradient, across = _at_last(ahead, last, top, inputs)
-    back = Columns.empty(stack.n, keep)
+    back = Columns.empty(stack.n, keep, bands)
     see_back(stack.n, gradient)
     _backward(ahead, gradient, across, back, see_back)
     return columns, back
@@ -289,6 +299,7 @@ class _Ahead:
         streams: Any = stream_out
         if isinstance(streams, Kernels) and self.stack.a.streams is not None:
             self.columns.between.append(streams.between(self.columns.keep))
+        self.columns.add_overlap(i, layer_in, branch)
         if i in self.stack.sum_divisors:
             divisors, keep = self.stack.sum_divisors[i], self.columns.keep
             mean = keep.weights @ divisors[: len(keep.n)] / keep.tokens if isinstance(keep, Grid) else divisors.mean()
@@ -322,7 +333,7 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, r
 
     borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
     for first, end in reversed(list(pairwise(borders))):
-        back = back_of(stack, across)
+        back = back_of(stack, across, columns.add_overlap)
         back.along = ahead.along
         if ahead.reads:
             back.reads = ahead.reads
@@ -345,15 +356,16 @@ def passes_of_both(
     counted: tuple[Keep | Grid, Keep | Grid] = (None, None),
     record: Record = _unseen,
     inputs: InputStatistics | None = None,
+    bands: bool = True,
 ) -> tuple[Columns, Columns | None]:
     """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
 
     Args:
         starts, counted: of encoder and decoder. record: called with every stream that a sublayer reads.
-        inputs: as of `passes`, of the decoder.
+        inputs, bands: as of `passes`, of the decoder.
     """
     p, n = stack.p, stack.n
-    columns, log_norm = Columns.empty(n), np.zeros(n)
+    columns, log_norm = Columns.empty(n, bands=bands), np.zeros(n)
     (_, encoder), (_, decoder) = stacks_of(p)
     every = top is not None and _all_count(stack, max(starts, key=lambda start: start.kernel.size))
     first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, record, every) for keep in counted)
@@ -365,7 +377,7 @@ def passes_of_both(
     if top is None:
         return columns, None
     gradient, across = _at_last(second, last, top, inputs)
-    back = Columns.empty(n)
+    back = Columns.empty(n, bands=bands)
     sent = _backward(second, gradient, across, replace(back, keep=counted[1]))
     total = sent[0]
     for one in sent[1:]:

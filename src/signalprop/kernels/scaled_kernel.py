@@ -115,6 +115,18 @@ class State:
         pairs = pairs / (t * (t - 1)) if t > 1 else 0.0
         return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))
 
+    def overlap(self, other: State, keep: NDArray[np.bool_] | Grid | None = None) -> float:
+        """sum_ij A_ij B_ij / (tr A tr B) over positions that count; 0 where one of them is zero."""
+        sizes = self.trace(keep) * other.trace(keep)
+        if sizes <= 0:
+            return 0.0
+        if isinstance(keep, Grid):
+            (off, own), (off_other, own_other) = keep.split(self.kernel), keep.split(other.kernel)
+            return keep.total(off * off_other, own * own_other) / sizes
+        if keep is None:
+            return float(np.einsum("ij,ij->", self.kernel, other.kernel)) / sizes  # BLAS would start threads
+        return float(keep @ (self.kernel * other.kernel) @ keep) / sizes
+
     def trace(self, keep: NDArray[np.bool_] | Grid | None = None) -> float:
         """Sum over the positions that count of the kernel's diagonal."""
         if isinstance(keep, Grid):

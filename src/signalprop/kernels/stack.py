@@ -280,11 +280,13 @@ class Back:
 
     Attributes:
         reads: the streams that the sublayers read. across: the gradient at the top as the last post-norm sees it.
+        overlap: called with a sublayer, the gradient at its sum, and what its branch sends.
         memory: what branches sent to the encoder's output. along: what it has along the stream, where it is followed.
     """
 
-    def __init__(self, stack: Stack, across: State) -> None:
-        self.stack, self.p, self.across = stack, stack.p, across
+    def __init__(self, stack: Stack, across: State, overlap: Callable[[int, State, State], None] | None = None) -> None:
+        self.stack, self.p = stack, stack.p
+        self.across, self.overlap = across, overlap
         self.reads: dict[int, State] = {}
         self.memory: list[State] = []
         self.along: Any = None
@@ -330,6 +332,8 @@ class Back:
         share = State(back, log_scale).rescaled()
         if self.along is not None:
             share = self.along.added(i, read, self.reads[i], share)
+        if self.overlap is not None:
+            self.overlap(i, at_sum, share)
         return share
 
     def entering_back(self, i: int, gradient: State) -> tuple[State, State]:

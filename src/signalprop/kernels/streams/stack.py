@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -113,7 +114,7 @@ class BackOfStreams(Back):
     """The way back over a stretch of sublayers of a `StackOfStreams`."""
 
     def __init__(self, stack: StackOfStreams, across: State) -> None:
-        super().__init__(stack, across)
+        super().__init__(stack, across, None)
         self.connections = stack.connections
 
     def _read(self, i: int) -> Kernels:
@@ -156,6 +157,6 @@ def stack_of(p: Parametrization, grid: Grid | None = None) -> Stack:
     return StackOfStreams(p, grid=grid) if p.architecture.several_streams else Stack(p, grid=grid)
 
 
-def back_of(stack: Stack, across: State) -> Back:
+def back_of(stack: Stack, across: State, norm_streams: Callable[[int, State, State], None]) -> Back:
     """The way back through a stack."""
-    return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across)
+    return BackOfStreams(stack, across) if isinstance(stack, StackOfStreams) else Back(stack, across, norm_streams)

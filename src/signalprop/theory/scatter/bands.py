@@ -17,7 +17,7 @@ from signalprop.results.series import Series
 from signalprop.theory.branches import placed
 from signalprop.theory.network import is_shaped
 from signalprop.theory.scatter.error_chains import banded
-from signalprop.theory.scatter.response import Response
+from signalprop.theory.scatter.response import Overlaps, Response
 from signalprop.theory.scatter.sequences import between_sequences
 
 # Measured over 14 networks of 4 to 6 layers (initializer_range 0.05 and 0.1): granitemoe, kolibri1, minimax_m2, gemma3.
@@ -27,7 +27,7 @@ NOT_DERIVED = (
 )
 
 
-def with_scatter(p: Parametrization, profile: Profile) -> Profile:
+def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None = None) -> Profile:
     """The profile with the standard deviations of one network of this width in its series.
 
     `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute, of a network that reads one sequence;
@@ -35,6 +35,9 @@ def with_scatter(p: Parametrization, profile: Profile) -> Profile:
     over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
     says so and the series stay as they are; the gradient at branches' outputs has none. They are derived when one of
     them is first read, which takes as long as the prediction.
+
+    Args:
+        overlaps: of the kernels that the profile was predicted by; None: of its position averages.
     """
     reason = not_derived(p)
     if reason:
@@ -43,7 +46,7 @@ def with_scatter(p: Parametrization, profile: Profile) -> Profile:
     @cache
     def derived() -> Profile:
         with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
-            return banded_profile(Response(p, profile))
+            return banded_profile(Response(p, profile, overlaps))
 
     def of(side: str, name: str) -> Callable[[], Series]:
         return lambda: getattr(derived(), side)[name]

@@ -36,6 +36,16 @@ _UP = slice(None, None, -1)  # sublayers from the last to the first
 Pair = tuple[FloatArray, FloatArray]  # of all sublayers: (variance, covariance), or (ln variance, correlation)
 
 
+class Overlaps(NamedTuple):
+    """The similarity of token kernels, sum_ij A_ij B_ij / (tr A tr B): of skip and branch, of a branch with itself.
+
+    Arrays (sublayers, 2). Position averages (v, c) over T tokens give (v v' + (T - 1) c c') / (T v v').
+    """
+
+    forward: FloatArray | None
+    backward: FloatArray | None
+
+
 class Point(NamedTuple):
     """Every sublayer at one forward signal, (sublayers,)."""
 
@@ -96,8 +106,8 @@ class Response:
         sum_of: (variance, covariance) of skip and branch, over the variance of their sum.
     """
 
-    def __init__(self, p: Parametrization, profile: Profile) -> None:
-        self.p, self.profile = p, profile
+    def __init__(self, p: Parametrization, profile: Profile, overlaps: Overlaps | None = None) -> None:
+        self.p, self.profile, self.overlaps = p, profile, overlaps
         a = p.architecture
         self.d, self.tokens = a.d_model, float(a.seq_len)
         self.sized = 0.0 if a.embedding_norm else 1.0  # whether what enters has a size that scatters
@@ -183,9 +193,26 @@ class Response:
         modes = zip(self.modes(*skipped), self.modes(*added), strict=True)
         return self.of_modes(*(self._of_sum(skip * branch, branch**2) for skip, branch in modes))
 
+    def beyond_averages(self, skipped: Pair, added: Pair, known: FloatArray | None) -> FloatArray:
+        """What kernels know of that beyond position averages: noise in the size of the sum alone."""
+        if known is None:
+            return np.zeros((len(self.r), 2, 2))
+        (v, c), (w, d), t = skipped, added, self.tokens
+        cross = np.maximum(known[:, 0] * v * w - (v * w + (t - 1) * c * d) / t, 0.0)
+        specific = np.maximum(known[:, 1] * w * w - (w * w + (t - 1) * d * d) / t, 0.0)
+        total = np.stack([v + w, c + d], -1)
+        return np.asarray(self._of_sum(cross, specific)[:, None, None] * total[:, :, None] * total[:, None, :])
+
     def _of_sum(self, cross: FloatArray, specific: FloatArray) -> FloatArray:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
         return np.asarray((4 * cross + 2 * self.maps_in_a_row * specific) / self.d)
+
+    @cached_property
+    def beyond(self) -> Pair:
+        """`beyond_averages` of sums and of gradients, which two sequences share as one has it."""
+        known = self.overlaps or Overlaps(None, None)
+        ahead = self.beyond_averages(*self.sum_of, known.forward)
+        return ahead, 0 * ahead if self.r_g is None else self.beyond_averages(*self.returned, known.backward)
 
     def gaussian(self, r: float) -> FloatArray:
         """Covariance of (variance, covariance) of Gaussian tokens of variance 1 and correlation r, (2, 2)."""
@@ -196,13 +223,13 @@ class Response:
         """Of the moments of one sequence."""
         r, none = float(self.r[0]), 0 * self.r
         start = congruent(to_state(r, self.sized), self.gaussian(r))
-        sums = self.noise(*self.sum_of)
+        sums = self.noise(*self.sum_of) + self.beyond[0]
         branches = self.noise((none, none), (none + 1, self.here.branch[1]))
         if self.r_g is None:
             return Noise(start, sums, branches, 0 * start, 0 * sums)
         r = float(self.r_g[-1])
         top = congruent(to_state(r, 0.0), self.gaussian(r))
-        return Noise(start, sums, branches, top, self.noise(*self.returned))
+        return Noise(start, sums, branches, top, self.noise(*self.returned) + self.beyond[1])
 
     # --- propagation ---
 

@@ -35,12 +35,12 @@ def between_sequences(x: Response) -> Noise:
     def gaussian(r: float, sized: float) -> FloatArray:
         return congruent(to_state(r, sized), np.full((2, 2), 2 / x.d * r**2))
 
-    start, sums = gaussian(x.r[0], x.sized), noise((1 - share) * stream, share * branch)
+    start, sums = gaussian(x.r[0], x.sized), noise((1 - share) * stream, share * branch) + x.beyond[0]
     branches = noise(0 * share, branch)
     if x.r_g is None:
         return Noise(start, sums, branches, 0 * start, 0 * sums)
     kept, arrives, sent = _back(x, points, stream, x.r_g)
-    return Noise(start, sums, branches, gaussian(x.r_g[-1], 0.0), noise(kept * arrives, sent))
+    return Noise(start, sums, branches, gaussian(x.r_g[-1], 0.0), noise(kept * arrives, sent) + x.beyond[1])
 
 
 def _ahead(x: Response, points: list[Point]) -> Pair:
