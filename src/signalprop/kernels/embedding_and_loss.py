@@ -154,9 +154,12 @@ def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArr
     """Kernel of embedded patches, position by position where second moments are known, with class tokens first."""
     a, e = p.architecture, p.embedding
     t, first = a.seq_len, a.n_class_tokens
-    moments = inputs.second_moments
-    if a.embedding_norm or moments is None or len(moments) != t - first:
+    if a.embedding_norm:
         return average
+    moments = inputs.second_moments
+    if moments is None or len(moments) != t - first:
+        moments = np.full((t - first, t - first), inputs.variance * inputs.token_correlation + inputs.mean**2)
+        np.fill_diagonal(moments, inputs.variance + inputs.mean**2)
     kernel = np.zeros((t, t))
     kernel[first:, first:] = (a.patch_dim * e.token**2 * moments + e.patch_bias**2) * e.scale**2
     per_token: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
