@@ -124,6 +124,26 @@ def test_zeros_that_have_learnt_are_seen_where_there_is_nothing_but_matrices() -
     assert learnt(_unattached(model)).startswith("2.weight")
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_ramps_that_layers_share_are_constants_until_one_moves(axis: int) -> None:
+    """Decay rates: log 1 to log 8 in every channel of every layer; a matrix of other numbers is no such thing."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(2)]
+    ramp = torch.arange(1.0, 9.0).log().expand(16, 8)
+    for layer in layers:
+        layer.decay = nn.Parameter((ramp if axis else ramp.mT).clone())
+        layer.rate = nn.Parameter(torch.linspace(-6, -1, 16))
+    model = nn.Sequential(*layers)
+    assert learnt(_unattached(model)) == ""
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        moved.get_parameter("1.rate")[3] += 1e-4
+    assert "rate (its entries differ)" in learnt(_unattached(moved))
+    with torch.no_grad():
+        for layer in layers:
+            layer.decay[0, 0] += 1.0
+    assert "decay" in learnt(_unattached(model))
+
+
 def test_learnt_weights_are_kept_where_the_scheme_leaves_their_function() -> None:
     model = trained("gpt2", 5)
     before, logits = state(model), model.eval()(input_ids=IDS).logits

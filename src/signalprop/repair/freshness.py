@@ -5,7 +5,8 @@ common is that they leave constants (gains, biases, zeros) and tables of indepen
 it moves gains and biases by other amounts, and adds to matrices terms that rows or columns share. So no scale is
 asked for, only:
 
-* a vector that is not constant has to be what the model's initialiser draws, or a registered scheme;
+* a vector that is not constant has to be what the model's initialiser draws, or a registered scheme, or the same in
+  another layer (decay rates of state-space models, as a matrix of equal rows too);
 * a matrix has to have the mean 0, tails no heavier than normal ones, rows (and columns) of one size and without means
   of their own, and no direction that stands out of the rest (the largest singular value of independent draws:
   Johnstone 2001, Annals of Statistics 29, theorem 1.1; universal in the draws' distribution). Else it has to be what
@@ -70,7 +71,7 @@ def learnt(attached: Anatomy) -> str:
         for chosen in parts.get(id(parameter), [lambda tensor: tensor]):
             values = _matrix(chosen(numbers))
             why = unlike_draws(values)
-            if not why:
+            if not why or _repeated_ramp(attached.model, parameter, values):
                 continue
             own = own or [_own_values(attached.model, method) for method in ("_init_weights", "reset_parameters")]
             drawn = [other for each in own if bool((other := _matrix(chosen(each[name]))).isfinite().all())]
@@ -221,6 +222,15 @@ def _tables(architecture: Architecture, schemes: tuple[str, ...]) -> list[Parame
         with suppress(InputError):
             tables.append(scheme_of(name)(architecture))
     return tables
+
+
+def _repeated_ramp(model: nn.Module, parameter: Tensor, values: Tensor) -> bool:
+    """Whether numbers that vary along one axis at most are those of another parameter, bit for bit, as no training
+    leaves them."""
+    if values.ndim == 2 and not (bool((values == values[:1]).all()) or bool((values == values[:, :1]).all())):
+        return False
+    others = (other for other in model.parameters() if other is not parameter and other.shape == parameter.shape)
+    return any(torch.equal(other, parameter) for other in others)
 
 
 def _by_a_scheme(attached: Anatomy, parameter: Tensor, values: Tensor) -> bool:
