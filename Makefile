@@ -34,7 +34,7 @@ mutants: out/mutants.coverage
 	$(BIN)/python -m signalprop_lab.mutants
 
 TESTED := tests/theory tests/kernels tests/network tests/models tests/schemes tests/test_invariants.py
-out/mutants.coverage: $(VENV)/dev.stamp $(shell find src/signalprop $(TESTED) -name '*.py')
+out/mutants.coverage: $(VENV)/dev.stamp $(shell find src/signalprop $(TESTED) -name '*.py' 2>/dev/null)
 	$(PIP) pytest-cov==7.1.0
 	@mkdir -p out
 	COVERAGE_FILE=$@ $(BIN)/python -m pytest -q $(TESTED) --cov=src/signalprop --cov-context=test --cov-report=

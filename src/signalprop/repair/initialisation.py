@@ -124,7 +124,7 @@ def fill_parameter(item: Assignment, seed: int) -> None:
         rows = (slice(None), rows) if part.copies else rows
         drawn = torch.empty(outputs_first[rows].shape, dtype=torch.float32)
         draw(drawn, part.std, part.distribution, seed, part.place, part.role)
-        outputs_first[rows] = drawn
+        outputs_first[rows] = drawn.to(outputs_first)
     if values is not tensor:
         fill(tensor, values)
 
