@@ -19,7 +19,7 @@ from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
 from signalprop.theory.scatter.error_chains import chain
 from signalprop.theory.scatter.response import Response
-from signalprop.theory.scatter.sequences import between_sequences
+from signalprop.theory.scatter.sequences import between_sequences, parabola
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -184,6 +184,12 @@ def test_two_sequences_of_one_word_are_one(placement: Any) -> None:
     x = response(placement, token_correlation=1.0, target_correlation=1.0)
     for one, both in zip(x.of_one_sequence, between_sequences(x), strict=True):
         np.testing.assert_allclose(one, both, rtol=1e-6, atol=1e-12)
+
+
+def test_a_parabola_through_three_correlations() -> None:
+    r = np.linspace(-0.5, 1, 7)
+    values = (3 - 2 * node + 5 * node**2 for node in (0.0, 0.5, 1.0))
+    np.testing.assert_allclose(parabola(r, *values), 3 - 2 * r + 5 * r**2)
 
 
 def test_a_post_norm_alone_divides_a_gradient_by_sizes_of_tokens() -> None:

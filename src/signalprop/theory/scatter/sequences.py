@@ -55,7 +55,7 @@ def _ahead(x: Response, points: list[Point]) -> Pair:
     stream, branch, r = [], [], float(x.r[0])
     for attends, share, factor, *at_nodes in columns.T.tolist():
         stream.append(r)
-        branch.append(min(max(factor * r if attends else _parabola(r, *at_nodes), -1.0), 1.0))
+        branch.append(min(max(factor * r if attends else parabola(r, *at_nodes), -1.0), 1.0))
         r = (1 - share) * r + share * branch[-1]
     return np.array(stream), np.array(branch)
 
@@ -71,18 +71,17 @@ def _back(
     """
     skip2, v = x.here.skip2, np.exp(x.here.back(r_g)[0])
     by = [np.divide(skip2, point.skip2, out=np.ones(len(v)), where=point.skip2 > 0) for point in points]
-    cc = _parabola(stream, *(scale * point.maps.cc for scale, point in zip(by, points, strict=True)))
-    cv = _parabola(stream, *(scale * point.maps.cv for scale, point in zip(by, points, strict=True)))
+    cc = parabola(stream, *(scale * point.maps.cc for scale, point in zip(by, points, strict=True)))
     of_mean = by[-1] * (points[-1].maps.cc + points[-1].maps.cv)
-    columns = np.stack([skip2, np.where(x.attends, of_mean, cc), np.where(x.attends, 0.0, cv)]) / v
+    columns = np.stack([skip2, np.where(x.attends, of_mean, cc)]) / v
     arrives, sent, c = [], [], float(r_g[-1])
-    for kept, factor, added in columns.T[::-1].tolist():
+    for kept, factor in columns.T[::-1].tolist():
         arrives.append(c)
-        sent.append(factor * c + added)
+        sent.append(factor * c)
         c = min(max(kept * c + sent[-1], -1.0), 1.0)
     return columns[0], np.array(arrives[::-1]), np.array(sent[::-1])
 
 
-def _parabola(r: Any, zero: Any, half: Any, one: Any) -> Any:
+def parabola(r: Any, zero: Any, half: Any, one: Any) -> Any:
     """Through values at the correlations `_NODES`."""
     return (1 - r) * (1 - 2 * r) * zero + 4 * r * (1 - r) * half + r * (2 * r - 1) * one
