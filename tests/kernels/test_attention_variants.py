@@ -98,3 +98,24 @@ def test_a_window_that_holds_all_tokens_is_none() -> None:
                 kind=kind, n_layers=1, d_model=8, n_heads=2, seq_len=8, settings={"attention": {"window": window}}
             )
             assert has_window(a) == (window == widest)
+
+
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+@pytest.mark.parametrize("gate", ["features", "heads"])
+def test_gated_attention_of_one_token_is_a_gated_feed_forward(gate: str, fidelity: Any) -> None:
+    """sigmoid(gate) * value -> output: a gate of a head sums over as many features as gates of features are."""
+
+    def profile(branch: str, *roles: str) -> sp.Profile:
+        a = sp.Architecture(
+            kind="decoder", n_layers=1, d_model=32, n_heads=2, d_ff=32, vocab_size=50, seq_len=1, norm="rmsnorm",
+            branches=(branch,), gated=True, activation="sigmoid",
+            settings={"attention": {"gate": gate}} if branch == "attention" else {},
+        )  # fmt: skip
+        weights = {f"weight__{role}": size for role, size in zip(roles, (0.6, 0.3, 0.2), strict=True)}
+        return sp.predict(sp.scheme("xavier")(a).with_columns(**weights, **{f"bias__{roles[0]}": 0.5}), fidelity=fidelity)
+
+    attention = profile("attention", "attention_gate", "value", "output")
+    feed_forward = profile("feed_forward", "gate", "up", "down")
+    assert attention.forward["branch"].variance == pytest.approx(feed_forward.forward["branch"].variance, rel=1e-6)
+    one, other = (x.gradient["stream_in"].variance for x in (attention, feed_forward))
+    assert one == pytest.approx(other, rel=1e-6)

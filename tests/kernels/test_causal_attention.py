@@ -200,6 +200,14 @@ def test_equal_tokens_under_rotary_positions(causal: bool) -> None:
     assert abs(found - np.mean(own)) < 5 * error + 0.03 * np.mean(own), (found, np.mean(own), error)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_values_and_scores_send_back_what_both_send_together(causal: bool) -> None:
+    fields = {"dropout": 0.1, "query_bias": 0.3, "value_skip": 0.4, "gain": 0.7}
+    attention = attention_of(kernel_of(9, 5), 0.8, 64, causal, **fields)
+    gradient = kernel_of(9, 6)
+    np.testing.assert_allclose(np.sum(attention.backward_apart(gradient), 0), attention.backward(gradient))
+
+
 @given(
     length=st.integers(1, 40),
     qk=st.floats(0, 30) | st.floats(30, 3000),

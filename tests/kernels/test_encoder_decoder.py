@@ -12,7 +12,8 @@ import torch
 import signalprop as sp
 from signalprop.kernels import cross_attention
 from signalprop.kernels import predicting as tokens
-from signalprop.kernels.cross_attention import TokenCrossAttention
+from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
+from signalprop.kernels.position_grid import EqualTokens, Grid
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
 from signalprop.network.inputs import from_tokens
@@ -57,6 +58,29 @@ def test_one_head_agrees_with_sampling() -> None:
         mean, error = samples.mean(0), samples.std(0) / len(samples) ** 0.5
         expected = np.array([np.trace(predicted), predicted.sum()])
         assert (np.abs(mean - expected) < 4 * error + off * mean).all(), (name, mean, expected)
+
+
+@pytest.mark.parametrize("qk", [0.5, 8.0])
+def test_one_node_stands_for_equivalent_keys(qk: float) -> None:
+    """Entry by entry, of queries that are all equally alike; a bias, dropout and a gain beside them."""
+    root = np.random.default_rng(0).normal(size=(QUERIES, 40)) + 0.5
+    asks, gradient = kernel(QUERIES, ALIKE["asks"]), root @ root.T / 40
+    fields: dict[str, Any] = {
+        "qk": qk, "d_model": D, "d_head": D, "dropout": 0.2, "query_bias": 0.3, "gain": 0.7,
+    }  # fmt: skip
+    whole = TokenCrossAttention(kernel=kernel(KEYS, ALIKE["keys"]), asks=asks, **fields)
+    queries, keys = Grid(QUERIES, np.arange(QUERIES)), EqualTokens(KEYS)
+    node = GridCrossAttention(
+        kernel=np.full((1, 1), ALIKE["keys"]), per_token=np.ones(1), grid=keys, queries=queries, asks=asks,
+        asks_per_token=np.diagonal(asks), **fields,
+    )  # fmt: skip
+    to_queries, to_keys = node.backward_to_both(queries.joined(gradient, np.diagonal(gradient)))
+    expected = whole.forward(), *whole.backward_to_both(gradient)
+    for found, of, grid in zip((node.forward(), to_queries, to_keys), expected, (queries, queries, keys), strict=True):
+        apart, per_token = grid.split(found)
+        every = np.broadcast_to(apart, of.shape).copy()
+        np.fill_diagonal(every, per_token)
+        np.testing.assert_allclose(every, of, rtol=1e-10)
 
 
 BASE: dict[str, Any] = {

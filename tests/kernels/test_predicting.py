@@ -86,6 +86,20 @@ def test_tokens_that_enter_share_words_and_segments(segments: list[int] | None) 
     np.testing.assert_allclose(input_kernel(one, inputs), (equal + segment**2) * kept)
 
 
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_dropout_of_one_token_is_a_larger_branch(placement: Any) -> None:
+    found = []
+    for dropout, branch in ((0.2, 0.7), (0.0, 0.7 / 0.8**0.5)):
+        a = Architecture(
+            **FIELDS, kind="decoder", seq_len=1, norm_placement=placement, dropout=dropout, embedding_dropout=0.0,
+            attention_dropout=0.0,
+        )  # fmt: skip
+        found.append(predict(scheme("xavier")(a).with_columns(branch=branch), fidelity="kernel"))
+    dropped, larger = found
+    for one, other in ((dropped.forward, larger.forward), (dropped.gradient, larger.gradient)):
+        np.testing.assert_allclose(one["stream_in"].variance, other["stream_in"].variance, rtol=1e-10)
+
+
 def test_progress_counts_every_sublayer_both_ways() -> None:
     p, told = scheme("xavier")(Architecture(**FIELDS, kind="decoder", seq_len=24)), []
     predict_token_kernels(p, statistics(3, 24), progress=lambda done, total: told.append((done, total)))

@@ -135,6 +135,21 @@ def test_a_logit_of_larger_variance_gets_more_of_the_squared_weights(length: int
         assert response == pytest.approx(np.log(high / low) / (2 * step), abs=4 * error + 0.02)
 
 
+@pytest.mark.parametrize("node", [10, 20, 30])
+def test_a_logit_of_larger_variance_by_quadrature(node: int) -> None:
+    """Of three logits: the same derivatives, by integrals over all three."""
+    s, step = float(node_variances()[node]), 0.003
+    places, one = np.polynomial.hermite_e.hermegauss(32)
+    z = np.stack(np.meshgrid(places, places, places)).reshape(3, -1)
+    weight = np.multiply.outer(np.multiply.outer(one, one), one).ravel() / one.sum() ** 3
+    logs = []
+    for change in (-2 * step, 2 * step):
+        x = np.exp(np.sqrt(s * np.array([[1 + change], [1 - change / 2], [1 - change / 2]])) * z)
+        first = x[0] / x.sum(0)
+        logs.append(np.log([weight @ first, weight @ first**2]))
+    assert response_to_key_variance(3)[node] == pytest.approx((logs[1] - logs[0]) / (2 * step), rel=1e-4)
+
+
 @pytest.mark.parametrize("length", [1, 2, 50, 2000])
 def test_the_logarithm_of_the_sum_against_draws(length: int) -> None:
     z = np.random.default_rng(0).normal(size=(4000, length))
