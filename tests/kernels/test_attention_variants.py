@@ -112,7 +112,8 @@ def test_gated_attention_of_one_token_is_a_gated_feed_forward(gate: str, fidelit
             settings={"attention": {"gate": gate}} if branch == "attention" else {},
         )  # fmt: skip
         weights = {f"weight__{role}": size for role, size in zip(roles, (0.6, 0.3, 0.2), strict=True)}
-        return sp.predict(sp.scheme("xavier")(a).with_columns(**weights, **{f"bias__{roles[0]}": 0.5}), fidelity=fidelity)
+        table = sp.scheme("xavier")(a).with_columns(**weights, **{f"bias__{roles[0]}": 0.5})
+        return sp.predict(table, fidelity=fidelity)
 
     attention = profile("attention", "attention_gate", "value", "output")
     feed_forward = profile("feed_forward", "gate", "up", "down")

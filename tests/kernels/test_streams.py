@@ -11,12 +11,14 @@ import torch
 import signalprop as sp
 from signalprop.cli.options import changes
 from signalprop.errors import InputError
+from signalprop.kernels.streams.connections import Gated, connections_of
 from signalprop.models.connections import Gates, left_back
 from signalprop.models.transformer import surroundings
 from signalprop.network.residual_streams import Streams
 from signalprop.report.tables import profile_table
 from signalprop.results.between_streams import alike
 from signalprop.results.cost import count_parameters, train_flops
+from signalprop.theory.log_arithmetic import NO_SIGNAL
 
 WORDS = 100
 INPUTS = sp.InputStatistics(token_correlation=1 / WORDS, target_correlation=1 / WORDS)
@@ -162,6 +164,54 @@ def test_on_the_command_line() -> None:
     assert changed == {"streams": {"n": 3, "mixing": "hyper"}, "settings": {"experts": {"top_k": 1}}}
     assert changes(["streams=no", "streams.n=2"]) == {"streams": {"n": 2}}
     assert sp.Architecture.preset("tgs", streams=changed["streams"]).streams == Streams(n=3, mixing="hyper")
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 0.0])
+def test_what_the_head_reads_of_a_stream_that_entered(size: float) -> None:
+    """Of 6 sublayers the product of their skips, and the factors of what layers read."""
+    skips = size * np.array([-0.5, 2.0, 3.0, 1.0, 0.5, 0.25])
+    for streams in ({"mixing": "hyper", "n": 3}, "mhc", None):
+        factors = [{-1: 2.0}, {1: 0.7}, {2: 0.6, -1: 0.0}] if streams is None else None
+        fields = {"streams": {"mixing": streams} if streams == "mhc" else streams, "layer_inputs": factors}
+        table = sp.scheme("xavier")(network(**fields)).with_columns(skip=skips)
+        read = np.log(0.7 * 0.6 * 2.0) if streams is None else 0.0
+        found = connections_of(table).log_carried2()
+        assert found == pytest.approx(2 * (np.log(np.abs(skips)).sum() + read)) if size else found <= NO_SIGNAL
+
+
+def test_what_comes_back_through_gates() -> None:
+    """Of gates that really are drawn, where streams are read less their mean: a norm takes away what that adds."""
+    n, tokens, d, draws = 4, 32, 256, 40
+    table = sp.scheme("xavier")(network({"gate_scale": 2.0, "mix_bias": 3.0}, d_model=d)).with_columns(skip=0.8)
+    connections, generator = connections_of(table), torch.Generator().manual_seed(0)
+    assert isinstance(connections, Gated)
+
+    def drawn(mean: float, apart: float = 0.0, streams: int = n) -> torch.Tensor:
+        """Streams of those second moments of their mean and of deviations from it."""
+        each = torch.randn(tokens, streams, d, generator=generator)
+        apart_from_mean = (each - each.mean(1, keepdim=True)) * (apart * n / (n - 1)) ** 0.5
+        return apart_from_mean + mean**0.5 * torch.randn(tokens, 1, d, generator=generator)
+
+    sizes = []
+    for seed in range(draws):
+        stream = drawn(0.2, 0.8).requires_grad_()
+        read, write, mix = Gates(table, 0, seed, torch.float32)(stream.flatten(-2))
+        assert mix is not None
+        fixed = stream.detach()
+        after = write.unsqueeze(-1) * drawn(0.2, streams=1) + mix @ (0.8 * fixed)
+        share = (read / read.sum(-1, keepdim=True).detach()).unsqueeze(-1)
+        what_is_read = (share * (fixed - fixed.mean(1, keepdim=True))).sum(1, keepdim=True)
+        ((after * drawn(0.1, 0.9)).sum() + (what_is_read * drawn(4.0, streams=1)).sum()).backward()
+        assert stream.grad is not None
+        sizes.append(float(stream.grad.square().mean()))
+    back, streams, branch, at_read = (np.reshape(x, (-1, 1, 1)) for x in ([0.1, 0.9], [0.2, 0.8], [0.2], [4.0]))
+    of_itself = np.ones((1, 1))
+    parts = connections.through_gates(0, back, streams, branch[0], at_read[0], of_itself)
+    found = connections.between(parts.ravel())  # streams get gradients of one size that share nothing
+    np.testing.assert_allclose(found, np.eye(n) * found[0, 0], atol=1e-12)
+    error = np.std(sizes, ddof=1) / draws**0.5
+    assert error < 0.02 * found[0, 0]
+    assert abs(np.mean(sizes) - found[0, 0]) < 4 * error
 
 
 def test_strong_gates_carry_a_note() -> None:
