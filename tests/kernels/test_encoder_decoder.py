@@ -68,10 +68,10 @@ def test_one_node_stands_for_equivalent_keys(qk: float) -> None:
     fields: dict[str, Any] = {
         "qk": qk, "d_model": D, "d_head": D, "dropout": 0.2, "query_bias": 0.3, "gain": 0.7,
     }  # fmt: skip
-    whole = TokenCrossAttention(kernel=kernel(KEYS, ALIKE["keys"]), asks=asks, **fields)
+    whole = TokenCrossAttention(kernel=1.5 * kernel(KEYS, ALIKE["keys"]), asks=asks, **fields)
     queries, keys = Grid(QUERIES, np.arange(QUERIES)), EqualTokens(KEYS)
     node = GridCrossAttention(
-        kernel=np.full((1, 1), ALIKE["keys"]), per_token=np.ones(1), grid=keys, queries=queries, asks=asks,
+        kernel=np.full((1, 1), 1.5 * ALIKE["keys"]), per_token=np.full(1, 1.5), grid=keys, queries=queries, asks=asks,
         asks_per_token=np.diagonal(asks), **fields,
     )  # fmt: skip
     to_queries, to_keys = node.backward_to_both(queries.joined(gradient, np.diagonal(gradient)))

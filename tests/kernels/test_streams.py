@@ -89,6 +89,18 @@ def test_what_streams_share_by_hand(fidelity: Any) -> None:
         sp.Profile.from_json(broken)
 
 
+@pytest.mark.parametrize("fidelity", ["moments", "kernel"])
+def test_the_epsilon_of_norms_between_siamese_streams(fidelity: Any) -> None:
+    """Streams are as small as it is: x / sqrt(x^2 + epsilon) at every sublayer, y as it enters."""
+    table = sp.scheme("xavier")(network({"mixing": "siamese"}, norm_eps=0.5)).with_columns(branch=0)
+    profile = sp.predict(table, INPUTS, fidelity=fidelity, backward=False)
+    x2 = y2 = profile.forward["stream_in"].variance[0]
+    assert profile.stream_covariance is not None
+    for found in profile.stream_covariance:
+        x2 /= x2 + 0.5
+        assert found[0, 0] / found[1, 1] == pytest.approx(x2 / y2, rel=1e-9)
+
+
 def test_siamese_streams_are_those_of_the_paper() -> None:
     """Its formula, written out with the branches of a built network."""
     a = network({"mixing": "siamese"}, norm="rmsnorm", n_layers=2, d_model=32)
@@ -179,8 +191,8 @@ def test_what_the_head_reads_of_a_stream_that_entered(size: float) -> None:
         assert found == pytest.approx(2 * (np.log(np.abs(skips)).sum() + read)) if size else found <= NO_SIGNAL
 
 
-def test_what_comes_back_through_gates() -> None:
-    """Of gates that really are drawn, where streams are read less their mean: a norm takes away what that adds."""
+def test_what_passes_gates_and_comes_back_through_them() -> None:
+    """Against gates that are drawn. Back, streams are read less their mean: a norm takes away what that adds."""
     n, tokens, d, draws = 4, 32, 256, 40
     table = sp.scheme("xavier")(network({"gate_scale": 2.0, "mix_bias": 3.0}, d_model=d)).with_columns(skip=0.8)
     connections, generator = connections_of(table), torch.Generator().manual_seed(0)
@@ -192,26 +204,51 @@ def test_what_comes_back_through_gates() -> None:
         apart_from_mean = (each - each.mean(1, keepdim=True)) * (apart * n / (n - 1)) ** 0.5
         return apart_from_mean + mean**0.5 * torch.randn(tokens, 1, d, generator=generator)
 
-    sizes = []
+    def sizes(streams: torch.Tensor) -> list[float]:
+        streams, mean = streams.detach(), streams.detach().mean(1, keepdim=True)
+        return [float(mean.square().mean()), float((streams - mean).square().mean())]
+
+    samples = []
     for seed in range(draws):
         stream = drawn(0.2, 0.8).requires_grad_()
         read, write, mix = Gates(table, 0, seed, torch.float32)(stream.flatten(-2))
         assert mix is not None
-        fixed = stream.detach()
-        after = write.unsqueeze(-1) * drawn(0.2, streams=1) + mix @ (0.8 * fixed)
-        share = (read / read.sum(-1, keepdim=True).detach()).unsqueeze(-1)
-        what_is_read = (share * (fixed - fixed.mean(1, keepdim=True))).sum(1, keepdim=True)
-        ((after * drawn(0.1, 0.9)).sum() + (what_is_read * drawn(4.0, streams=1)).sum()).backward()
+        fixed, share = stream.detach(), (read / read.sum(-1, keepdim=True).detach()).unsqueeze(-1)
+        skipped, written = mix @ (0.8 * fixed), write.unsqueeze(-1) * drawn(0.2, streams=1)
+        apart = (share * (fixed - fixed.mean(1, keepdim=True))).sum(1, keepdim=True)
+        (((skipped + written) * drawn(0.1, 0.9)).sum() + (apart * drawn(4.0, streams=1)).sum()).backward()
         assert stream.grad is not None
-        sizes.append(float(stream.grad.square().mean()))
+        moments = [float(x.square().mean()) for x in (stream.grad, (share.detach() * fixed).sum(1))]
+        samples.append(moments + sizes(skipped) + sizes(written))
     back, streams, branch, at_read = (np.reshape(x, (-1, 1, 1)) for x in ([0.1, 0.9], [0.2, 0.8], [0.2], [4.0]))
-    of_itself = np.ones((1, 1))
-    parts = connections.through_gates(0, back, streams, branch[0], at_read[0], of_itself)
-    found = connections.between(parts.ravel())  # streams get gradients of one size that share nothing
-    np.testing.assert_allclose(found, np.eye(n) * found[0, 0], atol=1e-12)
-    error = np.std(sizes, ddof=1) / draws**0.5
-    assert error < 0.02 * found[0, 0]
-    assert abs(np.mean(sizes) - found[0, 0]) < 4 * error
+    alike = np.ones((1, 1))
+    parts = connections.through_gates(0, back, streams, branch[0], at_read[0], alike)
+    returned = connections.between(parts.ravel())  # streams get gradients of one size that share nothing
+    np.testing.assert_allclose(returned, np.eye(n) * returned[0, 0], atol=1e-12)
+    ahead = (connections.read(0, streams, alike), connections.mixed(0, streams, alike),
+             connections.written(0, branch[0], alike))  # fmt: skip
+    expected = np.concatenate([returned[0, :1], *map(np.ravel, ahead)])
+    error = np.std(samples, axis=0, ddof=1) / draws**0.5
+    assert (error < 0.02 * expected).all()
+    assert (np.abs(np.mean(samples, axis=0) - expected) < 4 * error).all()
+
+
+@pytest.mark.parametrize("mixing", ["hyper", "mhc"])
+def test_gradients_pass_connections_as_their_transposes(mixing: str) -> None:
+    n, skips = 4, [0.5, 1, 1, 1, 1, 1]
+    connections = connections_of(sp.scheme("xavier")(network({"mixing": mixing, "n": n})).with_columns(skip=skips))
+    # of products of the parts of a gradient and of streams
+    weights = np.array([n**2, n**2 / (n - 1)])[:, None, None] if mixing == "mhc" else 1.0
+    rng = np.random.default_rng(0)
+    streams, back = rng.random((2, len(connections.start), 3, 3))
+    rho, output, at_read = rng.random((3, 3, 3))
+    for sent, ahead, arrived, entered in (
+        (back, connections.written(0, output, rho), connections.arriving(0, back, rho), output),
+        (connections.sent(0, at_read, rho), streams, at_read, connections.read(0, streams, rho)),
+    ):
+        assert (weights * sent * ahead).sum() == pytest.approx((arrived * entered).sum())
+    mixed, mixed_back = connections.mixed(0, streams, rho), connections.mixed_back(0, back, rho)
+    assert (weights * back * mixed).sum() == pytest.approx((weights * mixed_back * streams).sum())
 
 
 def test_strong_gates_carry_a_note() -> None:
