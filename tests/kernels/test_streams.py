@@ -101,6 +101,20 @@ def test_the_epsilon_of_norms_between_siamese_streams(fidelity: Any) -> None:
         assert found[0, 0] / found[1, 1] == pytest.approx(x2 / y2, rel=1e-9)
 
 
+def test_siamese_streams_of_some_tokens() -> None:
+    """Kernels of what is read, the sum of both after their norms, and of what is kept, of which one has its norm."""
+    connections = connections_of(sp.scheme("xavier")(network({"mixing": "siamese"}, norm_eps=0.3)).with_columns(skip=2))
+    streams = np.random.default_rng(0).normal(size=(2, 3, 8))
+    parts = np.stack([one @ other.T / 8 for one in streams for other in streams])
+    connections.norm_streams(0, parts / 5, np.log(5))
+    normed = [one / np.sqrt((one**2).mean(1, keepdims=True) + 0.3) for one in streams]
+    both = normed[0] + normed[1]
+    np.testing.assert_allclose(connections.read(0, parts, parts[0]), both @ both.T / 8)
+    skipped = 2 * normed[0], 2 * streams[1]
+    expected = [one @ other.T / 8 for one in skipped for other in skipped]
+    np.testing.assert_allclose(connections.mixed(0, parts, parts[0]), expected)
+
+
 def test_siamese_streams_are_those_of_the_paper() -> None:
     """Its formula, written out with the branches of a built network."""
     a = network({"mixing": "siamese"}, norm="rmsnorm", n_layers=2, d_model=32)
@@ -193,7 +207,7 @@ def test_what_the_head_reads_of_a_stream_that_entered(size: float) -> None:
 
 def test_what_passes_gates_and_comes_back_through_them() -> None:
     """Against gates that are drawn. Back, streams are read less their mean: a norm takes away what that adds."""
-    n, tokens, d, draws = 4, 32, 256, 40
+    n, tokens, d, draws = 4, 32, 256, 28
     table = sp.scheme("xavier")(network({"gate_scale": 2.0, "mix_bias": 3.0}, d_model=d)).with_columns(skip=0.8)
     connections, generator = connections_of(table), torch.Generator().manual_seed(0)
     assert isinstance(connections, Gated)
@@ -216,11 +230,11 @@ def test_what_passes_gates_and_comes_back_through_them() -> None:
         fixed, share = stream.detach(), (read / read.sum(-1, keepdim=True).detach()).unsqueeze(-1)
         skipped, written = mix @ (0.8 * fixed), write.unsqueeze(-1) * drawn(0.2, streams=1)
         apart = (share * (fixed - fixed.mean(1, keepdim=True))).sum(1, keepdim=True)
-        (((skipped + written) * drawn(0.1, 0.9)).sum() + (apart * drawn(4.0, streams=1)).sum()).backward()
+        (((skipped + written) * drawn(0.2, 1.2)).sum() + (apart * drawn(4.0, streams=1)).sum()).backward()
         assert stream.grad is not None
         moments = [float(x.square().mean()) for x in (stream.grad, (share.detach() * fixed).sum(1))]
         samples.append(moments + sizes(skipped) + sizes(written))
-    back, streams, branch, at_read = (np.reshape(x, (-1, 1, 1)) for x in ([0.1, 0.9], [0.2, 0.8], [0.2], [4.0]))
+    back, streams, branch, at_read = (np.reshape(x, (-1, 1, 1)) for x in ([0.2, 1.2], [0.2, 0.8], [0.2], [4.0]))
     alike = np.ones((1, 1))
     parts = connections.through_gates(0, back, streams, branch[0], at_read[0], alike)
     returned = connections.between(parts.ravel())  # streams get gradients of one size that share nothing
@@ -245,6 +259,7 @@ def test_gradients_pass_connections_as_their_transposes(mixing: str) -> None:
     for sent, ahead, arrived, entered in (
         (back, connections.written(0, output, rho), connections.arriving(0, back, rho), output),
         (connections.sent(0, at_read, rho), streams, at_read, connections.read(0, streams, rho)),
+        (connections.head_sent(at_read), streams, at_read, connections.head(streams)),
     ):
         assert (weights * sent * ahead).sum() == pytest.approx((arrived * entered).sum())
     mixed, mixed_back = connections.mixed(0, streams, rho), connections.mixed_back(0, back, rho)
