@@ -207,7 +207,7 @@ def test_what_the_head_reads_of_a_stream_that_entered(size: float) -> None:
 
 def test_what_passes_gates_and_comes_back_through_them() -> None:
     """Against gates that are drawn. Back, streams are read less their mean: a norm takes away what that adds."""
-    n, tokens, d, draws = 4, 32, 256, 28
+    n, tokens, d, draws = 4, 32, 256, 40
     table = sp.scheme("xavier")(network({"gate_scale": 2.0, "mix_bias": 3.0}, d_model=d)).with_columns(skip=0.8)
     connections, generator = connections_of(table), torch.Generator().manual_seed(0)
     assert isinstance(connections, Gated)
