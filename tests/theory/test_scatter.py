@@ -18,7 +18,7 @@ from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
 from signalprop.theory.scatter.error_chains import chain
-from signalprop.theory.scatter.response import Response
+from signalprop.theory.scatter.response import Overlaps, Response
 from signalprop.theory.scatter.sequences import between_sequences, parabola
 
 SMALL: dict[str, Any] = {
@@ -184,6 +184,29 @@ def test_two_sequences_of_one_word_are_one(placement: Any) -> None:
     x = response(placement, token_correlation=1.0, target_correlation=1.0)
     for one, both in zip(x.of_one_sequence, between_sequences(x), strict=True):
         np.testing.assert_allclose(one, both, rtol=1e-6, atol=1e-12)
+
+
+def test_sizes_of_two_sequences_that_enter() -> None:
+    x = response("pre", token_correlation=0.5, target_correlation=0.2)
+    rng, n = np.random.default_rng(0), 20_000
+    common, one, other = rng.standard_normal((3, n, x.d))
+    v, w = (np.square(common + each).mean(1) / 2 for each in (one, other))
+    products = (v - 1) * (w - 1)
+    found = between_sequences(x).start
+    assert abs(found[0, 0] - products.mean()) < 4 * products.std() / n**0.5
+    # a covariance moves as much as a variance, so their ratio, .5, by half of it
+    np.testing.assert_allclose(found, found[0, 0] * np.array([[1, 0.5], [0.5, 0.25]]))
+
+
+def test_what_kernels_know_of_overlaps_two_sequences_share() -> None:
+    plain = response("pre", token_correlation=0.3, target_correlation=0.2)
+    known = Overlaps(*np.random.default_rng(0).random((2, len(plain.r), 2)) + 1)
+    x = Response(plain.p, plain.profile, known)
+    for name in ("sums", "gradients"):
+        of_one = getattr(x.of_one_sequence, name) - getattr(plain.of_one_sequence, name)
+        of_two = getattr(between_sequences(x), name) - getattr(between_sequences(plain), name)
+        assert (of_one[:, 0, 0] > 0).all()
+        np.testing.assert_allclose(of_two, of_one, rtol=1e-9, atol=1e-15)
 
 
 def test_a_parabola_through_three_correlations() -> None:
