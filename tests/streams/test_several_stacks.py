@@ -145,3 +145,23 @@ class ChannelsFirst(torch.nn.Module):
 def test_linear_maps_that_write_a_stream_turned_are_refused() -> None:
     with pytest.raises(sp.InputError, match=r"map writes 16 features.* ends in 8: its tokens come last"):
         sp.measure(ChannelsFirst(), torch.randn(2, 3, 32, 32), backward=False)
+
+
+class Mixing(torch.nn.Module):
+    """A linear map over the tokens, between two turns, and one over the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.features = torch.nn.Linear(8, 8), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.tokens(x.mT).mT
+        return x + self.features(x)
+
+
+def test_a_mixer_is_measured_by_its_features() -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(*(Mixing() for _ in range(2))), torch.randn(3, 8, 16)
+    profile = sp.measure(model, x, backward=False)
+    hooked = by_hooks(list(model), lambda: model(x))
+    np.testing.assert_allclose(profile.forward["stream_out"].variance[1::2], hooked, rtol=1e-6)

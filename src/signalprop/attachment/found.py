@@ -99,10 +99,12 @@ def _check_last_dimension(model: nn.Module, found: Streams, stacks: list[Stack])
     """Raise InputError for a stream whose last dimension is not its features: a map writes other ones to it."""
     for stack in stacks:
         written: dict[int, str] = {}
-        for branch, path in [(one, path) for one in stack.branches for path in one.modules if path]:
-            module = model.get_submodule(path)
+        maps = [(one, path, model.get_submodule(path)) for one in stack.branches for path in one.modules if path]
+        features_last = any(one.proved and getattr(m, "out_features", None) == stack.width for one, _, m in maps)
+        for branch, path, module in maps:
             channels = getattr(module, "out_channels", None)
-            if not branch.proved:  # of a linear map its entries may be put in another order
+            # of a linear map entries may be put in another order: a Mixer turns tokens to the end and back
+            if not branch.proved and not features_last:
                 channels = getattr(module, "out_features", channels)
             if channels is not None:
                 written.setdefault(channels, path)
