@@ -96,8 +96,9 @@ def measure(
         if p is not None:
             return build(p, seed=seed + k).to(place), p.architecture, p.scheme, None
         whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).eval()
-        arguments = called_with(model_inside(whole, inside), arrays)
-        live = attach(model_inside(whole, inside))
+        part = model_inside(whole, inside)
+        arguments = called_with(part, arrays)
+        live = attach(part)
         label = "random init" if random_init else "as is"
         return live, None if arrays else architecture_of(live, changed), label, arguments
 

@@ -37,6 +37,7 @@ from signalprop.diagnosis.wired_models import not_understood, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
+from signalprop.network.architecture import Architecture
 from signalprop.repair.freshness import learnt
 from signalprop.repair.record import record_of
 from signalprop.results.findings import Finding
@@ -90,8 +91,7 @@ def diagnose(
     Raises:
         InputError: an unknown family, weights that are sharded, data that does not fit, or as the sections.
     """
-    if min(jacobian_sequences, skip_first) < 0:
-        raise InputError(f"jacobian_sequences is {jacobian_sequences} and skip_first {skip_first}; expected 0 or more")
+    _check_counts(jacobian_sequences=jacobian_sequences, skip_first=skip_first)
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     if isinstance(batches, (Batch, Tensor, Dictionary)):
@@ -136,12 +136,7 @@ def diagnose(
             ends = _ends(attached, held) if whole is not None else None
         tried: tuple[Tried, ...] = ()
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
-        if (
-            trials
-            and worth
-            and mapping.architecture.kind != "encoder-decoder"
-            and mapping.architecture.input == "tokens"
-        ):
+        if trials and worth and _reads_one_text(mapping.architecture):
             short = _short(held[0])
             tried = try_all(attached, short, _text(held), step("trials"))
         fresh = None
@@ -258,6 +253,16 @@ def _with_words(attached: Anatomy) -> Anatomy:
     if isinstance(make, BatchArguments):
         make = replace(make, architecture=a)
     return attached.but(described=replace(mapping, architecture=a, arguments=make))
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 0:
+            raise InputError(f"{name} is {value}; expected a number from 0 on")
+
+
+def _reads_one_text(a: Architecture) -> bool:
+    return a.kind != "encoder-decoder" and a.input == "tokens"
 
 
 def _why_not_finite(attached: Anatomy, held: Sequence[Batch]) -> tuple[Finding, ...]:

@@ -113,8 +113,8 @@ class _Empty(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         first = args[0] if args else kwargs.get("tensor")  # as torch.nn.init gives it
-        # what works in place, as initialisers do, has nothing to do
-        if isinstance(first, Tensor) and first.is_meta and func.__name__.rstrip("_") == func.__name__[:-1]:
+        in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")  # as initialisers are
+        if isinstance(first, Tensor) and first.is_meta and in_place:
             return first
         if func is torch.empty and kwargs.get("device") is None:
             kwargs["device"] = "meta"

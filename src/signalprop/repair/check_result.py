@@ -14,6 +14,7 @@ from signalprop.results.text import number, text_table
 
 SCHEMA = "signalprop/check/1"
 Verdict = Literal["ok", "off", "missing", "twice"]
+TOO_LARGE, TOO_SMALL = "times what is wanted", "times too small"  # how notes on sizes end, after the factor
 _MOST = 16  # lines of a table
 _PLAIN = {"skip": 1.0, "branch": 1.0, "norm_scale": 1.0, "attention_gain": 1.0, "scale": 1.0, "value_skip": 0.0}
 
@@ -181,7 +182,7 @@ def _line(run: Sequence[Row], both: bool) -> list[str]:
         _range([row.measured for row in run]),
         f"{max(row.standard_error for row in run):.1e}" if drawn else "",
         first.verdict,
-        "" if " times " in first.note else first.note,  # a factor, which wanted and measured say
+        "" if first.note.endswith((TOO_LARGE, TOO_SMALL)) else first.note,  # wanted and measured say that factor
     ]
 
 

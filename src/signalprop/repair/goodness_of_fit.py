@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from signalprop.network.embedding_and_head import Distribution
+from signalprop.repair.check_result import TOO_LARGE, TOO_SMALL
 
 SMALLEST = 1e-3  # relative difference that is never called off
 CHUNK = 32_000  # numbers that are made float64 at a time: in the cache, and too few for PyTorch to start a thread
@@ -89,7 +90,7 @@ def fault(seen: Sample, wanted: float, shape: Distribution, deviations: float) -
     if not (low <= ratio <= high or abs(ratio - 1) <= SMALLEST):
         if ratio == 0:  # all equal
             return f"all are {seen.mean:.4g}" if seen.mean else "zeros"
-        return f"{ratio:.4g} times what is wanted" if ratio > 1 else f"{1 / ratio:.4g} times too small"
+        return f"{ratio:.4g} {TOO_LARGE}" if ratio > 1 else f"{1 / ratio:.4g} {TOO_SMALL}"
     if abs(seen.mean) > max(deviations / math.sqrt(max(seen.n, 1)), SMALLEST) * wanted:
         return "the mean is not 0"
     return ""

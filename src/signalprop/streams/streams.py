@@ -144,7 +144,7 @@ def _word(branch: Branch) -> str:
 
 
 def _own(layer: Layer, path: str) -> str:
-    """A path in the layer; of a layer that is no module, with a star for its number."""
+    """A path within the layer; where the layer consists of several modules, with a star for its number."""
     for part in layer.parts:
         if path == part or path.startswith(f"{part}."):
             return f"{part.rpartition('.')[0]}.*{path.removeprefix(part)}"
