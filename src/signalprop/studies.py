@@ -109,7 +109,7 @@ def study(
 @typed
 def compare(
     predicted: str | Architecture | Config | Parametrization | nn.Module | Anatomy | Profile,
-    measured: Profile | None = None,
+    measured: Any = None,
     **options: Any,
 ) -> Comparison:
     """Agreement of a prediction with a measurement; `compare("gpt2")` makes both.
@@ -117,20 +117,23 @@ def compare(
     Args:
         predicted: a Profile; or whatever `study` predicts and measures: a preset, an Architecture or configuration, a
             Parametrization, a model.
-        measured: the other Profile, of the same sublayers, where `predicted` is one.
+        measured: the other Profile, of the same sublayers, if `predicted` is one; else what the model is called with
+            (`inputs` of `study`).
         options: of `study` (scheme, batches, seeds, ...).
 
     Raises:
         InputError: one Profile alone, profiles of different sublayers, sweeps, or as `study`.
     """
     if not isinstance(predicted, Profile):
-        if measured is not None:
+        if isinstance(measured, Profile):
             raise InputError("compare was given a network and a Profile; predict the network first, or leave it out")
+        if measured is not None:
+            options["inputs"] = measured
         known = [name for name, item in signature(study).parameters.items() if item.kind is item.KEYWORD_ONLY]
         if other := next((name for name in options if name not in ("scheme", *known)), None):
             raise unknown("option", other, ["scheme", *known])
         return study(predicted, **options)
-    if measured is None or options:
+    if not isinstance(measured, Profile) or options:
         raise InputError("compare takes two profiles without options; to measure a network, give its preset or model")
     return agreement(predicted, measured)
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.code_bases.series import Frames
 from torch import nn
 
 import own_model
-from diagnosing import VOCABULARY, diagnosed, mapping_of, text_batch, tiny
+from diagnosing import VOCABULARY, diagnosed, mapping_of, text_batch, tiny, transformers
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import Diagnosis, diagnose
 from signalprop.diagnosis.result import (
@@ -113,6 +114,30 @@ class TestRefused:
         model, ids = tiny("llama", 1), torch.arange(16).reshape(2, 8)
         options: dict[str, Any] = {"trials": False, "jacobian_sequences": 0}
         assert diagnose(model, ids, **options) == diagnose(model, inputs=ids, **options)
+
+    def test_images_are_what_the_theory_is_given(self) -> None:
+        """The stream of a fresh ViT on dark images is predicted from these images, not from white patches."""
+        config = transformers.ViTConfig(
+            hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32,
+            patch_size=8, num_labels=5,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        model, images = transformers.ViTForImageClassification(config), torch.rand(4, 3, 32, 32) * 0.5
+        found = diagnose(model, images, jacobian_sequences=0)
+        assert (found.data.sequences, found.data.length, found.data.source) == (4, 16, "inputs")
+        for signal, weights in zip(found.signal, found.weights, strict=True):
+            assert signal.variance == pytest.approx(weights.predicted_variance, rel=0.3)
+        assert diagnose(model, {"pixel_values": images}, jacobian_sequences=0) == found
+
+    def test_a_model_of_which_only_the_stream_is_known(self) -> None:
+        """A Conformer: its weights are not identified, and its stream is measured on what it is called with."""
+        torch.manual_seed(0)
+        frames = torch.randn(3, 15, 20)
+        found = diagnose(Frames(), (frames, torch.full((3,), 15)))
+        assert (found.data.sequences, found.data.length) == (3, 15)
+        assert [signal.variance for signal in found.signal] == pytest.approx([1.0] * 4, abs=1e-3)  # each ends in a norm
+        assert found.identity is not None and len(found.identity.jacobian) == 4
+        assert "only the stream was looked at" in found.notes[0] and not found.weights
 
     def test_ids_beyond_the_vocabulary(self) -> None:
         bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))

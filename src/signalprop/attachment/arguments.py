@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from signalprop.attachment.mapping import Mapping
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, patches_of
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray
+from signalprop.network.moments import FloatArray
 from signalprop.streams.wrappers import without_adapters
 
 TOKENS = "signalprop.tokens"  # a name that ids may have, whatever the model calls them
@@ -60,6 +62,19 @@ class BatchArguments:
                 out[argument] = ids.T.contiguous() if self.tokens_first and ids.ndim == 2 else ids
         return out
 
+    def numbers_in(self, given: Dictionary[str, Any]) -> FloatArray | None:
+        """The patches or frames of a Batch, from the images or frames that the model is called with."""
+        a = self.architecture
+        values = given.get(a.input)
+        if not isinstance(values, Tensor) or values.ndim != {"patches": 4, "frames": 3}[a.input]:
+            return None
+        numbers: FloatArray = values.detach().cpu().double().numpy()
+        if a.input == "frames":
+            return numbers.swapaxes(1, 2) if self.features_first else numbers
+        side = math.isqrt(a.patch_dim // values.shape[1])
+        square = values.shape[2] == values.shape[3] and side * side * values.shape[1] == a.patch_dim
+        return patches_of(numbers, side) if square else None
+
     def readable(self, batch: Batch) -> Batch:
         """The batch with the model's padding id renamed, where it stands for a word, to the highest id not in it.
 
@@ -85,35 +100,46 @@ class BatchArguments:
 
 
 def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "inputs") -> Batch | None:
-    """The sequences of tokens that a model is called with, as a Batch; None where it reads something else.
+    """What a model is called with, as a Batch; None if it is not the tokens, images or frames that the mapping names.
 
     Targets are the labels among the arguments, else the tokens: of a causal model the next ones. Labels stand at their
     own token, so a causal model's are moved to the one before it, as transformers' losses do; those of an
-    encoder-decoder stand where its decoder predicts them.
+    encoder-decoder stand where its decoder predicts them. Classes without labels are 0.
     """
     a, made = mapping.architecture, mapping.arguments
     inputs = made.inputs if isinstance(made, BatchArguments) else {"tokens": "input_ids"}
-    stacks = ("tokens", "decoder_tokens") if a.kind == "encoder-decoder" else ("tokens",)
-    read: list[Any] = [arguments.get(inputs.get(name, "")) for name in stacks]
-    read = [arguments.get(TOKENS, read[0]), *read[1:]]
+    given = {name: arguments.get(argument) for name, argument in inputs.items()}
+    held: dict[str, Any] = {"source": source}
+    if a.input == "tokens":
+        given["tokens"] = arguments.get(TOKENS, given.get("tokens"))
+    elif isinstance(made, BatchArguments) and (numbers := made.numbers_in(given)) is not None:
+        held |= {a.input: numbers, "tokens": None}
+    else:
+        return None
+    stacks = [
+        *(["tokens"] if a.input == "tokens" else []),
+        *(["decoder_tokens"] if a.kind == "encoder-decoder" else []),
+    ]
+    read: list[Any] = [given.get(name) for name in stacks]
     if not all(isinstance(one, Tensor) and one.ndim == 2 and not one.is_floating_point() for one in read):
         return None
-    given: list[Any] = [*read, arguments.get(mapping.padding), arguments.get("labels")]
+    read += [arguments.get(mapping.padding), arguments.get("labels")]
     if mapping.reads_tokens_first:
-        given = [x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in given]
-    *ids, mask, labels = given
-    fits = isinstance(mask, Tensor) and mask.shape == ids[0].shape
-    keep = (mask != 0).cpu().numpy() if isinstance(mask, Tensor) and fits else None
+        read = [x.T if isinstance(x, Tensor) and x.ndim == 2 else x for x in read]
+    *ids, mask, labels = read
+    keep = None
+    if a.input == "tokens" and isinstance(mask, Tensor) and mask.shape == ids[0].shape:
+        keep = held["keep"] = (mask != 0).cpu().numpy()
     words = [one.cpu().numpy().astype(np.int64) for one in ids]
-    held: dict[str, Any] = {**dict(zip(stacks, words, strict=True)), "keep": keep, "source": source}
-    if a.head == "classes":
+    held |= dict(zip(stacks, words, strict=True))
+    if a.head == "classes" or not words:
         has_classes = isinstance(labels, Tensor) and labels.ndim == 1
-        targets = labels.cpu().numpy() if isinstance(labels, Tensor) and has_classes else np.zeros(len(words[0]), int)
-        return Batch(targets=targets, **held)
+        n = len(held[a.input])
+        return Batch(targets=labels.cpu().numpy() if has_classes else np.zeros(n, int), **held)
     labelled = isinstance(labels, Tensor) and labels.shape == ids[-1].shape
     targets = labels.cpu().numpy() if isinstance(labels, Tensor) and labelled else words[-1]
     targets = np.where((targets >= 0) & (True if keep is None or len(ids) > 1 else keep), targets, -1)
-    if a.causal or (len(ids) > 1 and not labelled):
+    if a.causal or (a.kind == "encoder-decoder" and not labelled):
         targets = np.concatenate([targets[:, 1:], np.full_like(targets[:, :1], -1)], 1)
     return Batch(targets=targets, **held)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Call, Progress, first_sequences, layer_calls, layer_modules, run, stacks_of
 from signalprop.diagnosis.result import Estimate, Identity, Number, number
 from signalprop.measurement.measuring import arguments_of
@@ -17,7 +17,7 @@ from signalprop.measurement.measuring import arguments_of
 
 def identity(
     attached: Anatomy,
-    batches: Iterable[Batch],
+    batches: Iterable[Any],
     *,
     skip_first: int = 4,
     probes: int = 4,

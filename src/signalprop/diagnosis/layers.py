@@ -18,6 +18,7 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, first_tensor, read_by, replaced
 from signalprop.network.layout import Layout, layer_starts, layout
+from signalprop.streams.calls import first_sequence
 from signalprop.watching.first_positions import Positions
 
 Progress = Callable[[int, int], None]
@@ -49,15 +50,18 @@ def layer_modules(attached: Anatomy) -> list[nn.Module]:
     return [layer for layer in attached.layers if isinstance(layer, nn.Module)]
 
 
-def sequences(batch: Batch) -> Iterator[Batch]:
-    """The sequences of a batch, one at a time."""
+def sequences(batch: Any) -> Iterator[Any]:
+    """The sequences of a batch, one at a time; of a model's arguments the first."""
+    if not isinstance(batch, Batch):
+        yield first_sequence(batch)
+        return
     arrays = {f.name: getattr(batch, f.name) for f in fields(batch) if f.name != "source"}
     for b in range(len(batch.targets)):
         parts: dict[str, Any] = {name: None if x is None else x[b : b + 1] for name, x in arrays.items()}
         yield replace(batch, **parts)
 
 
-def first_sequences(batches: Iterable[Batch], n: int) -> list[Batch]:
+def first_sequences(batches: Iterable[Any], n: int) -> list[Any]:
     """The first n sequences of all batches, or as many as there are."""
     found = list(islice((one for batch in batches for one in sequences(batch)), n))
     if not found:

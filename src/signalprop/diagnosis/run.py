@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from signalprop.attachment.anatomy import Anatomy, attach, reading_batches
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
@@ -33,7 +33,7 @@ from signalprop.diagnosis.trials import try_all
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
 from signalprop.diagnosis.whole_model_values import Ends, Tried
-from signalprop.diagnosis.wired_models import not_understood, wired_here
+from signalprop.diagnosis.wired_models import not_understood, of_stream, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
@@ -53,7 +53,7 @@ _BACKWARD_SEQUENCES = 4  # sequences of which the gradient profile is the mean
 @typed
 def diagnose(
     model: nn.Module | Anatomy,
-    batches: Iterable[Batch] | None = None,
+    batches: Any = None,
     *,
     inputs: Any = None,
     name: str = "",
@@ -74,9 +74,10 @@ def diagnose(
     The model stays as it is. The signal is streamed; only token ids stay in memory, for what needs several passes.
 
     Args:
-        batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`); default: 4 sequences of at
-            most 128 tokens of the embedded text, numbered by frequency. A tensor or dictionary counts as inputs.
-        inputs: sequences of tokens as the model is called with them, as `measure` takes them; in place of batches.
+        batches: sequences of one length (see `signalprop.diagnosis.stream.token_batches`), or inputs; default: 4
+            sequences of at most 128 tokens of the embedded text, numbered by frequency.
+        inputs: tokens, images or frames as the model is called with them (as `measure` takes them); in place of
+            batches. Of a model whose weights are not identified, only the stream is looked at.
         name: of the model, in the result. mapping: where its family is not known (docs/measuring.md).
         skip_first: positions at the start of every sequence that statistics of the signal leave out.
         remove: also the loss without every single layer.
@@ -94,9 +95,9 @@ def diagnose(
     _check_counts(jacobian_sequences=jacobian_sequences, skip_first=skip_first)
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
-    if isinstance(batches, (Batch, Tensor, Dictionary)):
+    if not (batches is None or isinstance(batches, Iterator) or _are_batches(batches)):
         batches, inputs = None, batches
-    attached = _understood(model, batches, name, mapping, inputs)
+    attached = _understood(model, batches, name, mapping, inputs, skip_first)
     if isinstance(attached, Diagnosis):
         return attached
     model, mapping, arguments = attached.model, attached.mapping, attached.arguments
@@ -148,9 +149,8 @@ def diagnose(
             wired += wired_here(attached, _short(held[0]))
         if ends is not None and new:
             fresh = fresh_of(attached, _short(held[0]), backward=not blocked)
-        inputs = held[0].statistics(mapping.architecture) if held[0].tokens is not None else None
         with weights_here(model):
-            weights, said = live_weights(attached, inputs, _length(held))
+            weights, said = live_weights(attached, held[0].statistics(mapping.architecture), _length(held))
         notes += [f"prediction: {line}" for line in said]
         score = accuracy(model) if accuracy is not None and finite else None
         near = None
@@ -202,26 +202,37 @@ def diagnose(
 
 
 def _understood(
-    model: nn.Module | Anatomy, batches: Iterable[Batch] | None, name: str, mapping: Mapping | None, inputs: Any
+    model: nn.Module | Anatomy, batches: Any, name: str, mapping: Mapping | None, inputs: Any, skip_first: int
 ) -> Anatomy | Diagnosis:
-    """The model with its parts; of one whose wiring explains why they are not found, a diagnosis of that."""
+    """The model with its parts; if they are not found, a diagnosis of its wiring or of its stream alone."""
+    found = None
     try:
-        attached = _with_words(reading_batches(attach(model, mapping, inputs)))
+        found = attach(model, mapping, inputs)
+        attached = _with_words(reading_batches(found))
         if not attached.mapping.tokens_first:
             return attached
         raise InputError(
             "diagnose reads streams (batch, tokens, features), and this model's is (tokens, batch, features)"
         )
     except InputError as error:
-        return not_understood(model.outer if isinstance(model, Anatomy) else model, batches, name, error)
+        try:
+            return not_understood(model.outer if isinstance(model, Anatomy) else model, batches, name, error)
+        except InputError:
+            if found is None or found.arguments is None or found.mapping.tokens_first:
+                raise
+            return of_stream(found, name, error, skip_first)
+
+
+def _are_batches(batches: Any) -> bool:
+    return isinstance(batches, (list, tuple)) and all(isinstance(batch, Batch) for batch in batches)
 
 
 def batch_of(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
-    """The sequences of tokens that a model is called with."""
+    """What a model is called with."""
     batch = batch_in(mapping, arguments)
     if batch is None:
         raise InputError(
-            f"diagnose reads sequences of tokens, and {', '.join(arguments)} hold none that the token table reads; "
+            f"diagnose reads tokens, square images or frames; {', '.join(arguments)} hold none that fits; "
             "measure and Probe take any inputs="
         )
     return batch

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -177,7 +178,7 @@ class _Observer(Streams):
 
 def observe(
     attached: Anatomy,
-    batches: Sequence[Batch],
+    batches: Sequence[Batch | dict[str, Any]],
     *,
     skip_first: int = 4,
     gradient_sequences: int = 4,

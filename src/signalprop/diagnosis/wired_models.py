@@ -13,8 +13,11 @@ from signalprop.attachment.arguments import read_by
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import asks_for_the_next, bad_tensors
+from signalprop.diagnosis.identity import identity
+from signalprop.diagnosis.layers import has_modules, run
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.result import SCHEMA, Data, Diagnosis
+from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.wiring import blocks_of, wiring_of
 from signalprop.errors import InputError
@@ -23,6 +26,7 @@ from signalprop.repair.freshness import unlike_draws
 from signalprop.results.findings import Finding
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.live_model import evaluating
+from signalprop.watching.first_positions import Streams
 
 _TOKENS = 64
 
@@ -76,14 +80,36 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
     return _told(model, name, error, length, "made up" if first is None else first.source, wired=found)
 
 
+def of_stream(attached: Anatomy, name: str, error: InputError, skip_first: int) -> Diagnosis:
+    """A diagnosis of the stream alone, of a model whose weights are not identified, on what it is called with."""
+    arguments = arguments_of(attached, attached.arguments or {})
+    shapes: list[tuple[int, int]] = []
+    counting = Streams(attached, 0, lambda _, x, *__: shapes.append((x.shape[0], x.shape[1])))
+    with evaluating(attached.model):
+        with counting, torch.no_grad():
+            counting.begin(arguments)
+            run(attached.model, arguments)
+        signal = observe(attached, [arguments], skip_first=skip_first, gradient_sequences=0)
+        finite = all(item.finite for item in signal)
+        near = (
+            identity(attached, [arguments], skip_first=skip_first) if finite and has_modules(attached.mapping) else None
+        )
+    sequences, length = shapes[-1]
+    return _told(
+        attached.model, name, error, length, "inputs", sequences, skip_first,
+        part="stream", signal=signal, identity=near, bad_tensors=bad_tensors(attached.model),
+    )  # fmt: skip
+
+
 def _told(
-    model: nn.Module, name: str, error: InputError, length: int = 0, source: str = "nothing was read", **found: Any
-) -> Diagnosis:
+    model: nn.Module, name: str, error: InputError, length: int = 0, source: str = "nothing was read",
+    sequences: int = 1, skip_first: int = 0, part: str = "wiring", **found: Any,
+) -> Diagnosis:  # fmt: skip
     """A diagnosis of what was found, and of what could not be looked at."""
-    data = Data(source=source, sequences=1, tokens=length, length=length, skip_first=0)
+    data = Data(source=source, sequences=sequences, tokens=sequences * length, length=length, skip_first=skip_first)
     result = Diagnosis(
         schema=SCHEMA, model=name or type(model).__name__, family="", data=data, **found,
-        notes=(f"the wiring alone was looked at: {error}",), n_parameters=sum(p.numel() for p in model.parameters()),
+        notes=(f"only the {part} was looked at: {error}",), n_parameters=sum(p.numel() for p in model.parameters()),
     )  # fmt: skip
     return result.model_copy(update={"findings": verdicts(result)})
 

@@ -98,7 +98,9 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
                 declared = signature.parameters[parameter]
                 for item in _SEVERAL.get(declared.kind, lambda one: (one,))(value):
                     if not _is_a(item, hints[parameter]):
-                        expected, got = _in_words(str(declared.annotation)), f"{type(item).__name__} {item!r:.60}"
+                        expected, shape = _in_words(str(declared.annotation)), getattr(item, "shape", None)
+                        got = f"of shape {tuple(shape)}" if isinstance(shape, tuple) else f"{item!r:.60}"
+                        got = f"{type(item).__name__} {got}"
                         raise InputError(f"{name} takes as {parameter}: {expected}; it was given the {got}")
         try:
             return function(*args, **kwargs)

@@ -31,7 +31,7 @@ def wrapped(text: str, columns: int = COLUMNS) -> str:
 def _folded(line: str, columns: int) -> str:
     if len(line) <= columns:
         return line
-    labelled = line[LABEL - 1] == " " and line[LABEL] != " " and "  " not in line[:LABEL].strip()
+    labelled = line[LABEL - 2 : LABEL] == "  " and line[LABEL] != " " and "  " not in line[:LABEL].strip()
     if "  " in line[LABEL if labelled else 0 :].strip():
         return line  # a row of a table
     indent = " " * (LABEL if labelled else len(line) - len(line.lstrip()))
