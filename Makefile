@@ -30,14 +30,8 @@ test-slow: $(VENV)/dev.stamp
 
 # 100 small errors in the theory, one at a time: which of them its fast tests catch. First, once for a version of the
 # files, what each test executes.
-mutants: out/mutants.coverage
+mutants: $(VENV)/dev.stamp
 	$(BIN)/python -m signalprop_lab.mutants
-
-TESTED := tests/theory tests/kernels tests/network tests/models tests/schemes tests/test_invariants.py
-out/mutants.coverage: $(VENV)/dev.stamp $(shell find src/signalprop $(TESTED) -name '*.py' 2>/dev/null)
-	$(PIP) pytest-cov==7.1.0
-	@mkdir -p out
-	COVERAGE_FILE=$@ $(BIN)/python -m pytest -q $(TESTED) --cov=src/signalprop --cov-context=test --cov-report=
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
