@@ -132,7 +132,9 @@ class Hunt:
                     print(f"caught    {_said(self._chosen[number])}  by {file.name}, {seconds:.0f} s", flush=True)
         return True
 
-    def _tests_that_reach(self, theory: _Loaded, session: pytest.Session, tests: list[pytest.Item]) -> dict[int, list]:
+    def _tests_that_reach(
+        self, theory: _Loaded, session: pytest.Session, tests: list[pytest.Item]
+    ) -> dict[int, list[pytest.Item]]:
         """By mutants that are left: the tests that execute its statement and pass without it, the shortest first."""
         notes, _ = _forked(partial(self._notes, theory, session, tests), None)
         of_tests = sorted(zip(notes, tests, strict=True), key=lambda one: one[0]["seconds"])
