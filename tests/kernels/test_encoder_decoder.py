@@ -149,7 +149,7 @@ def test_the_way_back_takes_attention_as_the_pass_before_left_it(monkeypatch: py
     a = sp.Architecture(n_layers=2, d_model=32, n_heads=2, seq_len=12, target_len=10, kind="encoder-decoder")
     p = sp.scheme("xavier")(a)
     found, counts = [], []
-    for name in (None, "_ALL_KEPT", "_KEPT_LENGTH"):  # all kept, those of a segment, none
+    for name in (None, "_ALL_STORED", "_STORED_LENGTH"):  # all kept, those of a segment, none
         if name is not None:
             monkeypatch.setattr(tokens, name, 0)
         found.append(sp.predict(p, fidelity="kernel").gradient["stream_in"].variance)

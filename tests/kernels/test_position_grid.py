@@ -163,7 +163,7 @@ def test_what_positions_differ_in_otherwise_takes_all_of_them() -> None:
 def test_what_does_not_fit_is_computed_again_and_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = scheme("huggingface")(Architecture.preset(name, n_layers=9))
     kept = predict(table)
-    monkeypatch.setattr(tokens, "_ALL_KEPT", 0)
+    monkeypatch.setattr(tokens, "_ALL_STORED", 0)
     again = predict(table)
     assert "the others interpolated" in kept.notes[0]
     for point, series in kept.gradient.items():

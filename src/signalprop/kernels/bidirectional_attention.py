@@ -85,7 +85,7 @@ class UnmaskedAttention(TokenAttention):
         out = more * (of_one + near * (gap - of_one))
         slope = self._slope + self._structural_slope
         out += np.sqrt(np.outer(slope, slope)) * self._asks + low
-        per_token = low + (w.rows.second - w.overlap) * gap + self._own_slope * self._asks_per_token
+        per_token = low + (w.rows.second - w.overlap) * gap + self._diagonal_slope * self._asks_per_token
         alone = float(w.value[1] ** 2 @ np.diagonal(values))
         per_token = np.maximum(per_token, 0.0) + w.rows.second * alone * dropped
         root = np.sqrt(per_token)
@@ -272,10 +272,10 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
-        return np.asarray(self._chance_met * (1 - self._weights.rows.second) ** 2)
+        return np.asarray(self._chance_overlap * (1 - self._weights.rows.second) ** 2)
 
     @property
-    def _chance_met(self) -> FloatArray:
+    def _chance_overlap(self) -> FloatArray:
         coherent = 1.0 if self.omega is None else float(self.omega[0])
         gap = max(float((self._same_pairs[1] * self._values).sum() - (self._weights.apart * self._values).sum()), 0.0)
         return np.asarray(self.qk * coherent / self.d_model * self._different_spread * gap)

@@ -89,7 +89,7 @@ class TokenAttention(Sums):
 
     def _averaged(self) -> tuple[FloatArray, FloatArray]:
         """Kernel of A V: what two rows share, on the diagonal in the limit of one place; and the diagonal."""
-        n, spread, own_scale, dropped = (
+        n, spread, diagonal_scale, dropped = (
             self._row_length,
             self._of_values.spread,
             self._asks_per_token,
@@ -107,7 +107,7 @@ class TokenAttention(Sums):
         out += double_mean * np.outer(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
         out += np.outer(linear, linear) * self._asks
-        per_token = per_token * left**2 + (second - 1 / n) * spread + self._own_slope * own_scale
+        per_token = per_token * left**2 + (second - 1 / n) * spread + self._diagonal_slope * diagonal_scale
         return out, np.maximum(per_token, 0.0) + second * mean_square * (dropped - 1)
 
     def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
@@ -297,18 +297,18 @@ class TokenAttention(Sums):
     @cached_property
     def _random_slope(self) -> FloatArray:
         """Per row, how much variance follows the query linearly: random overlaps of d_model-dimensional keys."""
-        return np.asarray(self._chance_met * (1 - self._rows.second) ** 2)
+        return np.asarray(self._chance_overlap * (1 - self._rows.second) ** 2)
 
     @property
-    def _chance_met(self) -> FloatArray:
+    def _chance_overlap(self) -> FloatArray:
         """Those overlaps of scores and values, of uniform weights."""
         coherent = 1.0 if self.omega is None else self.omega
         return np.asarray(self.qk * coherent / self.d_model * self._spread * self._of_values.spread)
 
     @property
-    def _own_slope(self) -> FloatArray:
+    def _diagonal_slope(self) -> FloatArray:
         """Both slopes, of a row with itself."""
-        return self._structural_slope + self._chance_met * self._rows.response
+        return self._structural_slope + self._chance_overlap * self._rows.response
 
     @cached_property
     def _structural_slope(self) -> FloatArray:
@@ -320,10 +320,10 @@ class TokenAttention(Sums):
         total = v.double_mean.diagonal()
         centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
         per_token = v.per_token - 2 * v.mean + total[:, None]
-        turned_own = per_token if self._turn is None else self._from_mean
+        turned_diagonal = per_token if self._turn is None else self._from_mean
         # keys that are all alike have this much: each is part of the mean, which the moments of a row count
         usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
-        structural = np.maximum(centred - self._sum_over_visible(per_token * turned_own) / n**2 - usual, 0.0)
+        structural = np.maximum(centred - self._sum_over_visible(per_token * turned_diagonal) / n**2 - usual, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)
 
     @cached_property

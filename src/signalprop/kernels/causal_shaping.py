@@ -267,9 +267,9 @@ def _uniform_factor(rho: float, n: int) -> tuple[FloatArray, FloatArray, FloatAr
     """(d, c, e, v): the Cholesky factor of the uniform kernel is diag(d) + strictly_lower(1 c^T), its inverse
     diag(1/d) - strictly_lower(e 1^T), and v = L^-1 1."""
     before = 1 + (np.arange(n) - 1) * rho  # p_{j-2}; 1 - rho for the first
-    own = before + rho
-    root = np.sqrt(own * before)
-    d = np.sqrt((1 - rho) * own / before)
+    including = before + rho
+    root = np.sqrt(including * before)
+    d = np.sqrt((1 - rho) * including / before)
     c = rho * math.sqrt(1 - rho) / root
     return d, c, c / (1 - rho), math.sqrt(1 - rho) / root
 

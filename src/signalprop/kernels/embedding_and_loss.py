@@ -145,8 +145,8 @@ def input_kernel(
             shared = shared * np.outer(root, root)
         remaining = 1 - (a.embedding_dropout or 0.0)
         np.fill_diagonal(shared, np.diagonal(shared) / remaining)
-        seen = (inputs.tokens >= 0).any(0)
-        kernel = np.where(np.outer(seen, seen), shared, kernel)
+        is_word = (inputs.tokens >= 0).any(0)
+        kernel = np.where(np.outer(is_word, is_word), shared, kernel)
     return kernel
 
 

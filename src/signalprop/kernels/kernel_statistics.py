@@ -77,14 +77,14 @@ def distances(kernel: FloatArray) -> tuple[float, float]:
     From (K_ii - K_ij) + (K_jj - K_ij) - (sqrt K_ii - sqrt K_jj)^2, small for nearly equal tokens, so that
     nothing is lost beyond the rounding of K itself.
     """
-    own, t = np.diagonal(kernel), len(kernel)
+    diagonal, t = np.diagonal(kernel), len(kernel)
     if t < 2:
         return math.nan, math.nan
-    root, inverse = np.sqrt(np.maximum(own, 0.0)), inverse_roots(own)
+    root, inverse = np.sqrt(np.maximum(diagonal, 0.0)), inverse_roots(diagonal)
     total, largest = 0.0, -math.inf
     for start in range(0, t - 1, _ROWS):
         rows = slice(start, min(start + _ROWS, t))
-        gap = _gaps(own[rows, None], own[start:], kernel[rows, start:], root[rows, None], root[start:])
+        gap = _gaps(diagonal[rows, None], diagonal[start:], kernel[rows, start:], root[rows, None], root[start:])
         gap *= inverse[rows, None]
         gap *= inverse[start:]
         if not inverse.all():
@@ -109,8 +109,8 @@ def _gaps(left: FloatArray, right: FloatArray, shared: FloatArray, root: FloatAr
 
 def lag_cosine(kernel: FloatArray, lag: int) -> float:
     """Mean cosine of positions `lag` apart."""
-    own = np.diagonal(kernel)
-    inverse = inverse_roots(own)
+    diagonal = np.diagonal(kernel)
+    inverse = inverse_roots(diagonal)
     return float(np.mean(np.diagonal(kernel, lag) * inverse[:-lag] * inverse[lag:]))
 
 
@@ -124,7 +124,7 @@ def pooled(items: Sequence[KernelSeries]) -> tuple[KernelSeries, dict[str, Float
     some = logs > -np.inf  # a gradient that did not come so far has none
     highest = np.where(some.any(0), logs.max(0), 0.0)
     with np.errstate(divide="ignore"):
-        mean["log_diagonal"] = highest + np.log(np.exp(logs - highest).mean(0))  # of the mean, not its own mean
+        mean["log_diagonal"] = highest + np.log(np.exp(logs - highest).mean(0))  # of the mean, not the mean of it
     spread = {name: values.std(0, ddof=1) for name, values in stacked.items() if name != "log_diagonal"}
     spread["log_diagonal"] = np.where(some.all(0), np.where(some, logs, 0.0).std(0, ddof=1), np.nan)
     series = KernelSeries(

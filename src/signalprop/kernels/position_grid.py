@@ -236,7 +236,7 @@ class GridAttention(TokenAttention):
     """`TokenAttention`, causal and without value skips, on a grid: `kernel` is what two different tokens share.
 
     Attributes:
-        grid: where they stand. own, value_own: the diagonals of kernel and values. turn: mean cosines of
+        grid: where they stand. per_token, value_per_token: diagonals of kernel and values. turn: mean cosines of
             `Grid.rotated`, in the place of rho.
     """
 
@@ -296,10 +296,10 @@ class GridAttention(TokenAttention):
         return np.asarray((self.grid.by_power[0] * self._shared_out(self._rows.favour[1]).T) @ values)
 
     def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
-        seen, n, e = self.grid.visible, self.grid.n, per_token - shared.diagonal()
-        averaged = product(seen, shared)
-        single = seen @ e  # at the shorter row
-        double = product(averaged, seen.T) + np.where(self._visible, single, single[:, None])
+        visible, n, e = self.grid.visible, self.grid.n, per_token - shared.diagonal()
+        averaged = product(visible, shared)
+        single = visible @ e  # at the shorter row
+        double = product(averaged, visible.T) + np.where(self._visible, single, single[:, None])
         return (averaged + e) / n[:, None], double / self.grid.lengths
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:

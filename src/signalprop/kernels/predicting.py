@@ -54,9 +54,9 @@ Keep = NDArray[np.bool_] | None
 Watch = Callable[[Stack, Sequence[Keep | Grid]], Record]
 
 
-_KEPT_LENGTH = 640  # tokens up to which a segment's attentions are kept for the way back: 3 MiB a matrix
-_ALL_KEPT = 512 * 2**20  # bytes up to which all are, and no segment is computed again
-_EACH = 6  # matrices of a sublayer that are kept, on average: 11 of attention, one of a feed-forward
+_STORED_LENGTH = 640  # tokens up to which a segment's attentions are stored for the way back: 3 MiB a matrix
+_ALL_STORED = 512 * 2**20  # bytes up to which all are, and no segment is computed again
+_EACH = 6  # matrices of a sublayer that are stored, on average: 11 of attention, one of a feed-forward
 
 
 def _unseen(_: int, __: State) -> None:
@@ -253,7 +253,7 @@ def passes(
 
 def _all_count(stack: Stack, start: State) -> bool:
     """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
-    return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_KEPT
+    return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_STORED
 
 
 @dataclass
@@ -282,11 +282,11 @@ class _Ahead:
         starts = [i for i in layer_starts(self.stack.p).tolist() if i in rows]
         self.segment_starts = set(starts[:: max(1, math.isqrt(len(starts)))])
         self.stack.cache_attention(self.all_count)
-        last = self.stack.run(start, rows, self.seen)
+        last = self.stack.run(start, rows, self.record_sublayer)
         self.stack.cache_attention(False)
         return last
 
-    def seen(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
+    def record_sublayer(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
         """Keep what is needed of a sublayer."""
         if not self.stack.parallel[i]:
             self.record(i, layer_in)
@@ -326,7 +326,7 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, r
     """
     stack, memory = ahead.stack, list[State]()
 
-    def seen(point: str, i: int, gradient: State) -> None:
+    def record_gradient(point: str, i: int, gradient: State) -> None:
         columns.put(point, i, gradient)
         if point == "stream_in" and not stack.parallel[i]:
             record(i, gradient)
@@ -338,12 +338,12 @@ def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, r
         if ahead.reads:
             back.reads = ahead.reads
         else:
-            stack.cache_attention(len(gradient.kernel) <= _KEPT_LENGTH)
+            stack.cache_attention(len(gradient.kernel) <= _STORED_LENGTH)
             stack.run(ahead.checkpoints[first], range(first, end), back.keep)
             stack.cache_attention(False)
         rows, between = range(first, end), back.entering_back if stack.a.layer_inputs else None
         gradient = back_through(
-            rows, stack.parallel, back.sublayer, back.together, lambda share: share, gradient, seen, between
+            rows, stack.parallel, back.sublayer, back.together, lambda share: share, gradient, record_gradient, between
         )
         memory += back.memory
     return memory

@@ -121,8 +121,8 @@ class State:
         if sizes <= 0:
             return 0.0
         if isinstance(keep, Grid):
-            (off, own), (off_other, own_other) = keep.split(self.kernel), keep.split(other.kernel)
-            return keep.total(off * off_other, own * own_other) / sizes
+            (off, diagonal), (off_other, diagonal_other) = keep.split(self.kernel), keep.split(other.kernel)
+            return keep.total(off * off_other, diagonal * diagonal_other) / sizes
         if keep is None:
             return float(np.einsum("ij,ij->", self.kernel, other.kernel)) / sizes  # BLAS would start threads
         return float(keep @ (self.kernel * other.kernel) @ keep) / sizes

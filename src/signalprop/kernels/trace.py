@@ -92,8 +92,10 @@ class Trace:
             InputError: the kernel at that depth is not stored.
         """
         if depth not in self.kernels:
-            kept = ", ".join(map(str, self.kernels)) or "none"
-            raise InputError(f"the kernel at depth {depth} was not stored; the stored ones: {kept} (at= names others)")
+            depths = ", ".join(map(str, self.kernels)) or "none"
+            raise InputError(
+                f"the kernel at depth {depth} was not stored; the stored ones: {depths} (at= names others)"
+            )
         return normalised(self.kernels[depth])
 
     def to_json(self) -> dict[str, Any]:
@@ -241,7 +243,7 @@ class _Reader:
     """Collects numbers and matrices of one direction of one sequence, depth by depth.
 
     Attributes:
-        keep: positions that count, None: all. kept_depths: where matrices are stored. relative: numbers are relative to
+        keep: positions that count, None: all. stored_depths: where matrices are stored. relative: numbers are relative to
             the mean diagonal of the first kernel.
     """
 
@@ -252,7 +254,7 @@ class _Reader:
         n, t = p.architecture.n_layers, p.architecture.seq_len
         self.depth_of = {int(i): depth for depth, i in enumerate(layer_starts(p))} | {p.n_sublayers: n}
         self.keep, self.log_unit = keep, None if relative else 0.0
-        self.kept_depths = set(depths) if keep_matrices else set()
+        self.stored_depths = set(depths) if keep_matrices else set()
         everywhere = t <= _RANK_EVERYWHERE if rank is None else rank
         self.ranked = set(range(n + 1)) if everywhere else set(depths) if rank is None and t <= _RANK_AT else set()
         names = (field.name for field in fields(KernelSeries) if field.name != "lags")
@@ -287,7 +289,7 @@ class _Reader:
         for lag, column in self.by_lag.items():
             if lag < len(kernel):
                 column[depth] = lag_cosine(kernel, lag)
-        if depth in self.kept_depths:
+        if depth in self.stored_depths:
             self.matrices[depth] = state.kernel * factor
 
     def series(self) -> KernelSeries:

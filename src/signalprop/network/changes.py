@@ -47,25 +47,25 @@ def changed_fields(a: ArchitectureFields, changes: dict[str, Any]) -> dict[str, 
 
 def _branches_at(a: ArchitectureFields, n_layers: Any) -> dict[str, Any]:
     """Branches that are named layer by layer, for so many layers; nothing where they are not."""
-    alike = a.branches is None or is_one_layer(a.branches) or a.kind == "encoder-decoder"
-    if alike or not is_width(n_layers):
+    of_any_depth = a.branches is None or is_one_layer(a.branches) or a.kind == "encoder-decoder"
+    if of_any_depth or not is_width(n_layers):
         return {}
     return {"branches": tuple(islice(cycle(a.layer_branches), int(n_layers)))}
 
 
 def _settings_after(a: ArchitectureFields, changes: dict[str, Any]) -> Any:
     """Of the kinds that stay; a mapping in `changes` changes the fields that it names."""
-    kept: dict[str, Any] = dict(a.settings)
+    settings: dict[str, Any] = dict(a.settings)
     if "branches" in changes or changes.get("kind", a.kind) != a.kind:
         there = set(_names(changes.get("branches") or ("attention", "feed_forward", "cross_attention")))
-        kept = {name: value for name, value in kept.items() if name in there}
+        settings = {name: value for name, value in settings.items() if name in there}
     wanted = changes.get("settings") or {}
     if not isinstance(wanted, dict):
         return wanted  # to be refused
     for name, given in wanted.items():
-        before = kept[name].model_dump() if name in kept and isinstance(given, dict) else {}
-        kept[name] = before | given if isinstance(given, dict) else given
-    return kept
+        before = settings[name].model_dump() if name in settings and isinstance(given, dict) else {}
+        settings[name] = before | given if isinstance(given, dict) else given
+    return settings
 
 
 def _heads_at(a: ArchitectureFields, d_model: int) -> dict[str, int | None]:

@@ -26,7 +26,7 @@ def leaky_closed(slope: float) -> ClosedForm:
     """f = slope * x + (1 - slope) * relu(x), with E x relu(y) = r s / 2."""
     a, b = slope, 1 - slope
     linear, bend = a * a + a * b, b * b / (2 * math.pi)
-    own, slope_second = linear + b * b / 2 * (1 - 1 / math.pi), linear + b * b / 2
+    second, slope_second = linear + b * b / 2 * (1 - 1 / math.pi), linear + b * b / 2
     quarter = math.pi / 2
 
     def closed(s: Array, r: Array) -> Five:
@@ -34,7 +34,7 @@ def leaky_closed(slope: float) -> ClosedForm:
         mean = b * xp.sqrt(s / (2 * math.pi))
         half = quarter + xp.arcsin(r)
         covariance = s * (linear * r + bend * (xp.sqrt((1 - r) * (1 + r)) - 1 + r * half))
-        return mean, s * own, covariance, slope_second + 0 * s, linear + bend * half
+        return mean, s * second, covariance, slope_second + 0 * s, linear + bend * half
 
     return closed
 

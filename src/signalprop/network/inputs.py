@@ -212,10 +212,10 @@ def from_tokens(
         raise InputError("no position carries loss: every target is padding; expected at least one")
     if share == 0:  # sequences of one token have no next one; no pair of positions either, so the share says nothing
         share = 1.0
-    segment, own = 2 / 3, None
+    segment, segment_ids = 2 / 3, None
     if segments is not None:
-        own = np.where(real, _same_shape("segments", segments, ids), -1)
-        segment = collision_probability(own)
+        segment_ids = np.where(real, _same_shape("segments", segments, ids), -1)
+        segment = collision_probability(segment_ids)
     return InputStatistics(
         token_correlation=collision_probability(ids),
         segment_correlation=segment,
@@ -223,7 +223,7 @@ def from_tokens(
         loss_fraction=share if loss_fraction is None else loss_fraction,
         tokens=ids,
         targets=aims,
-        segments=own,
+        segments=segment_ids,
         source=source,
     )
 

@@ -147,13 +147,13 @@ class Kind:
         """Its weights in an architecture."""
         return tuple(role.name for role in self.roles if role.exists(architecture))
 
-    def numbers(self, a: ArchitectureFields, *, met: bool = False) -> int:
-        """Weights and biases of its maps in one sublayer; `met`: of those that one token passes."""
+    def numbers(self, a: ArchitectureFields, *, per_token: bool = False) -> int:
+        """Weights and biases of its maps in one sublayer; `per_token`: of those that one token passes."""
         count = 0
         for role in self.roles:
             if role.exists(a):
                 inputs, outputs = role.fan(a)
-                count += role.held(a)[met] * (inputs * outputs + outputs * role.biased(a))
+                count += role.held(a)[per_token] * (inputs * outputs + outputs * role.biased(a))
         return count
 
     @cached_property

@@ -37,7 +37,7 @@ class Forward(Protocol[Stream, Output]):
     def skipped(self, row: Any, stream: Stream) -> Stream:
         """The stream on the skip path."""
 
-    def plus(self, row: Any, kept: Stream, output: Output) -> Stream:
+    def plus(self, row: Any, skipped: Stream, output: Output) -> Stream:
         """The skip, plus the multiplier times the branch's output."""
 
     def norm_sum(self, row: Any, total: Stream) -> Stream:

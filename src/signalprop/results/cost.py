@@ -84,7 +84,7 @@ def active_parameters(architecture: Architecture) -> int:
     """Trainable numbers that one token meets: all but those of the experts that it has not chosen."""
     rows = layout(architecture)
     idle = sum(
-        int(kind.of(rows).sum()) * (kind.numbers(architecture) - kind.numbers(architecture, met=True))
+        int(kind.of(rows).sum()) * (kind.numbers(architecture) - kind.numbers(architecture, per_token=True))
         for kind in kinds_in(rows)
     )
     return count_parameters(architecture)["total"] - int(idle)

@@ -96,10 +96,10 @@ def _layers(
         if p.parallel[i].all():  # meets the gradient that the sublayer before it meets
             held[..., layers, :, :] = branch
             continue
-        own, after = np.minimum(back.skip[..., i] ** 2, _LARGEST), noise[..., layers, :, :]
+        skip2, after = np.minimum(back.skip[..., i] ** 2, _LARGEST), noise[..., layers, :, :]
         later = skip[..., layers] ** 2
-        noise[..., layers, :, :] = own[..., None, None] * after + later[..., None, None] * branch + branch @ after
-        skip[..., layers] *= np.sign(back.skip[..., i]) * np.sqrt(own)
+        noise[..., layers, :, :] = skip2[..., None, None] * after + later[..., None, None] * branch + branch @ after
+        skip[..., layers] *= np.sign(back.skip[..., i]) * np.sqrt(skip2)
     return skip, noise
 
 
@@ -156,8 +156,8 @@ def variance_range(parametrization: Parametrization, profile: Profile) -> tuple[
             number of sublayers.
     """
     low, high = sublayer_variance_range(parametrization, profile)
-    ends = layer_ends(parametrization)
-    return low[..., ends], high[..., ends]
+    last = layer_ends(parametrization)
+    return low[..., last], high[..., last]
 
 
 def sublayer_variance_range(parametrization: Parametrization, profile: Profile) -> tuple[FloatArray, FloatArray]:

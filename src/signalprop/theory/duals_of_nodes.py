@@ -78,7 +78,7 @@ def dual_of(name: str, derivative: int, variance: Array) -> Block:
     One variance: ReLU, GELU and erf in closed form, others entry by entry where these are few, and else by
     interpolation in arccos r, cubic for f (error below 1e-11 of the value at r = 1) and linear for f' (1e-6). Duals are
     smooth in the angle, also where they are kinked in r. The error vanishes at r = 1: tokens that are equal up to
-    rounding stay so. Of the variance eight digits count, for which tables are kept.
+    rounding stay so. Of the variance eight digits count, for which tables are used.
 
     Args:
         variance: of all positions, or of each of them, (T,). Those that differ by less than 1e-5 count as one.
@@ -117,8 +117,8 @@ def one_variance(variance: Array) -> float | None:
     s = np.asarray(variance, np.float64)
     mean = float(s.sum()) / s.size
     # what is not finite is refused with the table
-    alike = not math.isfinite(mean) or float(s.max() - s.min()) <= _SPREAD * mean
-    return float(f"{mean:.7e}") if alike else None
+    one_value = not math.isfinite(mean) or float(s.max() - s.min()) <= _SPREAD * mean
+    return float(f"{mean:.7e}") if one_value else None
 
 
 # --- one variance --------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
         return min(1 + int(np.count_nonzero(beyond)), terms)
 
     def terms_of(few: int, i: Places, j: Places) -> tuple[FloatArray, FloatArray]:
-        kept = few + (few == terms)  # the last one has what all others miss
+        used = few + (few == terms)  # the last one has what all others miss
         return c[:kept, i], c[:kept, j]
 
     def summed(i: Places, j: Places, r: FloatArray, largest: float) -> FloatArray:

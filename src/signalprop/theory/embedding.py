@@ -58,9 +58,9 @@ def embed(
         shared += segment * embedding.segment**2
     mean, variance, shared = mean * embedding.scale, variance * embedding.scale**2, shared * embedding.scale**2
     if a.embedding_norm:
-        kept_mean = mean if a.norm == "rmsnorm" else 0.0
-        factor = float(ratio(embedding.norm_gain**2, variance + kept_mean**2 + a.norm_eps))
-        mean, variance, shared = kept_mean * math.sqrt(factor), variance * factor, shared * factor
+        mean_in_norm = mean if a.norm == "rmsnorm" else 0.0
+        factor = float(ratio(embedding.norm_gain**2, variance + mean_in_norm**2 + a.norm_eps))
+        mean, variance, shared = mean_in_norm * math.sqrt(factor), variance * factor, shared * factor
     p = a.embedding_dropout or 0.0
     variance = (variance + p * mean**2) / (1 - p)
     return Moments(mean, variance, float(ratio(shared, variance)))

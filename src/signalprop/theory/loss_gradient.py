@@ -23,7 +23,7 @@ from signalprop.theory.row_overlaps import log_overlap
 from signalprop.theory.softmax import softmax_moments
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
-_KEPT_SHARE = 0.1  # of them, read unchanged
+_UNCHANGED_SHARE = 0.1  # of them, read unchanged
 _NODES = 0.15 * np.arange(-40, 41)  # of a standard normal variable
 _WEIGHTS = np.exp(-(_NODES**2) / 2) / np.exp(-(_NODES**2) / 2).sum()
 
@@ -49,7 +49,7 @@ def coincidences(architecture: Architecture, inputs: InputStatistics) -> Coincid
         return _counted(inputs.tokens, inputs.targets)
     c = inputs.target_correlation
     if architecture.kind == "encoder":
-        return Coincidences(c, _MASKED_SHARE**2 + (1 - _MASKED_SHARE**2) * c, (1 - _MASKED_SHARE) * c, _KEPT_SHARE)
+        return Coincidences(c, _MASKED_SHARE**2 + (1 - _MASKED_SHARE**2) * c, (1 - _MASKED_SHARE) * c, _UNCHANGED_SHARE)
     return Coincidences(c, inputs.token_correlation, c, c)
 
 

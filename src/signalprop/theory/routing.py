@@ -136,9 +136,9 @@ def _table(router: Router, index: int) -> FloatArray:
     e = router.n_experts
     n = min(max(_NUMBERS // (_ANGLES * e), 16), _CIRCLES)
     rng = np.random.default_rng(0)
-    ends = rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)
+    axes = rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)
     turn = 2 * np.pi * np.arange(_ANGLES)[:, None] / _ANGLES
-    logits = np.cos(turn) * ends[0] + np.sin(turn) * ends[1]
+    logits = np.cos(turn) * axes[0] + np.sin(turn) * axes[1]
     w, a, b = (one.astype(np.float32) for one in chosen(router, logits))
     hit = np.asarray(w > 0, np.float32)
     both, steep = _of_pairs(a, a), _of_pairs(a * b, a)

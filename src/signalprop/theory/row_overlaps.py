@@ -67,7 +67,7 @@ def share(s: Array, x: Array) -> Array:
     return x * (2.0 * root - x * (root - 2.0)) / (root + 2.0)
 
 
-def hermite_ends(
+def hermite_data(
     s: FloatArray, second: FloatArray, jacobian: FloatArray, n: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(slope at 0, value at 1, slope at 1) of ln(Λ_V)/s in x, from P and J of one row; n at least 2."""
@@ -128,7 +128,7 @@ def steady(length: int) -> Spline:
     knots, rest = _tabulated()
     at, weight = lagrange(np.log([length]), knots)
     even, odd = rest[:, :, at[0]] @ weight[0] / np.maximum(NODES, 1e-12)
-    cubic = hermite(*hermite_ends(NODES, second, jacobian, length))
+    cubic = hermite(*hermite_data(NODES, second, jacobian, length))
     coefficients = np.concatenate([cubic, np.zeros((2, len(NODES)))]) + np.outer(_EVEN, even) + np.outer(_ODD, odd)
     return Spline(coefficients[1:].T)
 
