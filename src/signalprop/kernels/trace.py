@@ -243,7 +243,7 @@ class _Reader:
     """Collects numbers and matrices of one direction of one sequence, depth by depth.
 
     Attributes:
-        keep: positions that count, None: all. stored_depths: where matrices are stored. relative: numbers are relative to
+        keep: positions that count, None: all. stored_depths: of stored matrices. relative: numbers are relative to
             the mean diagonal of the first kernel.
     """
 

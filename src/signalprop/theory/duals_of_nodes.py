@@ -293,7 +293,7 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
 
     def terms_of(few: int, i: Places, j: Places) -> tuple[FloatArray, FloatArray]:
         used = few + (few == terms)  # the last one has what all others miss
-        return c[:kept, i], c[:kept, j]
+        return c[:used, i], c[:used, j]
 
     def summed(i: Places, j: Places, r: FloatArray, largest: float) -> FloatArray:
         """By Horner's rule, for many entries."""
