@@ -10,10 +10,11 @@ from torch import nn
 
 from signalprop.attachment.families import checked, mapping_for
 from signalprop.attachment.found import UNKNOWN
-from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights
+from signalprop.attachment.found_roles import mapping_with_roles, roles_of, with_proved_weights, without_replay
 from signalprop.attachment.mapping import Mapping, find
 from signalprop.attachment.probe_points import Plan, plan_of
 from signalprop.attachment.rows import AttachedEnds, AttachedRow, ends_of, row_of
+from signalprop.attachment.twin import mapping_by_twin
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.layout import Layout, layout
@@ -122,11 +123,14 @@ class Anatomy(Shown):
     @cached_property
     def with_roles(self) -> Anatomy | InputError:
         """The same, where it is known what the weights are: of a mapping that was found by a proof, or why there is
-        none."""
+        none. Where the model itself cannot be replayed, its twin is."""
         if not self.mapping.stream_only:
             return self
+        found, by_twin = self.mapping.found, None
         try:
-            return self.by(mapping_with_roles(self.model, self.arguments, self.mapping.found))
+            if found is not None and without_replay(self.model, found):
+                by_twin = mapping_by_twin(self.model, self.mapping)
+            return self.by(by_twin or mapping_with_roles(self.model, self.arguments, found))
         except InputError as error:
             return error
 

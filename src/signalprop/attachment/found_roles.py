@@ -190,14 +190,18 @@ def unknown_weights(model: nn.Module, why: str) -> InputError:
     )
 
 
+def without_replay(model: nn.Module, found: Streams) -> str:
+    """Why replays on the model itself would prove nothing; '' where they can."""
+    if not found.numbers:
+        return "its weights are identified by their numbers, which the meta device does not hold"
+    half = next((n for n, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4), None)
+    return f"its weights are identified in single precision; {half} has less, so give model.float()" if half else ""
+
+
 def _refuse_all(model: nn.Module, found: Streams, stacks: Sequence[Stack]) -> None:
     """Raise InputError where replays could not prove anything."""
-    if not found.numbers:
-        raise unknown_weights(model, "its weights are identified by their numbers, which the meta device does not hold")
-    half = next((n for n, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4), None)
-    if half is not None:
-        raise unknown_weights(model, f"its weights are identified in single precision; {half} has less, so give "
-                                     "model.float()")  # fmt: skip
+    if why := without_replay(model, found):
+        raise unknown_weights(model, why)
     if len({layer.path for stack in stacks for layer in stack.layers}) < sum(len(s.layers) for s in stacks):
         raise unknown_weights(model, f"{stacks[0].layers[0].path} serves several layers")
 

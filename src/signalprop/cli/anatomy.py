@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from signalprop.attachment.anatomy import Anatomy
+    from signalprop.streams.streams import Streams
 
 
 _LARGEST = 200_000_000  # parameters of a model that is initialised for a look at it
@@ -71,12 +72,18 @@ def anatomy(
 
 def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]]:
     """What every weight is, as far as that can be proved: as a JSON value, and in words."""
-    from signalprop.attachment.found_roles import mapping_of_roles, roles_of
+    from signalprop.attachment.found_roles import mapping_of_roles, roles_of, without_replay
+    from signalprop.attachment.twin import depths, layer_paths, twin_of
 
     branches: list[dict[str, Any]] = []
     lines: list[str] = []
+    streams: Streams | None = found.streams
     try:
-        roles = roles_of(live, found=found.streams)
+        if without_replay(live, found.streams):
+            paths = layer_paths(live, found.streams)
+            twins = (twin_of(live, paths, layers) for layers in depths(live, paths))
+            live, streams = next(((twin, None) for twin in twins if twin is not None), (live, streams))
+        roles = roles_of(live, found=streams)
         for label, one in zip(roles.labels, roles.proof.branches, strict=True):
             what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}
             weights = {} if isinstance(one, str) else {role: path for role, (path, _) in one.weights.items()}
@@ -85,7 +92,11 @@ def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]
         largest = max((float(row["error"]) for row in known), default=0.0)
         proved = f"of {len(known)} of {len(branches)} branches, by replay in float64 (error {largest:.0e})"
         alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
-        lines = [f"weights proved      {proved}", *(f"  {n} x {what}" for what, n in alike.items())]
+        lines = [
+            f"weights proved      {proved}",
+            *(["  in a random model of the same configuration"] * (streams is None)),
+            *(f"  {n} x {what}" for what, n in alike.items()),
+        ]
         a = mapping_of_roles(live, roles).architecture
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)

@@ -1,0 +1,148 @@
+"""What the weights of a model are that replays cannot show, by its twin: a random model of its configuration.
+
+On the meta device, in half precision and quantised, replays prove nothing. Of a model of transformers another one is
+made then, in single precision, and with two layers where all layers hold modules of the same names. What is proved
+there is carried over, layer by layer. A twin is proved once in a process.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from signalprop.attachment.arguments import BatchArguments
+from signalprop.attachment.found import taken
+from signalprop.attachment.found_roles import mapping_with_roles
+from signalprop.attachment.mapping import Mapping, SublayerMap
+from signalprop.files.checkpoint_loading import fresh, without_numbers
+from signalprop.streams.parts import Seen, within
+from signalprop.streams.streams import Streams
+
+LARGEST = 10**9  # parameters of a twin: 4 GB
+KEPT = 2  # layers of a twin whose layers are equal
+_NOISE = 0.1  # on what is fresh at 0 or 1 (biases, gains), behind which nothing may hide
+_PROVED: dict[Any, Mapping | None] = {}
+
+
+def mapping_by_twin(model: nn.Module, mapping: Mapping) -> Mapping | None:
+    """The mapping with what the weights are, as the model's twin proves it; None where there is no twin.
+
+    Args:
+        mapping: what the model's streams say of it.
+
+    Raises:
+        InputError: the twin's weights are not proved either.
+    """
+    assert mapping.found is not None
+    paths = layer_paths(model, mapping.found)
+    for layers in depths(model, paths):
+        key = type(model), str(getattr(model, "config", "")), layers
+        if key not in _PROVED:
+            twin = twin_of(model, paths, layers)
+            _PROVED[key] = None if twin is None else mapping_with_roles(twin)
+        proved = _PROVED[key]
+        found = None if proved is None else _carried(model, proved, paths, mapping)
+        if found is not None:
+            return found
+    return None
+
+
+def layer_paths(model: nn.Module, found: Streams) -> list[str]:
+    """Of the layers of the stacks that are taken."""
+    return [layer.path for stack in taken(model, found) for layer in stack.layers]
+
+
+def depths(model: nn.Module, paths: list[str]) -> tuple[int | None, ...]:
+    """How many layers a twin may have, the fewest first; None: as many as the model."""
+    inside = {frozenset(_names(model.get_submodule(path))) for path in paths}
+    return (KEPT, None) if len(paths) > KEPT and len(inside) == 1 else (None,)
+
+
+def twin_of(model: Any, paths: list[str], layers: int | None) -> nn.Module | None:
+    """A random model of the same class and configuration, in single precision; None where none can be made.
+
+    Args:
+        paths: of the model's layers. layers: how many the twin has; None: as many.
+    """
+    config: Any = copy.deepcopy(getattr(model, "config", None))
+    if not hasattr(config, "to_dict"):
+        return None
+    vars(config).pop("quantization_config", None)
+    config.dtype, config._attn_implementation = torch.float32, "eager"
+    if layers is not None and not _shortened(config.get_text_config(), layers):
+        return None
+    try:
+        if sum(p.numel() for p in without_numbers(type(model), config).parameters()) > LARGEST:
+            return None
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.manual_seed(0)
+            twin: nn.Module = fresh(type(model), config)
+            with torch.no_grad():
+                for p in twin.parameters():
+                    if p.ndim == 1 or not p.any():
+                        p.add_(_NOISE * torch.randn_like(p))
+    except Exception:  # whatever a constructor may raise
+        return None
+    left_out = [] if layers is None else paths[layers:]
+    names = {name for name in _names(model) if not any(within(name, path) for path in left_out)}
+    return twin.eval() if _names(twin) == names else None
+
+
+def _names(model: nn.Module) -> set[str]:
+    return {name for name, _ in model.named_modules()}
+
+
+def _shortened(config: Any, layers: int) -> bool:
+    """Whether a configuration has fewer layers now: where it says nothing of single ones, in lists."""
+    n = getattr(config, "num_hidden_layers", None)
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == n}
+    if n is None or any(one != value[0] for value in lists.values() for one in value):
+        return False
+    for name, value in lists.items():
+        setattr(config, name, value[:layers])
+    config.num_hidden_layers = layers
+    return True
+
+
+def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mapping) -> Mapping | None:
+    """What was proved of a twin, of the model with layers at these paths; None where the twin's two layers differ."""
+    a, items = proved.architecture, list(proved.sublayers)
+    if a.n_layers_total < len(paths):
+        half = len(items) // KEPT
+        first, second = [_moved(item, paths[0], paths[1]) for item in items[:half]], items[half:]
+        by_layer = [a.norm_placement, *(value for one in a.settings.values() for value in vars(one).values())]
+        if first != second or a.layer_inputs is not None or any(isinstance(value, tuple) for value in by_layer):
+            return None
+        a = a.replace(n_layers=len(paths), branches=a.layer_branches[:1] * len(paths))
+        items += [_moved(item, paths[KEPT - 1], path) for path in paths[KEPT:] for item in second]
+    for i, (item, here) in enumerate(zip(items, mapping.sublayers, strict=True)):
+        trained = [name for name in ("skip", "multiplier") if isinstance(getattr(item, name), Tensor)]
+        items[i] = replace(item, **{name: getattr(here, name) for name in trained})
+    made = proved.arguments
+    if isinstance(made, BatchArguments):
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), made.dtype)
+        made = replace(made, architecture=a, dtype=dtype)
+    note = "this was proved on a random model of the same configuration, in single precision"
+    return replace(
+        proved, architecture=a, sublayers=items, arguments=made, layers=mapping.layers, found=mapping.found,
+        notes=(*proved.notes, note),
+    )  # fmt: skip
+
+
+def _moved(item: SublayerMap, old: str, new: str) -> SublayerMap:
+    """A sublayer of the layer at one path, as that of the layer at another."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, str) and within(value, old):
+            return new + value[len(old) :]
+        if isinstance(value, Seen):
+            return replace(value, path=move(value.path))
+        if isinstance(value, tuple):
+            return tuple(move(one) for one in value)
+        return {role: move(one) for role, one in value.items()} if isinstance(value, dict) else value
+
+    return replace(item, **{name: move(value) for name, value in vars(item).items()})
