@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import signalprop as sp
 from applied import batch_of, vanilla
 from own_model import own_model
 from signalprop.attachment import anatomy as anatomies
+from signalprop.attachment.anatomy import attach
 from signalprop.results.profile import Profile
 
 VERBS: dict[str, Callable[[Any], Any]] = {
@@ -78,6 +81,32 @@ def test_it_follows_what_is_put_on_and_folded(make: Callable[[], nn.Module]) -> 
     assert same(sp.measure(understood, batch), sp.measure(model, batch))
     with pytest.raises(sp.InputError, match="the model carries no scheme; name one"):
         sp.check(understood)
+
+
+def test_what_is_done_to_an_applied_model_takes_an_anatomy(tmp_path: Path) -> None:
+    one, other = vanilla("gpt2"), vanilla("gpt2")
+    understood = sp.anatomy(one)
+    for model in (understood, other):
+        sp.apply(model, "mup", seed=0)
+        sp.initialize(model, seed=1)
+    groups = [sp.parameter_groups(model, lr=1e-3) for model in (understood, other)]
+    assert [(g["names"], g["lr"]) for g in groups[0]] == [(g["names"], g["lr"]) for g in groups[1]]
+    sp.save(understood, tmp_path)
+    assert sp.check(sp.load(tmp_path)).ok
+    assert sp.fold(understood) is one and sp.fold(other) is other
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_mapping_that_was_given_by_hand_holds_after_a_scheme_was_put_on_and_folded() -> None:
+    model = own_model()
+    mapping = model.signalprop_mapping()
+    model.signalprop_mapping = None  # nobody else knows it
+    by_hand = replace(mapping, notes=("by hand",))
+    understood = attach(model, by_hand)
+    sp.apply(understood, "deepscalelm", seed=0)
+    assert attach(understood).mapping.notes == ("by hand",)
+    sp.fold(understood)
+    assert attach(understood).mapping == by_hand
 
 
 def test_it_is_shown_without_a_pass_and_printed_with_one() -> None:

@@ -32,15 +32,17 @@ from signalprop.streams.wrappers import unwrapped
 class Anatomy(Shown):
     """A model with its parts, as `anatomy` gives it.
 
-    `measure`, `predict`, `compare`, `check`, `diagnose`, `apply`, `fit`, `read_parametrization`, `Probe` and
-    `SignalMonitor` take it in place of the model, and then do not look for its parts again. It is of the modules that
-    the model has: take another one where some have been replaced. That a scheme was put on or folded is noticed.
+    `measure`, `predict`, `compare`, `check`, `diagnose`, `apply`, `initialize`, `fold`, `save`, `parameter_groups`,
+    `fit`, `read_parametrization`, `Probe` and `SignalMonitor` take it in place of the model, and then do not look for
+    its parts again. It is of the modules that the model has: take another one where some have been replaced. That a
+    scheme was put on or folded is noticed.
 
     Attributes:
         outer: the model as it was given. model: without its wrappers. arguments: what it is called with, by name, where
             somebody said so.
         described: the mapping, where it was given or proved; default: found when it is first needed.
         scheme: the record of the scheme that the model carries. changed: the rows in that scheme's units.
+        by_hand: the mapping that somebody gave; it holds again after a scheme was put on or folded.
     """
 
     outer: nn.Module
@@ -49,6 +51,7 @@ class Anatomy(Shown):
     described: Mapping | None = None
     scheme: Any = None
     changed: tuple[AttachedRow, ...] | None = None
+    by_hand: Mapping | None = None
 
     @cached_property
     def streams(self) -> Streams:
@@ -214,19 +217,20 @@ def attach(model: nn.Module | Anatomy, mapping: Mapping | None = None, inputs: A
             `wrappers.unwrapped`) are taken off. Of any other the stream is found by `signalprop.streams`.
         inputs: what it is called with, as `measure` takes it, to find the stream with; default: random ones.
     """
+    by_hand = mapping
     if isinstance(model, Anatomy):
         if mapping is None and model.scheme is getattr(model.model, "signalprop_record", None):
             arguments = remember(model.model, inputs)
             return model if arguments is None else model.but(arguments=arguments)
-        model = model.outer
+        by_hand, model = by_hand or model.by_hand, model.outer
     inner = unwrapped(model)
     arguments = remember(inner, inputs)
     carried = getattr(inner, "signalprop_anatomy", None)
     if mapping is None and carried is not None:
-        found: Anatomy = carried().but(outer=model, arguments=arguments)
+        found: Anatomy = carried().but(outer=model, arguments=arguments, by_hand=by_hand)
         return found
-    mapping = None if mapping is None else checked(inner, mapping)
-    found = Anatomy(model, inner, arguments, mapping, getattr(inner, "signalprop_record", None))
+    given = None if by_hand is None else checked(inner, by_hand)
+    found = Anatomy(model, inner, arguments, given, getattr(inner, "signalprop_record", None), by_hand=given)
     _ = found.rows, found.ends
     return found
 

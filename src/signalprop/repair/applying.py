@@ -118,8 +118,8 @@ def apply(
             "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
             "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
         )
-    if attached.mapping.found:  # in the vanilla model; nothing looks for it again
-        mapping = attached.mapping
+    # what was found in the vanilla model: nothing looks for it again
+    mapping = attached.mapping if attached.mapping.found else attached.by_hand
     architecture = attached.mapping.architecture
     if architecture is not None and architecture.streams is not None:
         raise InputError(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.anatomy import Anatomy
+from signalprop.attachment.anatomy import Anatomy, bare
 from signalprop.attachment.rows import Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -28,14 +28,13 @@ from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, Factors, equal, product
 from signalprop.streams.calls import remember
 from signalprop.streams.proof import gain_and_bias
-from signalprop.streams.wrappers import unwrapped
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
 _NEGLIGIBLE = 1e-6
 
 
 @typed
-def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
+def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
     """Multiply all multipliers of an applied model into its weights, in place: the same function, vanilla modules.
 
     Fixed multipliers, trained scalars, per-channel vectors and score scales go into weights, biases and gains (in
@@ -52,14 +51,14 @@ def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
             cannot be told from the model.
 
     Returns:
-        The model that was given.
+        The model that was given, or that an Anatomy is of.
 
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can
             hold (the message names the sublayer): a skip multiplier that does not gauge away. The model is then as it
             was, as after an interrupt.
     """
-    inner = next((module for module in unwrapped(model).modules() if isinstance(module, Applied)), unwrapped(model))
+    inner = next((module for module in bare(model).modules() if isinstance(module, Applied)), bare(model))
     record = the_record(inner)
     remember(inner, inputs)
     _refuse_what_is_not_there(inner, record)
@@ -81,7 +80,7 @@ def fold(model: nn.Module, inputs: Any = None) -> nn.Module:
             UserWarning,
             stacklevel=2,
         )
-    return model
+    return model.outer if isinstance(model, Anatomy) else model
 
 
 def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from signalprop.attachment.anatomy import Anatomy, attach
+from signalprop.attachment.anatomy import Anatomy, attach, bare
 from signalprop.attachment.parameters_by_role import Part, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -17,7 +17,6 @@ from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import attached_vanilla, the_record
 from signalprop.schemes.mup import epsilon_factors
-from signalprop.streams.wrappers import unwrapped
 
 Optimizer = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule-free"]
 Adjustment = Literal["original", "match_rms_adamw"]
@@ -51,7 +50,7 @@ _RULES = {
 
 @typed
 def parameter_groups(
-    model: nn.Module,
+    model: nn.Module | Anatomy,
     *,
     lr: float,
     weight_decay: float = 0.0,
@@ -90,7 +89,7 @@ def parameter_groups(
             f"optimizer is {optimizer!r}; expected 'adamw', 'adam', 'sgd', 'muon', 'lion', 'adafactor' or "
             "'schedule-free'"
         )
-    inner = unwrapped(model)
+    inner = bare(model)
     p, attached, rates = _described(inner)
     found = {item.name: item.parts for item in assignments(attached, p)}
     wider = p.architecture.d_model / float(p.options.get("base_width") or p.architecture.d_model)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signalprop.attachment.anatomy import Anatomy
+from signalprop.attachment.anatomy import Anatomy, bare
 from signalprop.attachment.parameters_by_role import Assignment, assignments
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
@@ -23,7 +23,7 @@ from signalprop.repair.undoing import all_or_nothing, everything, local
 
 
 @typed
-def initialize(model: nn.Module, *, seed: int | None = None) -> None:
+def initialize(model: nn.Module | Anatomy, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 
     The same seed gives the same weights as `build(parametrization, seed=seed)`, on any device and however they are
@@ -36,6 +36,7 @@ def initialize(model: nn.Module, *, seed: int | None = None) -> None:
             sharded and there is no seed, or, after the meta device, the model's initialisation does not fill
             everything else.
     """
+    model = bare(model)
     record = the_record(model)
     with all_or_nothing(model, () if record.pending else everything(model)):
         tie(model, record.ties)

@@ -19,6 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
+from signalprop.attachment.anatomy import Anatomy, bare
 from signalprop.errors import InputError, first_line, refusing
 from signalprop.files.storage import finite, make_folder, opened, write_bytes, write_json
 from signalprop.files.validation import Value, typed
@@ -26,7 +27,6 @@ from signalprop.hooks import whole
 from signalprop.models.transformer import Transformer
 from signalprop.repair.record import Record, is_pretrained, the_record
 from signalprop.repair.splices import Splice
-from signalprop.streams.wrappers import unwrapped
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
@@ -60,7 +60,7 @@ class Document(Value):
 
 
 @typed
-def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
+def save(model: nn.Module | Anatomy, directory: str | Path, **options: Any) -> None:
     """Save an applied or a built model with its scheme, for `load`.
 
     A Hugging Face model is saved by its `save_pretrained` (`options` go there), any other as `model.safetensors`.
@@ -69,7 +69,7 @@ def save(model: nn.Module, directory: str | Path, **options: Any) -> None:
     Raises:
         InputError: the model carries no scheme, its weights were not drawn yet, or the directory cannot be written.
     """
-    inner = unwrapped(model)
+    inner = bare(model)
     if not isinstance(inner, Transformer):
         _refuse_pending(the_record(inner))
     if is_pretrained(type(inner)):
