@@ -25,7 +25,7 @@ from signalprop.data.batches import load_text, word_ids
 
 torch.set_num_threads(1)
 # Properties try the same few examples every time; `make test-slow` tries many, other ones each time.
-hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=20)
+hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=150)
 hypothesis.settings.load_profile("few")
 

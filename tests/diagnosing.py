@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import cache
 from inspect import signature
 from typing import Any
 
@@ -76,11 +77,16 @@ def with_weights(model: Any, other: Any) -> Any:
     return model
 
 
+@cache
+def words() -> np.ndarray:
+    """The ids of a text's words."""
+    return np.maximum(word_ids(load_text()[:40_000], VOCABULARY), 4)
+
+
 def text_batch(model: nn.Module, n: int = 2, length: int = LENGTH, start: int = 0) -> Batch:
     """Words of a text, as a model reads them."""
     a = mapping_of(model).architecture
-    ids = word_ids(load_text()[:40_000], VOCABULARY)[start : start + n * (length + 1)].reshape(n, length + 1)
-    ids = np.maximum(ids, 4)
+    ids = words()[start : start + n * (length + 1)].reshape(n, length + 1)
     if a.kind == "encoder-decoder":
         return Batch(ids[:, :-1], ids[:, 1:], decoder_tokens=ids[:, :-1], source="words")
     return Batch(ids[:, :-1], ids[:, 1:], source="words")

@@ -14,7 +14,9 @@ STORED: dict[str, Any] = read_json(FILE)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["llama", "mixtral", "clip", "one file: parallel"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mixtral", pytest.param("clip", marks=pytest.mark.slow), "one file: parallel"]
+)
 def test_a_model_does_again_what_is_stored(name: str) -> None:
     again, stored = examined(name), STORED["models"][name]
     assert right(again) and right(stored)

@@ -38,7 +38,7 @@ from signalprop.results.findings import Finding, Findings
 
 
 class TestSections:
-    @pytest.mark.parametrize("family", ["gpt2", "t5", "gemma3"])
+    @pytest.mark.parametrize("family", ["gpt2", "t5", pytest.param("gemma3", marks=pytest.mark.slow)])
     def test_everything(self, family: str) -> None:
         model = tiny(family, 2)
         n = 4 if family in ("t5", "bart") else 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for key, item in items for found in places(item, (*path, key))]
 
 
+@cache
 def documents() -> dict[str, Any]:
     """A file of every kind that a page shows."""
     profile = predicted("xavier", n_layers=2).to_json() | {"notes": ["a note"]}

@@ -39,7 +39,7 @@ def test_one_head_agrees_with_sampling() -> None:
     error at this width that `TokenCrossAttention` states."""
     generator = torch.Generator().manual_seed(0)
     found: dict[str, list[tuple[float, float]]] = {"out": [], "asks": [], "keys": []}
-    for _ in range(500):
+    for _ in range(150):
         x, y = (stream(n, ALIKE[of], generator).requires_grad_() for n, of in ((QUERIES, "asks"), (KEYS, "keys")))
         q, k, v = (torch.randn(D, D, generator=generator, dtype=torch.float64) / D**0.5 for _ in range(3))
         out = torch.softmax((x @ q) @ (y @ k).T / D**0.5, -1) @ (y @ v)

@@ -46,15 +46,14 @@ CASES = [
     for name in NAMES
     for fidelity in (("moments", "kernel") if kind_named(name).closed else ("kernel",))
 ]
-# Of those that take seconds (a feed-forward has all columns of a table, open kinds are drawn) an eleventh as well.
+# A part of every table takes a second at most (a feed-forward has all columns, open kinds are drawn).
 DEAR = {(name, fidelity) for name, fidelity, _ in CASES if name == "feed_forward" or not kind_named(name).closed}
-CASES += [(*case, 11) for case in sorted(DEAR) if case[0] not in LONG]
+CASES += [(name, fidelity, 31 if (name, fidelity) in DEAR else 5) for name, fidelity, _ in CASES if name not in LONG]
 
 
 @pytest.mark.parametrize(
-    ("name", "fidelity", "step"),
-    [pytest.param(*case, marks=[pytest.mark.slow] * (case[:2] in DEAR and case[2] == 1)) for case in CASES],
-)  # fmt: skip
+    ("name", "fidelity", "step"), [pytest.param(*case, marks=[pytest.mark.slow] * (case[2] == 1)) for case in CASES]
+)
 def test_a_profile_or_one_line(name: str, fidelity: str, step: int) -> None:
     p = table(name)
     raw = []

@@ -42,8 +42,15 @@ def test_by_hand(fidelity: Any) -> None:
     assert sp.Profile.from_json(profile.to_json()) == profile
 
 
-@READ
-@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("inputs", "kind"),
+    [
+        pytest.param(SCALED, "decoder", id="x0 apart"),
+        pytest.param(DENSE, "decoder", id="DenseFormer"),
+        *(pytest.param(FIRST, kind, marks=pytest.mark.slow) for kind in ("decoder", "encoder")),
+        *(pytest.param(UNET, kind, marks=pytest.mark.slow) for kind in ("decoder", "encoder")),
+    ],
+)
 def test_against_random_networks(inputs: Any, kind: str) -> None:
     """Six networks of width 256; with six layers the largest differences of logarithms were .036 (streams), .08
     (branches) and .04 (gradients)."""

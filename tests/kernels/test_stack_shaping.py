@@ -155,7 +155,7 @@ def test_dropout_and_value_bias_agree_with_a_network(which: str) -> None:
 
     With W_V and W_O uniform on orthogonal matrices the expectation is the theory at any width.
     """
-    rng, n, d, draws, p_drop, skip, gain, bias = np.random.default_rng(3), 7, 32, 2500, 0.3, 0.4, 0.9, 0.5
+    rng, n, d, draws, p_drop, skip, gain, bias = np.random.default_rng(3), 7, 32, 800, 0.3, 0.4, 0.9, 0.5
     fields: dict[str, Any] = {"n_segments": 0}
     if which == "alibi":
         fields["positions"] = "alibi"

@@ -43,7 +43,7 @@ def test_streams_that_nothing_tells_apart_are_one(streams: dict[str, Any], fidel
 @pytest.mark.parametrize(
     "streams",
     [pytest.param({"gate_scale": 2.0}, marks=pytest.mark.slow), {"gate_scale": 2.0, "mix_bias": 3.0},
-     {"mixing": "independent", "gate_scale": 2.0}, {"mixing": "hyper"},
+     pytest.param({"mixing": "independent", "gate_scale": 2.0}, marks=pytest.mark.slow), {"mixing": "hyper"},
      {"mixing": "siamese"}],
     ids=["mhc", "mhc near the identity", "independent", "hyper", "siamese"],
 )  # fmt: skip

@@ -112,8 +112,18 @@ def test_tat_is_that_of_the_authors_package(n_layers: int) -> None:
     assert numbers[3] == pytest.approx(theirs["output_scale"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "sigmoid", "softplus"])
-@pytest.mark.parametrize(("n_layers", "zeta"), [(6, 5.0), (36, 5.0), (1000, 1.5)])
+DEPTHS = ((6, 5.0), (36, 5.0), (1000, 1.5))
+at_depths = pytest.mark.parametrize(
+    ("name", "n_layers", "zeta"),
+    [
+        pytest.param(name, *depth, marks=[pytest.mark.slow] * (k != i % 3))  # one of each is fast
+        for i, name in enumerate(("gelu", "silu", "tanh", "sigmoid", "softplus"))
+        for k, depth in enumerate(DEPTHS)
+    ],
+)
+
+
+@at_depths
 def test_the_four_conditions_by_independent_quadrature(name: str, n_layers: int, zeta: float) -> None:
     f, slope = functions(dks(name, n_layers, zeta))
     assert gaussian(f) == pytest.approx(0.0, abs=1e-9)  # C(0) = (E f)^2 = 0
@@ -123,8 +133,7 @@ def test_the_four_conditions_by_independent_quadrature(name: str, n_layers: int,
     assert bend == pytest.approx(zeta ** (1 / n_layers) - 1, rel=1e-5, abs=1e-9)  # C'(1)
 
 
-@pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "sigmoid", "softplus"])
-@pytest.mark.parametrize(("n_layers", "zeta"), [(6, 5.0), (36, 5.0), (1000, 1.5)])
+@at_depths
 def test_the_conditions_of_a_gated_block(name: str, n_layers: int, zeta: float) -> None:
     """Of y = u f(g), both of variance q: Q(q) = q E f(sqrt(q) z)^2, C(c) = c E f f / E f^2, C'(1) = 1 + E f'^2."""
     f, slope = functions(dks(name, n_layers, zeta, True))
@@ -184,7 +193,7 @@ def test_what_dks_refuses(args: Any, part: str) -> None:
     assert part in refused(*args)
 
 
-@pytest.mark.parametrize(("name", "gated"), [("gelu", False), ("tanh", False), ("silu", True)])
+@pytest.mark.parametrize(("name", "gated"), [("gelu", False), ("silu", True)])
 def test_the_advice_of_a_refusal_works(name: str, gated: bool) -> None:
     message = refused(name, 2, 400.0, gated)
     zeta, layers = message.partition("zeta up to ")[2].split(", or at least ")

@@ -28,7 +28,7 @@ def tables(name: str, widths: tuple[int, ...] = (32, 64, 128), **options: Any) -
     ("name", "options", "optimizer", "flat"),
     [
         ("mup", {"base_width": 32}, "adamw", True), ("mup", {"base_width": 32}, "muon", True),
-        ("xavier", {}, "adamw", False), ("fixed", {}, "muon", False),
+        ("xavier", {}, "adamw", False), pytest.param("fixed", {}, "muon", False, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_which_parametrizations_are_flat(name: str, options: dict[str, Any], optimizer: Any, flat: bool) -> None:

@@ -77,7 +77,7 @@ class TestScatter:
             assert high - 1 == pytest.approx(deviations / math.sqrt(2 * n), rel=0.2)
 
     @pytest.mark.parametrize("kind", SHAPES)
-    @pytest.mark.parametrize("n", [3, 30])
+    @pytest.mark.parametrize("n", [3, pytest.param(30, marks=pytest.mark.slow)])
     def test_right_samples_fail_no_oftener_than_they_should(self, kind: Any, n: int) -> None:
         deviations, count = 3.0, 4000
         samples = drawn((count, n), 0.5, kind, seed=n)

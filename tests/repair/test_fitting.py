@@ -23,9 +23,11 @@ from signalprop.repair.largest_activations import moves_inner
 from signalprop.streams.proof import gain_and_bias
 
 TOP = 65504.0
-FITTED = (
-    "gpt2", "llama", "qwen3", "gemma", "gemma3", "t5-gated", "gpt_neox", "phi", "falcon-grouped", "vit", "mistral",
-)  # fmt: skip
+# A fused map, RMS norms, gains - 1 with norms behind branches, two stacks and images; the others are slow tests.
+FITTED = ["gpt2", "llama", "gemma3", "t5-gated", "vit"]
+FITTED += [
+    pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "gemma", "gpt_neox", "phi", "falcon-grouped", "mistral")
+]
 HELD = {
     "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
     "opt-open": "no norm follows the last layer",

@@ -33,13 +33,20 @@ def found_in(model: nn.Module, mapping: Mapping) -> list[Branch]:
     return [branch for stack in stacks for branch in stack.branches]
 
 
+# Of families that the table describes a third; streams/test_roles.py proves 11 more, the others are slow tests.
+THIRD = [
+    p if i % 3 == 0 else pytest.param(*getattr(p, "values", [p]), marks=pytest.mark.slow)
+    for i, p in enumerate(models())
+]
+
+
 class TestEveryFamily:
     @pytest.mark.parametrize("name", models())
     def test_confirm_holds(self, name: str) -> None:
         model = family(name)
         assert confirm(attach(model, mapping_of(model))) is True
 
-    @pytest.mark.parametrize("name", models())
+    @pytest.mark.parametrize("name", THIRD)
     def test_the_anatomy_is_the_family_table(self, name: str) -> None:
         model = family(name)
         mapping = mapping_of(model)

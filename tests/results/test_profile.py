@@ -171,9 +171,12 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+DOCUMENT = prediction().to_json()
+
+
 @pytest.mark.parametrize("part", DAMAGE)
 def test_damage_gets_one_line(part: str) -> None:
-    document = copy.deepcopy(prediction().to_json())
+    document = copy.deepcopy(DOCUMENT)
     DAMAGE[part](document)
     assert part in refusal_of(lambda: Profile.from_json(document))
 

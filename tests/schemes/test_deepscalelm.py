@@ -124,7 +124,7 @@ class TestForward:
 def test_gated_attention_has_variance_one(gate: str) -> None:
     """By sampling: E s(z)^2 of 10^6 normal numbers, and branches of random networks."""
     a = Architecture(
-        kind="encoder", n_layers=2, d_model=256, n_heads=8, dropout=0.0, seq_len=256,
+        kind="encoder", n_layers=2, d_model=256, n_heads=8, dropout=0.0, seq_len=64,
         settings={"attention": {"gate": gate}},
     )  # fmt: skip
     stream = InputStatistics(kind="stream", variance=1.0, token_correlation=0.3, target_correlation=0.3)
