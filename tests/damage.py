@@ -148,7 +148,7 @@ def examine(file: Path, content: SearchStrategy[bytes], read: Callable[[], Any])
     """Write a few damaged contents to a file, the same ones every time: each is read, or refused in one line."""
 
     @settings(
-        max_examples=EXAMPLES or 6, derandomize=not EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=EXAMPLES or 4, derandomize=not EXAMPLES, deadline=None, database=None, phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(content)

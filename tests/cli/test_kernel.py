@@ -83,7 +83,7 @@ def test_the_gallery_fits_a_screen_and_ends_with_its_finding(command: Command) -
     lines = out.splitlines()
     assert len(lines) <= 22 and max(map(len, lines[:17])) <= 80
     assert lines[-1].startswith("finding") and "rank collapse: skipless from layer" in lines[-1]
-    _, out, _ = command("kernel", "gallery", "--layers", "20", "--seq-len", "10", "--all")
+    _, out, _ = command("kernel", "gallery", "--layers", "9", "--seq-len", "10", "--all")
     assert len(out.splitlines()) > 60
 
 

@@ -93,8 +93,10 @@ class TestFormats:
 
 
 class TestModels:
-    @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "opt"])
-    @pytest.mark.parametrize("name", ["float8_e5m2", "bfloat16"])
+    @pytest.mark.parametrize(
+        ("family", "name"),
+        [("gpt2", "float8_e5m2"), ("llama", "bfloat16"), ("bert", "float8_e5m2"), ("opt", "bfloat16")],
+    )
     def test_weights_as_if_they_had_been_stored_so(self, family: str, name: str) -> None:
         model, batch = tiny(family, 2), text_batch(tiny(family, 2))
         mapping, before = mapping_of(model), weights(model)

@@ -15,6 +15,7 @@ from torch import nn
 
 import own_model
 import signalprop as sp
+from choice import some
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
 from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch
@@ -65,7 +66,7 @@ def by_hand(family: str, model: Any, layers: Sequence[int]) -> Any:
     return fresh
 
 
-@pytest.mark.parametrize("family", list(REMOVED))
+@pytest.mark.parametrize("family", some(REMOVED, ("gpt2", "qwen2", "gemma3", "t5")))
 class TestExact:
     def test_as_a_model_that_never_had_them(self, family: str) -> None:
         model = tiny(family, N)
@@ -80,7 +81,7 @@ class TestExact:
 
 
 class TestWorth:
-    @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2", "opt", "t5"])
+    @pytest.mark.parametrize("family", ["gpt2", "qwen2", "t5"])
     def test_an_exact_identity_is_worth_nothing(self, family: str) -> None:
         """To the last bit: the loss without it is the same number."""
         model = tiny(family, N)

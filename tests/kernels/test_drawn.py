@@ -134,7 +134,7 @@ def test_hard_attention_is_drawn() -> None:
 
 def test_a_prediction_says_how_sure_it_is() -> None:
     """The same draws each time; standard errors over networks, and their number by the error."""
-    p = table("mamba2", n_layers=2)
+    p = table("mamba2")
     predicted = sp.predict(p)
     assert predicted == sp.predict(p)
     assert predicted.gradient is not None

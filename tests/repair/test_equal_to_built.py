@@ -73,7 +73,7 @@ ON_T5 = ("deepscalelm", "layerscale", "e-spa")
 class TestEveryScheme:
     def test_in_double_precision(self, scheme: str, family: str) -> None:
         with double_norms():
-            compare(family, scheme, 3, torch.float64, 1e-10)
+            compare(family, scheme, 4 if scheme == "mix-ln" else 3, torch.float64, 1e-10)  # a quarter of its layers
 
     @pytest.mark.slow
     @pytest.mark.parametrize("n_layers", [48, 192])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from applied import difference, vanilla
+from choice import some
 from commandline import Command
 from models.test_families import batch_for, theirs
 from signalprop.attachment.anatomy import attach
@@ -24,10 +25,8 @@ from signalprop.streams.proof import gain_and_bias
 
 TOP = 65504.0
 # A fused map, RMS norms, gains - 1 with norms behind branches, two stacks and images; the others are slow tests.
-FITTED = ["gpt2", "llama", "gemma3", "t5-gated", "vit"]
-FITTED += [
-    pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3", "gemma", "gpt_neox", "phi", "falcon-grouped", "mistral")
-]
+FAST = ("gpt2", "llama", "gemma3", "t5-gated", "vit")
+FITTED = some((*FAST, "qwen3", "gemma", "gpt_neox", "phi", "falcon-grouped", "mistral"), FAST)
 HELD = {
     "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
     "opt-open": "no norm follows the last layer",

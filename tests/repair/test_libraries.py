@@ -98,8 +98,9 @@ class TestLora:
             optimizer.step()
         return loss.detach()
 
-    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-    @pytest.mark.parametrize("scheme", ["deepscalelm", "stable-resnet"])
+    @pytest.mark.parametrize(
+        ("family", "scheme"), [("bert", "deepscalelm"), ("gpt2", "deepscalelm"), ("llama", "stable-resnet")]
+    )
     def test_beside_other_maps(self, family: str, scheme: str) -> None:
         plain = applied_model(family, scheme)
         expected = logits_of(plain)
@@ -112,8 +113,9 @@ class TestLora:
         merged = model.merge_and_unload()
         assert torch.allclose(logits_of(merged), unmerged, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
-    @pytest.mark.parametrize("family", ["bert", "gpt2", "llama"])
-    @pytest.mark.parametrize("scheme", ["deepscalelm", "layerscale"])
+    @pytest.mark.parametrize(
+        ("family", "scheme"), [("bert", "deepscalelm"), ("gpt2", "deepscalelm"), ("llama", "layerscale")]
+    )
     def test_beside_a_carrier_is_refused(self, family: str, scheme: str) -> None:
         """Before anything could be trained or merged."""
         with pytest.raises(InputError, match=r"with a scheme's multiplier.*fold\(model\) before adapters"):

@@ -15,6 +15,7 @@ import transformers
 from torch import Tensor, nn
 
 import signalprop as sp
+from choice import some
 from commandline import Command
 from measurement.conftest import moved
 from signalprop.attachment.found import mapping_found
@@ -52,7 +53,7 @@ FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "ph
 SLOW = ("llama", "phi", "opt", "olmo2")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in FAMILIES])
+@pytest.mark.parametrize("name", some(FAMILIES, set(FAMILIES) - {*SLOW}))
 def test_what_is_proved_is_what_the_family_says(name: str) -> None:
     model = moved(name).eval()
     known, found = sp.read_parametrization(model), sp.read_parametrization(model, mapping_with_roles(model))
