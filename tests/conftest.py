@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import warnings
@@ -28,6 +29,12 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=150)
 hypothesis.settings.load_profile("few")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: collections look at the objects of tests alone."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import signalprop as sp
 
 def predictions() -> dict[str, Any]:
     """By both recursions, of schemes with and without statistics of their own."""
-    encoder = sp.Architecture.preset("tgs", n_layers=24)
-    decoder = sp.Architecture.preset("llama-130m", n_layers=4, seq_len=96)
+    encoder = sp.Architecture.preset("tgs", n_layers=4)
+    decoder = sp.Architecture.preset("llama-130m", n_layers=2, seq_len=96)
     mixed = sp.Architecture(kind="encoder-decoder", n_layers=3, d_model=64, activation="silu", gated=True, dropout=0.2)
     cases = (("deepscalelm", encoder), ("mix-ln", decoder), ("admin", mixed), ("xavier", decoder))
     return {f"{name} {k}": sp.predict(sp.scheme(name)(a)).to_json() for k, (name, a) in enumerate(cases)}

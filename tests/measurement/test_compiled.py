@@ -126,7 +126,23 @@ def test_checkpointed_layers_are_computed_again_from_their_own_inputs_and_no_mor
     assert products[0] <= products[1]
 
 
-@pytest.mark.parametrize("kind", [OwnGPT, pytest.param(Checkpointed, marks=pytest.mark.slow)])
+def test_a_compiled_step_is_one_graph_with_the_loss_and_the_numbers_of_hooks() -> None:
+    plain, backend = own(n_layers=1), Backend()
+    compiled = torch.compile(own(n_layers=1), backend=backend, fullgraph=True)
+    with Probe(compiled) as probe:
+        loss = step(compiled)
+        profile = probe.profile()
+    assert backend.graphs == 1
+    same_numbers(profile, profiled(plain))
+    torch.testing.assert_close(loss, step(plain))
+    assert all(
+        torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+        for p, q in zip(compiled.parameters(), plain.parameters(), strict=True)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [OwnGPT, Checkpointed])
 def test_one_graph_the_same_training_and_the_numbers_of_hooks(kind: type[OwnGPT]) -> None:
     watched, bare = own(kind, 1), own(kind, 1)
     expected = profiled(own(kind, 1))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.parameters_by_role import walk
+from signalprop.attachment.parameters_by_role import Part, walk
 from signalprop.errors import InputError, first_line
 from signalprop.hooks import logits_of, whole
 from signalprop.models.weights import tensor_seed
@@ -235,12 +235,15 @@ def _repeated_ramp(model: nn.Module, parameter: Tensor, values: Tensor) -> bool:
 
 def _by_a_scheme(attached: Anatomy, parameter: Tensor, values: Tensor) -> bool:
     """Whether a vector can be a scheme's draws: biases of PyTorch's scale, tokens of the embedding's."""
-    return values.ndim < 2 and any(
-        part.tensor is parameter
-        and part.std > 0
-        and not fault(sample(values), part.std, part.distribution, _DEVIATIONS)
-        for table in _tables(attached.mapping.architecture, tuple(SCHEMES))
-        for part in walk(attached, table)
+
+    def parts(*schemes: str) -> Iterator[Part]:
+        tables = _tables(attached.mapping.architecture, schemes)
+        return (part for table in tables for part in walk(attached, table) if part.tensor is parameter)
+
+    if values.ndim > 1 or {part.role for part in parts("xavier")} == {"norm"}:  # which no scheme draws
+        return False
+    return any(
+        part.std > 0 and not fault(sample(values), part.std, part.distribution, _DEVIATIONS) for part in parts(*SCHEMES)
     )
 
 
