@@ -274,7 +274,7 @@ def trained() -> Any:
     """A small Llama after 150 steps on bytes, below 2.9 nats per byte; guessing costs 5.5."""
     sizes = {"hidden_size": 96, "intermediate_size": 192, "max_position_embeddings": 64, "vocab_size": 256}
     model = tiny(
-        "llama", 2, initializer_range=0.02, num_attention_heads=HEADS, num_key_value_heads=KEYS, **sizes
+        "llama", 3, initializer_range=0.02, num_attention_heads=HEADS, num_key_value_heads=KEYS, **sizes
     ).train()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
