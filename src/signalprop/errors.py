@@ -1,4 +1,4 @@
-"""The two errors a user can meet: bad input (exit status 2) and a missing optional dependency; and how both are shown.
+"""The two errors a user can see: bad input (exit status 2) and a missing optional dependency; and how both are shown.
 
 What a message repeats may come from a file: it can hold line ends, megabytes, or the control characters by which a
 terminal can be made to hide text.
@@ -38,11 +38,17 @@ class InputError(ValueError):
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> InputError:
-    """The error for a name that is not among the known ones: with the nearest of them, and all of them."""
+    """The error for a name that is not among the known ones: with the nearest of them; without one, or of few, all."""
     names = list(known)
     near = get_close_matches(str(name), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
-    return InputError(f"unknown {what} {name!r:.80}{hint} known {what}s: {', '.join(names)}")
+    listed = f"known {what}s: {', '.join(names)}"
+    if near and len(names) > _FEW:
+        listed = f"{len(names)} {what}s are known"
+    return InputError(f"unknown {what} {name!r:.80}{hint} {listed}")
+
+
+_FEW = 12  # names that are all listed beside the nearest one
 
 
 def check_index(what: str, index: int, n: int) -> int:

@@ -30,7 +30,7 @@ BOOK = Path(__file__)
         (["predict", "tgs", "--scheme", "xavier,xavier"], "has 'xavier' 2 times"),
         (["compare", "tgs", "--scheme", "xavier,lns"], "expected one scheme here (predict takes several)"),
         (["apply", str(BOOK), "--scheme", "xavier,lns", "--out", "out"], "expected one scheme here"),
-        (["predict", "bart"], "known presets: tgs"),
+        (["predict", "xyz"], "known presets: tgs"),
         (["predict", "gtp2"], "unknown preset 'gtp2'; did you mean gpt2?"),
         (["predict", "phi-1.6"], "did you mean phi-1.5?"),
         (["predict", "tgs", "--scheme", "xavir"], "did you mean xavier?"),

@@ -91,7 +91,7 @@ def test_the_gallery_fits_a_screen_and_ends_with_its_finding(command: Command) -
     ("arguments", "says"),
     [
         ([], "ARCH"),
-        (["gpt3"], "known presets"),
+        (["gpt3"], "unknown preset"),
         (["gpt2", "--scheme", "magic"], "deepscalelm"),
         (["gpt2", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["gallery", "--set", "d_model=64"], "not d_model"),

@@ -102,8 +102,8 @@ class BatchArguments:
 def batch_in(mapping: Mapping, arguments: Dictionary[str, Any], source: str = "inputs") -> Batch | None:
     """What a model is called with, as a Batch; None if it is not the tokens, images or frames that the mapping names.
 
-    Targets are the labels among the arguments, else the tokens: of a causal model the next ones. Labels stand at their
-    own token, so a causal model's are moved to the one before it, as transformers' losses do; those of an
+    Targets are the labels among the arguments, else the tokens: of a causal model the next ones. Labels are at their
+    token, so a causal model's are moved to the one before it, as transformers' losses do; those of an
     encoder-decoder stand where its decoder predicts them. Classes without labels are 0.
     """
     a, made = mapping.architecture, mapping.arguments

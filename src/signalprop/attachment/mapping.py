@@ -71,8 +71,8 @@ class SublayerMap:
         units: what the tensors seen at stream_in, branch and stream_out have to be multiplied with to be those of the
             Parametrization (a model whose skip multipliers were gauged away carries a rescaled stream).
         normed: a norm reads the stream before the branch that is a function, without weights: no module.
-        enters, leaves: where the stream before and after the sublayer is seen, in place of all that the fields above
-            tell of it.
+        enters, leaves: where the stream before and after the sublayer is seen, instead of what the fields above
+            say of it.
     """
 
     branch: Module
@@ -147,7 +147,7 @@ class Mapping:
 
     Attributes:
         architecture: what the model is; its layout says what each sublayer is (kind, placement, parallel).
-        sublayers: one entry per sublayer in the order in which the stream meets them (attention,
+        sublayers: one entry per sublayer in the order of the stream (attention,
             cross-attention, feed-forward, layer by layer; encoder first).
         final_norm: the norm after the last layer (of the decoder, in an encoder-decoder).
         encoder_final_norm: the norm after the encoder of an encoder-decoder.
@@ -161,7 +161,7 @@ class Mapping:
         layers: the module of every layer (encoder first), for what takes layers as a whole, such as removing one.
             Of a layer that is not one module: its modules, in the order in which they run. Empty: not known.
         notes: what readers of a result should know of the mapping. found: where it was found in the model's numbers.
-        tokens_first: the stream is (tokens, batch, features); reads_tokens_first: so are the ids that the model is
+        tokens_first: the stream is (tokens, batch, features); reads_tokens_first: the ids, too, that the model is
             called with. stream_only: it knows the stream and the branches, not what their weights are. rewired: the
             first place where the stream that enters a layer is another than the last one's, in words.
     """

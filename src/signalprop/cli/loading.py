@@ -26,7 +26,7 @@ def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, 
 
     Args:
         source: text may also be the name of a model on the hub.
-        hint: what to do instead, where there are no weights that could be read.
+        hint: what to do instead if no weights can be read.
     """
     from signalprop.diagnosis.loading import load, read_model
 

@@ -51,7 +51,7 @@ def measure(
     """Measure every layer's signal with hooks, on real text.
 
     One forward and one backward pass per seed. A directory is measured with its saved weights (or --random-init),
-    in its own tokens where it has a tokenizer.json. Any other ARCH is built with --scheme.
+    with its tokenizer.json if it has one. Any other ARCH is built with --scheme.
 
     \b
     Example:

@@ -189,8 +189,11 @@ def deliver(
 
 
 def note(line: str) -> None:
-    """A line on stderr, after the name of the command."""
-    print(f"signalprop: {as_line(line)}", file=sys.stderr)
+    """A line on stderr, after the name of the command; a terminal gets it folded."""
+    from signalprop.network.shown import wrapped
+
+    text = f"signalprop: {as_line(line)}"
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)
 
 
 LONG, _LARGE = 10, 1e9  # seconds and bytes from which work says beforehand what it takes
@@ -207,7 +210,8 @@ def announce(
         less: what would take less, in words; empty: nothing does.
     """
     seconds, most = sum(cost.seconds for cost in costs), max((cost.bytes for cost in costs), default=0.0)
-    takes = f"about {seconds:,.0f} s and {most / 1e9:.1f} GB of memory{less and f'; {less} take less'}"
+    memory = f" and {most / 1e9:.1f} GB of memory" if most > _LARGE / 10 else ""
+    takes = f"about {seconds:,.0f} s{memory}{less and f'; {less} take less'}"
     if not chosen:
         refuse_hours(costs, takes)
     if seconds > LONG or most > _LARGE:
@@ -271,12 +275,13 @@ def echo_profile(
     all_rows: bool = False,
     judged: Profile | None = None,
     numbers: bool = True,
+    whole: str = "--all",
 ) -> None:
     """Print what a profile is of and the verdict, a table, and the profile's `numbers` with its notes.
 
     Args:
         table: makes it; of `errors` and, for all rows, `max_rows`. more: what stands between the table and the numbers.
-        judged: the profile that the verdict is of, where it is another one.
+        judged: the profile that the verdict is of, where it is another one. whole: what prints everything.
     """
     from signalprop.report import findings
 
@@ -292,7 +297,7 @@ def echo_profile(
     echo(tables)
     if numbers:
         facts = findings.summary(profile)
-        echo("\n".join(facts if all_rows else _within(facts, SCREEN - _lines("\n".join(top) + "\n" + tables))))
+        echo("\n".join(facts if all_rows else _within(facts, SCREEN - _lines("\n".join(top) + "\n" + tables), whole)))
 
 
 def _lines(text: str) -> int:
@@ -302,14 +307,14 @@ def _lines(text: str) -> int:
     return wrapped(text).count("\n") + 1
 
 
-def _within(lines: list[str], room: int) -> list[str]:
+def _within(lines: list[str], room: int, whole: str) -> list[str]:
     """The lines, without the last notes and remarks where they do not fit into so many lines of a terminal."""
     shown, hidden = list(lines), 0
     spare = [line for line in lines if line.startswith(("note ", " " * 20))]
     while spare and _lines("\n".join(shown)) + (hidden > 0) > room:
         shown.remove(spare.pop())
         hidden += 1
-    return [*shown, *([f"{'notes':<20}{hidden} more; --all prints them"] if hidden else [])]
+    return [*shown, *([f"{'notes':<20}{hidden} more; {whole} prints them"] if hidden else [])]
 
 
 def deliver_profile(profile: Profile, json_file: str | None, plot: Path | None, *, all_rows: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from dataclasses import fields, replace
+from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,12 @@ def schemes(
         table = sources.parametrization(architecture, changed, name)
         output.announce([expected_cost(table, default_statistics(table.architecture), "auto")], chosen=False)
         profile = predict(table)
-        output.deliver(json_file, table.to_json, lambda: output.echo_profile(profile, lambda **_: str(table)))
+
+        def rows(*, max_rows: int = 6, **_: object) -> str:
+            return table.table(2 * max_rows - 2)
+
+        show = partial(output.echo_profile, profile, rows, whole="predict --all")
+        output.deliver(json_file, table.to_json, show)
         return
     name, options = opt.name_and_options(name)
     item = _describe(type(scheme(str(name), **options)))

@@ -66,7 +66,7 @@ def maps_of(attached: Anatomy) -> list[LinearMap]:
         key = id(held.holder)
         if isinstance(held.holder, nn.Module):
             made = LinearMap(modules[key], held.holder, "weight", held.transposed, held.copies, inside=False)
-        elif held.copies and key in bare:  # other bare parameters are no maps (Mamba's rates)
+        elif held.copies and key in bare:  # other bare parameters are not maps (Mamba's rates)
             place, _, name = bare[key].rpartition(".")
             owner = attached.model.get_submodule(place)
             made = LinearMap(bare[key], owner, name, held.transposed, True, inside=ROLE[role].writes)

@@ -53,7 +53,7 @@ def bad_tensors(model: nn.Module) -> tuple[BadTensor, ...]:
 
 
 def ends_of(attached: Anatomy, batch: Batch) -> Ends | None:
-    """The ends of a language model on a text, and what its weights tell of themselves; None of another model."""
+    """The ends of a language model on a text, and what its weights show; None for other models."""
     model, mapping, ends = attached.model, attached.mapping, attached.ends
     a = mapping.architecture
     if a.head != "lm" or mapping.arguments is None:

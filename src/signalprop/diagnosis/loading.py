@@ -91,7 +91,7 @@ def read_model(
 
     Args:
         source: a directory, a file in it, or a name on the hub. dtype: as in `load`.
-        seed: of a fresh initialisation. hint: what to do instead, where there are no weights that could be read.
+        seed: of a fresh initialisation. hint: what to do instead if no weights can be read.
     """
     transformers = _transformers()
     import torch

@@ -15,7 +15,7 @@ from signalprop.results.findings import Finding
 from signalprop.streams.proof import gain_and_bias
 
 _READ = "tested: the numbers were read"
-_MANY = 4  # matrices, at the least, of which one largest entry tells
+_MANY = 4  # matrices, at the least, whose largest entries are compared
 _MOST = 0.8  # of them
 _FLOATS = tuple(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2"))
 

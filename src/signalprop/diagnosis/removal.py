@@ -59,7 +59,7 @@ def _check(attached: Anatomy, layers: Sequence[int]) -> None:
 def without(attached: Anatomy, layers: Sequence[int]) -> Iterator[None]:
     """The model without some layers, for as long as the block runs; weights and the other layers stay as they are.
 
-    A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them, and so does what
+    A layer's branches go; a fixed skip multiplier that was gauged into other layers stays with them, and also what
     the other layers carry as numbers (LayerNorm Scaling). Survivors are numbered anew for key-value
     caches, unless they compute with their number (GPT-2's scale_attn_by_inverse_layer_idx); then use no cache inside.
     """

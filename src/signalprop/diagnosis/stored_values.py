@@ -80,7 +80,7 @@ class Initialisation(Value):
     """The schemes whose standard deviations are nearest to those of the layers' matrices.
 
     Attributes:
-        schemes: by name; several where weights alone do not tell them apart. error: root mean square over the matrices
+        schemes: by name; several if weights alone do not distinguish them. error: root mean square over the matrices
             of log(found / predicted). tolerance: what drawing and rounding explain.
         others: `error` of every other scheme that goes with the architecture, the nearest first.
     """

@@ -32,7 +32,7 @@ from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 from signalprop.streams.live_model import evaluating, placed
 
-SAMPLE = 1 << 21  # characters whose words are counted, where there is no tokenizer
+SAMPLE = 1 << 21  # characters whose words are counted without a tokenizer
 DEFAULT_LENGTH = 512  # tokens of a sequence
 _UNREADABLE = ("the tokenizer cannot read the text", "expected a tokenizer with an unknown token")
 _POSITIONS = 256  # rows of logits in single precision at a time

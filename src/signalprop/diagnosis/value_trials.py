@@ -206,7 +206,7 @@ def _activations(attached: Anatomy) -> Iterator[Trial]:
     x = torch.linspace(-3, 3, 61)
     try:
         now = modules[0](x) if modules else None
-    except Exception:  # one that is no function of each number by itself
+    except Exception:  # one that is not a function of each number by itself
         return
     if now is None or not isinstance(now, Tensor) or now.shape != x.shape:
         return

@@ -111,7 +111,7 @@ class Fresh(Value):
     """Of a model with fresh weights: what deviates from its initialiser, and what the gradient of a text reaches.
 
     Attributes:
-        not_checked: why the weights were not held against the initialiser, '' where they were.
+        not_checked: why the weights were not compared with the initialiser, '' if they were.
     """
 
     off: tuple[Off, ...] = ()

@@ -139,7 +139,7 @@ class Seen(NamedTuple):
 
 
 def _watched(blocks: list[nn.Module], mode: Attentions, seen: dict[int, Seen]) -> Hooks:
-    """Hooks that tell the mode which block runs, and keep every block's call."""
+    """Hooks that record which block runs, and every block's call."""
     hooks = Hooks()
     for i, block in enumerate(blocks):
 
@@ -158,7 +158,7 @@ def wiring_of(model: nn.Module, arguments: dict[str, Any], *, own: bool, causal:
     """What is wired wrongly in a fresh model, in evaluation mode; three short passes.
 
     Args:
-        arguments: of its forward. own: it is of no known family, whose scale of scores its configuration has.
+        arguments: of its forward. own: its family is not known, so the scale of scores its configuration has.
         causal: it is to read no later token.
     """
     found: list[Finding] = []

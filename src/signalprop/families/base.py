@@ -199,7 +199,7 @@ class Family:
         """A family like this one.
 
         Args:
-            model_type, fields: as of Family. own: defaults that it changes or adds.
+            model_type, fields: as of Family. own: defaults that differ or are added.
             changes: other fields of Family.
         """
         given = {"defaults": {**self.defaults, **(own or {})}, "fields": fields or self.fields, **changes}

@@ -56,7 +56,7 @@ ATTENTION = replace(
         "latent_output": "self_attn.o_proj",
     },
 )
-_DIRECT = replace(  # queries are no latent's
+_DIRECT = replace(  # queries do not come from a latent
     ATTENTION,
     weights={role: path for role, path in ATTENTION.weights.items() if role != "latent_query_down"}
     | {"latent_query": "self_attn.q_proj"},

@@ -1,6 +1,6 @@
 """Tokenizers of strangers: from tokenizer.json by the library that reads nothing else, others from their plain files.
 
-Of tokenizer_config.json come the special tokens, as text, a few truth values, and where there is no tokenizer.json the
+Of tokenizer_config.json come the special tokens, as text, a few truth values, and without a tokenizer.json the
 name of a class in transformers' table of tokenizers; no name of a file, and no vocabulary.
 """
 

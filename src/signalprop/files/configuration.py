@@ -161,7 +161,7 @@ def _code_of(cls: Any) -> _Code:
     words = set(re.findall(rf"[\"'`]({_WORD})[\"'`]", source)) | _common_words()
     try:
         defaults = cls().to_dict()
-    except Exception:  # two of its own classes cannot be made without values
+    except Exception:  # two of its classes cannot be built without values
         defaults = {}
     fields |= set(defaults)
     fields -= {field.name for field in dataclasses.fields(PretrainedConfig)} - _COMMON

@@ -133,7 +133,7 @@ def within(path: str, roots: tuple[str, ...]) -> bool:
 def _packages() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     found: list[str | None] = [sysconfig.get_path(name) for name in names]
-    with suppress(ImportError):  # beside Python's own, where they were installed with --user or --target
+    with suppress(ImportError):  # beside Python's directories, if they were installed with --user or --target
         import torch
         import transformers
 

@@ -127,7 +127,7 @@ def read_array(path: str | Path, wanted: str) -> NDArray[Any]:
         raise
     except OSError as error:
         reason = _reason(error)
-    except Exception as error:  # of tokenize, ast, zipfile and struct, beside NumPy's own
+    except Exception as error:  # of tokenize, ast, zipfile and struct, beside NumPy's
         reason = "there is not enough memory for it" if isinstance(error, MemoryError) else "it is not a NumPy array"
     raise InputError(f"cannot read {_shown(path)}: {reason}; expected {wanted}")
 

@@ -92,7 +92,7 @@ def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # which says it with its own name
+            return function(*args, **kwargs)  # whose message has its name
         for parameter, value in given.items():
             if parameter in hints:
                 declared = signature.parameters[parameter]
@@ -163,7 +163,7 @@ def _is_a(value: Any, hint: Any) -> bool:
         return isinstance(value, _SCALARS[origin]) and (origin is bool or not isinstance(value, bool))
     if origin is np.ndarray:  # NumPy turns one number into no array
         return isinstance(value, (np.ndarray, np.generic))
-    if getattr(origin, "_is_protocol", False) or origin is Callable:  # one that is no function says what it looks at
+    if getattr(origin, "_is_protocol", False) or origin is Callable:  # one that is not a function says what it looks at
         return isinstance(value, origin) if getattr(origin, "_is_runtime_protocol", False) else callable(value)
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
 

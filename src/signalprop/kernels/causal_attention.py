@@ -33,7 +33,7 @@ class TokenAttention(Sums):
         qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
-        value_skip, gain: the heads output value_skip V + gain A V; on average A is M where both meet.
+        value_skip, gain: the heads output value_skip V + gain A V; on average A is M in both.
         d_head: width of a head, by which rows' scores differ in size.
         values: kernel of the input of values, where it is not `kernel`; results are in its units then.
     """
@@ -321,7 +321,7 @@ class TokenAttention(Sums):
         centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
         per_token = v.per_token - 2 * v.mean + total[:, None]
         turned_diagonal = per_token if self._turn is None else self._from_mean
-        # keys that are all alike have this much: each is part of the mean, which the moments of a row count
+        # equal keys have this much: each is part of the mean, which the moments of a row count
         usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
         structural = np.maximum(centred - self._sum_over_visible(per_token * turned_diagonal) / n**2 - usual, 0.0)
         return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)

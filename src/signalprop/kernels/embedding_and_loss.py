@@ -133,7 +133,7 @@ def input_kernel(
         position = e.position_of(decoder=decoder)
         positions = np.eye(t)
         if a.positions_of(decoder=decoder) == "sinusoidal":
-            # rows of the table are alike; what is the same for all features of a token is not part of its variance
+            # rows of the table are equal; what is the same for all features of a token is not part of its variance
             angle = np.arange(t)[:, None] * 10_000.0 ** (-np.arange(0, a.d_model, 2) / a.d_model)
             table = np.sqrt(2) * np.concatenate([np.sin(angle), np.cos(angle)], 1)
             table -= table.mean(1, keepdims=True)
@@ -163,7 +163,7 @@ def _patch_kernel(p: Parametrization, inputs: InputStatistics, average: FloatArr
     kernel = np.zeros((t, t))
     kernel[first:, first:] = (a.patch_dim * e.token**2 * moments + e.patch_bias**2) * e.scale**2
     per_token: FloatArray = np.diagonal(kernel) + (e.position * e.scale) ** 2
-    if a.class_token:  # independent of the patches, each made of two rows of the position table's size
+    if a.class_token:  # independent of the patches, each the sum of two rows of the position table's size
         per_token[:first] = 2 * (e.position * e.scale) ** 2
     np.fill_diagonal(kernel, per_token / (1 - (a.embedding_dropout or 0.0)))
     return kernel

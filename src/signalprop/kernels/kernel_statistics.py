@@ -25,7 +25,7 @@ class KernelSeries:
         min_cosine: smallest cosine of two positions.
         lags: mean cosine of positions that stand so far apart, by that distance.
         effective_rank: e to the entropy of the eigenvalues of the normalised kernel (cosines / T), from 1, all tokens
-            alike, to T; NaN where it was not computed.
+            equal, to T; NaN if it was not computed.
         log_diagonal: ln of the mean raw diagonal. diagonal_sd, diagonal_min, diagonal_max: over positions. For a
             gradient relative to the mean diagonal at the top.
     """
@@ -72,7 +72,7 @@ def effective_rank(kernel: FloatArray) -> float:
 
 
 def distances(kernel: FloatArray) -> tuple[float, float]:
-    """(mean, largest) of 1 - cosine over pairs of different positions; NaN where there is no pair.
+    """(mean, largest) of 1 - cosine over pairs of different positions; NaN without a pair.
 
     From (K_ii - K_ij) + (K_jj - K_ij) - (sqrt K_ii - sqrt K_jj)^2, small for nearly equal tokens, so that
     nothing is lost beyond the rounding of K itself.

@@ -47,7 +47,7 @@ from signalprop.theory.scatter.response import Overlaps
 # Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
 # and what leaves the stack.
 Record = Callable[[int, State], None]
-# (the last stream, ln of the share of its variance that a token's own embedding still has) -> as `ends.top_kernel`
+# (the last stream, ln of the share of its variance that a token's embedding still has) -> as `ends.top_kernel`
 Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
 Keep = NDArray[np.bool_] | None
 # (a stack, which positions of each of its halves count, or the grid) -> what is called in one pass

@@ -103,7 +103,7 @@ def step_bound(decay: ArrayLike, decay_out: ArrayLike, *, exact: bool) -> FloatA
 def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filter:
     """The filter of the attention branch beside a normalised skip by the paper's rule (SPA appendix F).
 
-    It matches how much a token's own part is diluted, and leaves the rest: near the largest skip the kernel misses its
+    It matches how much a token's part is diluted, and leaves the rest: near the largest skip the kernel misses its
     target by far (docs/papers/without-shortcuts.md has numbers).
 
     Raises:

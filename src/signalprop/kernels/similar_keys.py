@@ -39,7 +39,7 @@ class SimilarKeys(NamedTuple):
 def similar_keys(kernel: FloatArray, score: float) -> SimilarKeys:
     """Of keys of such a kernel; score: variance of a row's scores over how far its keys lie apart."""
     about_mean, n = centred(kernel), len(kernel)
-    # keys that are not alike share what they have in common on average
+    # unequal keys share what they have in common on average
     rest = 1 - np.maximum(correlation(about_mean), 0.0)
     shared = float((rest * kernel).sum()) / max(float(rest.sum()), 1e-300)
     rho = np.maximum(correlation(kernel - shared), 0.0)
@@ -56,7 +56,7 @@ def similar_keys(kernel: FloatArray, score: float) -> SimilarKeys:
 
 
 def _log_same(s: float, rho: FloatArray) -> FloatArray:
-    with np.errstate(divide="ignore"):  # not alike at all
+    with np.errstate(divide="ignore"):  # independent
         return np.asarray(s * (rho - 1) + np.log(-np.expm1(-s * rho)) - math.log(-math.expm1(-s)))
 
 

@@ -87,7 +87,7 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, l
     """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
 
     Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
-    but for lengths that are no whole numbers, which stand between those up to `longest`.
+    but for fractional lengths, which lie between those up to `longest`.
     """
     one_length = np.ptp(row_length) == 0 and longest is None
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))

@@ -1,7 +1,7 @@
 """What a tied head's gradient has along the stream, and what of it attention sends back.
 
 A head that is the table of tokens favours the token that a position reads, and the final norm takes that part out of
-the gradient: it lies along the stream, and so along what every branch has added to it. On its way back it meets the
+the gradient: it lies along the stream, and so along what every branch has added to it. On its way back it passes the
 weights that made it, so that it is not independent of them: docs/theory/network.md, "Through the weights that made it".
 """
 

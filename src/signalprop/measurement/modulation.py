@@ -5,7 +5,7 @@ A block of Peebles and Xie 2023 (DiT, 2212.09748, section 3.2) is, in feature f 
     x <- x + gate_bf branch((1 + scale_bf) norm(x)_btf + shift_bf).
 
 gate, scale and shift do not depend on the token, so each is found by least squares over the tokens of a sample,
-whatever the model calls it. Their mean squares are what the residual recursion meets: gate that of the branch's
+whatever the model calls it. Their mean squares enter the residual recursion: gate that of the branch's
 multiplier, scale that of the norm's gain, shift that of the norm's bias, the same for all tokens of a sample
 (`docs/theory/network.md#modulation`).
 """
@@ -42,7 +42,7 @@ class Modulation:
     Attributes:
         names: of the branches, as `anatomy` has them.
         gate: of the factor on the branch. scale: of the factor on what its norm gives, 1 + scale in DiT's words, and in
-            units of the norm's own output, so that the norm's gains are in it. shift: of what is added to that.
+            units of the norm's output, so that the norm's gains are in it. shift: of what is added to that.
     """
 
     names: tuple[str, ...]

@@ -82,11 +82,11 @@ def tables(recorder: Pass) -> tuple[Table, Table]:
 
 
 class NotReached(InputError):
-    """A pass did not meet some of the probe points: a layer was skipped, or the mapping is wrong."""
+    """A pass did not reach some of the probe points: a layer was skipped, or the mapping is wrong."""
 
 
 def check_reached(recorder: Pass) -> None:
-    """Raise InputError where the forward pass did not meet every site."""
+    """Raise InputError if the forward pass did not reach every site."""
     reached = [i in recorder.forward for i in range(len(recorder.plan.sites))]
     if not any(reached):
         raise (NotReached if recorder.calls else InputError)(

@@ -221,7 +221,7 @@ class Connected:
         return kept + each.flatten(-2)
 
     def norm_sum(self, around: Surroundings, total: Tensor) -> Tensor:
-        """There is no norm on a sum of streams."""
+        """Sums of streams have no norm."""
         return total
 
 

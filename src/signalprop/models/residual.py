@@ -1,7 +1,7 @@
 """The residual sublayers of the reference transformer: norm, branch, multipliers.
 
 A sublayer adds `multiplier * branch(...)` to `skip * stream`. The output of its child `branch` is the probe point
-`branch` (after output dropout, and after a norm on the branch: a sandwich's second, a res-post's only one); its own
+`branch` (after output dropout, and after a norm on the branch: a sandwich's second, a res-post's only one); its
 input and output are `stream_in` and `stream_out`.
 """
 

@@ -53,7 +53,7 @@ def rows_of(parametrization: Parametrization, stack: str) -> list[int]:
 
 
 def stack_names(architecture: Architecture) -> tuple[str, ...]:
-    """The stacks of an architecture, in the order in which the signal meets them."""
+    """The stacks of an architecture, in the order of the signal."""
     return STACKS if architecture.kind == "encoder-decoder" else (architecture.kind,)
 
 
@@ -284,7 +284,7 @@ class Transformer(nn.Module):
             segments: segment ids, (batch, tokens); default: all 0.
             keep: True at real tokens, False at padding, (batch, tokens); default: all real.
             decoder_tokens: ids that the decoder of an encoder-decoder reads.
-            targets: ids (batch, tokens), -1 where there is no loss; class ids (batch,) with a class head.
+            targets: ids (batch, tokens), -1 at positions without loss; class ids (batch,) with a class head.
 
         Raises:
             InputError: an encoder-decoder without decoder_tokens, or more tokens than positions.

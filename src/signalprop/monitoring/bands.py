@@ -113,7 +113,7 @@ def limits(
     look at a few of them (the freezing of the random energy model, Giorlandino and Goldt 2025); largest_score: the
     largest of n such scores, s sqrt(2 log n) = 2 log n. attention_entropy, lowest_entropy: against equal weights, of
     the mean of the heads and of the head with the least. update: against the sublayer that moved most, and none as far
-    as its own size. expert_load: against an equal share.
+    as its size. expert_load: against an equal share.
 
     Args:
         tokens: that attention can look at. first: what the first sample measured: scores may be three times as large as
@@ -163,7 +163,7 @@ def bands(
     variance: from branches uncorrelated with the stream to branches aligned with it (`sublayer_variance_range`),
     widened by the tolerance on both sides; where that has no bounds (other norm placements), the prediction itself,
     widened. gradient, relative to the last layer's: from conserved to predicted, widened. token_correlation r: tokens
-    may not grow alike, so 1 - r may not be below the predicted one over the tolerance.
+    may not become equal, so 1 - r may not be below the predicted one over the tolerance.
 
     Fidelity `moments`, a few milliseconds at any length: right to some ten percent, which the tolerance covers.
 

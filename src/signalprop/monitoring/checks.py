@@ -1,4 +1,4 @@
-"""What a monitor measured, held against its bands, with the sublayer that every number is from."""
+"""What a monitor measured, compared with its bands, with the sublayer that every number is from."""
 
 from __future__ import annotations
 

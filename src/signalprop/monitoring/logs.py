@@ -86,7 +86,7 @@ class Logs:
                 file.close()
 
     def tell(self, found: Sequence[Departure]) -> None:
-        """Warn of departures; of some once: when weights are NaN, so is every later signal."""
+        """Warn of departures; of some once: when weights are NaN, every later signal is, too."""
         for item in found:
             if item.quantity in _ONCE:
                 if item.quantity in self._said:

@@ -82,7 +82,7 @@ class SignalMonitor:
             `wandb.log` or `mlflow.log_metrics`.
         scores: whether attention scores are measured, a pass over a small batch per sample.
         batch: what they are measured on. Default: the first 2 sequences of the first sampled step, of a model that
-            reads one sequence of tokens; of another model there are no scores without it.
+            reads one sequence of tokens; other models have no scores without it.
         tolerance: factors by which quantities may leave what the theory predicts: by name, in place of those of
             `signalprop.monitoring.bands.TOLERANCES`, or one for all; None: no warnings but of what is not finite.
         start: what the weights were at the start of the training. Default: what they are at the first sample.

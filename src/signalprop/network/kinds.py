@@ -93,7 +93,7 @@ class Role:
         return inputs * outputs * self.held(a)[0]
 
     def held(self, a: ArchitectureFields) -> tuple[int, int]:
-        """How many maps it is, and how many of them a token meets."""
+        """How many maps it is, and how many of them a token passes."""
         return (1, 1) if self.copies is None else self.copies(a)
 
 
@@ -103,7 +103,7 @@ class Kind:
 
     Attributes:
         name: in tables and files, and that of its folder. folder: another one, where it is a variant of the kind there,
-            whose functions are told its `name`.
+            whose functions are given its `name`.
         roles: its weights, in the order in which they are drawn and shown.
         words, short: its name in a sentence, and in a narrow column.
         counted: the part of a network that its parameters and operations count to; default: its name.

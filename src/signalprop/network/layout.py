@@ -39,7 +39,7 @@ class HasLayers(HasStacks, Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The sublayers of an architecture, in the order in which the stream meets them; encoder first.
+    """The sublayers of an architecture, in the order of the stream; encoder first.
 
     Attributes:
         stack, layer, kind: of each sublayer: index into STACKS, layer within its stack, index into KINDS.
@@ -93,7 +93,7 @@ def layer_ends(rows: HasLayers) -> NDArray[np.intp]:
 
 
 def stacks_of(rows: HasStacks) -> Iterator[tuple[int, range]]:
-    """Every stack, in the order in which the signal meets them: index into STACKS, and its rows."""
+    """Every stack, in the order of the signal: index into STACKS, and its rows."""
     borders = [0, *(np.flatnonzero(np.diff(rows.stack)) + 1).tolist(), len(rows.stack)]
     for first, last in pairwise(borders):
         yield int(rows.stack[first]), range(first, last)

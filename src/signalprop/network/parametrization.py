@@ -1,4 +1,4 @@
-"""The Parametrization: every number that the signal meets, sublayer by sublayer. A plain table, stored by column.
+"""The Parametrization: every number that acts on the signal, sublayer by sublayer. A plain table, stored by column.
 
 It is the only thing that predict, simulate, build and count read, so that prediction and model cannot drift apart.
 Columns are NumPy arrays whose last axis counts sublayers; leading axes, if any, make it a sweep.
@@ -344,12 +344,9 @@ class Parametrization(Document, Shown):
         self._refuse_sweep("a data frame")
         return records({x: getattr(self, x) for x in ("stack", "kind", "placement", "layer")} | self.columns())
 
-    def table(self) -> str:
-        """The whole table as text: consecutive layers with equal numbers share an entry; `print` shows both ends."""
+    def table(self, most: int | None = None) -> str:
+        """The table as text, whole or in `most` lines; consecutive layers with equal numbers share an entry."""
         self._refuse_sweep("table")
-        return self._text()
-
-    def _text(self, most: int | None = None) -> str:
         given = self.embedding, self.head, self.shaping, self.distribution
         return table_text(self.scheme, self.architecture, self.rows(), *given, most)
 
@@ -360,7 +357,7 @@ class Parametrization(Document, Shown):
         return report_module("parametrizations").figure(self) if self.skip.ndim == 1 else None
 
     def __str__(self) -> str:
-        return self._text(_LINES) if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
+        return self.table(_LINES) if self.skip.ndim == 1 else f"sweep {self.skip.shape[:-1]} of {self.scheme}"
 
     def _refuse_sweep(self, what: str) -> None:
         if self.skip.ndim != 1:

@@ -28,7 +28,7 @@ def confirm(attached: Anatomy, arguments: Dictionary[str, Any] | None = None) ->
     The output of every carrier is replaced by noise of the stream's size, and then for every sublayer: the branch is
     that noise; the stream after it is skip * stream_in + multiplier * branch, to the rounding of the dtype (in a
     parallel layer the sum of both branches, in post-norm what the norm reads); the norm reads the stream; the maps that
-    begin the branch read the norm's output, or the stream where there is no norm before them.
+    begin the branch read the norm's output, or the stream without a norm before them.
 
     Args:
         attached: a model before a scheme is applied. It runs in evaluation mode, without gradients; its mode is

@@ -38,7 +38,7 @@ def document(
     """The report as a value: title, subtitle, cards, notes and sections.
 
     Args:
-        items: by the names that tell them apart; as pairs where a name may come twice.
+        items: by names that distinguish them; as pairs where a name may come twice.
         beside: directory that the report will lie in, from which it links to the runs of a sweep.
 
     Raises:

@@ -72,7 +72,7 @@ def write_report(
 
     Args:
         path: of the file. title: of the page; default: after what is in it.
-        items: by the names that tell them apart (schemes and models are named differently in the report).
+        items: by names that distinguish them (schemes and models are named differently in the report).
 
     Raises:
         InputError: nothing to report, a sweep, or a path that cannot be written. MissingExtra: plotly is not installed.

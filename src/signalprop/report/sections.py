@@ -1,4 +1,4 @@
-"""What a report is made of, as values: cards and sections of charts, heat maps, tables and texts.
+"""The parts of a report, as values: cards and sections of charts, heat maps, tables and texts.
 
 `html.py` (plotly) and `plots.py` (matplotlib) draw them; neither knows what they are about.
 """

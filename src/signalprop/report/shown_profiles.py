@@ -34,7 +34,7 @@ class Shown:
 def shown(items: Mapping[str, Profile | Comparison]) -> list[Shown]:
     """Profiles with their labels, colours and kinds of line.
 
-    The two of a Comparison are one group, and so are profiles of one scheme and shape that were found in different
+    The two of a Comparison are one group, and also profiles of one scheme and shape that were found in different
     ways. Groups of one scheme have its colour. One group alone has a colour for every source.
     """
     found: list[tuple[str, str, Profile]] = []  # name of the item, key of its group, profile
@@ -96,7 +96,7 @@ def _labels(firsts: Mapping[str, tuple[str, Profile]]) -> dict[str, str]:
 
 
 def _telling(own: Mapping[str, str], all_of: Sequence[Mapping[str, str]]) -> list[str]:
-    """As few details as tell one architecture from the others, in the order in which they are named."""
+    """The fewest details that distinguish one architecture from the others, in the order in which they are named."""
     words, left = [], [other for other in all_of if other != own]
     for name, text in own.items():
         fewer = [other for other in left if other[name] == text]

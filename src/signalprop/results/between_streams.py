@@ -14,7 +14,7 @@ STREAM_COVARIANCE = "stream_covariance"  # in a Profile's statistics
 
 
 def over_their_mean(covariance: FloatArray) -> FloatArray:
-    """Covariances of streams (..., n, n) over the mean of their variances; 0 where there is no signal."""
+    """Covariances of streams (..., n, n) over the mean of their variances; 0 without a signal."""
     mean = np.trace(covariance, axis1=-2, axis2=-1)[..., None, None] / covariance.shape[-1]
     return np.asarray(np.divide(covariance, mean, out=np.zeros_like(covariance), where=mean > 0))
 

@@ -81,7 +81,7 @@ def count_parameters(network: Architecture | Parametrization) -> dict[str, int]:
 
 
 def active_parameters(architecture: Architecture) -> int:
-    """Trainable numbers that one token meets: all but those of the experts that it has not chosen."""
+    """Trainable numbers that one token passes: all but those of the experts that it has not chosen."""
     rows = layout(architecture)
     idle = sum(
         int(kind.of(rows).sum()) * (kind.numbers(architecture) - kind.numbers(architecture, per_token=True))
@@ -186,7 +186,7 @@ def train_flops(
 
 
 def _map_flops(a: Architecture, kind: Kind) -> int:
-    """Of one token: the maps that it meets, and the addition to the stream, with dropout."""
+    """Of one token: the maps that it passes, and the addition to the stream, with dropout."""
     count = (ADD + DROPOUT * (a.dropout > 0)) * a.d_model
     for role in kind.roles:
         if role.exists(a):
@@ -244,5 +244,5 @@ def cost_table(cost: dict[str, Any]) -> str:
     parameters, flops = cost["parameters"], cost["train_flops"]
     rows = [[part, f"{count:,}", f"{flops[part]:.3e}" if part in flops else "-"] for part, count in parameters.items()]
     if cost["active_parameters"] < parameters["total"]:
-        rows.append(["of which a token meets", f"{cost['active_parameters']:,}", "-"])
+        rows.append(["of which a token passes", f"{cost['active_parameters']:,}", "-"])
     return text_table(["part", "parameters", f"FLOPs of a step of {cost['batch_size']} sequences"], rows)

@@ -121,7 +121,7 @@ class Profile(Document, Shown):
 
     @property
     def sensitivity_ratios(self) -> FloatArray:
-        """Variance that each sublayer adds (beta^2 / lambda^2 included) over the stream variance it meets.
+        """Variance that each sublayer adds (beta^2 / lambda^2 included) over the stream variance that enters it.
 
         Needs `statistics["branch_gain"]`, the squared ratio (beta / lambda)^2 per sublayer; 1 where it is absent.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from textwrap import fill
 from typing import TypeVar
@@ -116,7 +117,8 @@ def network_in_words(*architectures: Architecture) -> str:
     norm = "no norm" if placement == "none" else f"{placement}-norm"
     streams = "" if a.streams is None else f", {a.streams.n} streams ({a.streams.mixing})"
     streams += "" if a.layer_inputs is None else f", {len(changed(a.layer_inputs))} layers read earlier streams"
-    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {a.activation}{streams}"
+    activation = re.sub(r"\d+\.\d{5,}", lambda found: f"{float(found[0]):.4g}", a.activation)
+    return f"{name}, {depth}, d_model {a.d_model}, {norm}, {activation}{streams}"
 
 
 def ranges(layers: Sequence[int]) -> str:

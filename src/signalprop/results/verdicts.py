@@ -1,7 +1,7 @@
 """The table of rules by which a start is judged: what is counted, its bound, what that rests on, remedies.
 
 Predictions, measurements, comparisons and monitors are judged by it; `diagnosis/verdict.py` has the rows for trained
-models. Bounds are held against networks that are known to train, and starts that are known to fail:
+models. Bounds are compared with networks that are known to train, and starts that are known to fail:
 `python -m benchmarks.known_good` prints both tables.
 """
 

@@ -136,7 +136,7 @@ def feed_forward_std(architecture: Architecture) -> tuple[float, float]:
 
 
 def attention_gate(architecture: Architecture, r: float = 0.0) -> tuple[float, float]:
-    """Factor on variance, and correlation, that a gate on the heads makes of a branch (not in the paper); 1 without.
+    """Factor of a gate on the heads on a branch's variance and correlation (not in the paper); 1 without.
 
     The gate's map has variance 1/d, so z is standard normal on normalised input: E s(z)^2, and E s(z) s(z') over that
     for two tokens of correlation `r`, s the sigmoid; gates are independent of what the heads give.

@@ -79,7 +79,7 @@ class DepthMuP(_MaximalUpdate):
         branch = m_L^-alpha,    Adam's learning rates in the layers times m_L^(alpha - 1)
 
     At alpha = 1/2 (default) that is Depth-muP: every branch a/sqrt(L) and every update of Adam smaller by 1/sqrt(L), so
-    that L random branches add up to order 1, and so do L updates. alpha = 1 is CompleteP: branches 1/L and learning
+    that L random branches add up to order 1, as do L updates. alpha = 1 is CompleteP: branches 1/L and learning
     rates that do not know the depth; random branches then add up to 1/L only, what training aligns to order 1. Both are
     one family in CompleteP's table 1, which is followed where Yang et al. say nothing: biases, gains and multipliers of
     the layers take the factor too, embeddings, final norm and head do not. At the base depth nothing changes.

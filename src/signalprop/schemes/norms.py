@@ -113,7 +113,7 @@ class Admin(Scheme):
     Followed: the paper's equation, with the released code's omega_1 = 1. There the 1 is the variance of the stack's
     input, for which the code takes the measured number from the second sublayer on; here tables give the input variance
     1. The code also sets each omega as soon as it is known, within the same pass; that changes nothing but the token
-    correlation that the later branches meet. The later package admin-torch needs no profiling: omega^2 =
+    correlation at the later branches. The later package admin-torch needs no profiling: omega^2 =
     (n + 1) / ln(n + 1) - 1 for all n sublayers.
     """
 

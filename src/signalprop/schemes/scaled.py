@@ -86,7 +86,7 @@ class Fixup(Scheme):
 
     L counts the residual branches of all stacks, m the matrices of a branch: 4 in attention, as in the authors'
     transformer, 2 in feed-forward, 3 if it is gated (beyond the paper). So queries, keys and values are divided by
-    L^(1/6), the first feed-forward map by sqrt(L) (gate and up: L^(1/4)); output and down start at 0, and so does a
+    L^(1/6), the first feed-forward map by sqrt(L) (gate and up: L^(1/4)); output and down start at 0, as does a
     head that is not tied. The branch multiplier starts at 1.
 
     Not exact: Fixup's scalar biases before each map and activation (0 at the start) have no column; biases that the

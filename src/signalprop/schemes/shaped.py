@@ -123,7 +123,7 @@ class ValueSkipInit(_Shaped):
     """Attention without a skip around it: (alpha I + beta A) V, with trainable scalars alpha = 1 and beta = 0.
 
     At initialisation every token attends to itself, so attention leaves the correlation of tokens; the network is an
-    MLP that each token goes through alone. The skips around both sublayers are gone (lambda = 0), and so are the norms
+    MLP that each token goes through alone. The skips around both sublayers are gone (lambda = 0), as are the norms
     unless `norm` (then pre-norm, as in the paper's columns "LN"). `feed_forward_skip` puts a normalised one back around
     the feed-forward: lambda = that, beta = sqrt(1 - lambda^2).
 

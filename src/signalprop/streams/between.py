@@ -1,8 +1,8 @@
-"""What a model does to the stream between two layers: the stream that enters one is held against those that were there.
+"""What a model does to the stream between two layers: the stream that enters one is compared with those before it.
 
 A network of a table's kind hands on what left the layer before. Others multiply it (modded-nanogpt), or add the stream
 of an earlier layer (U-Net) or the first one (nanochat's x0). Streams that are multiples of each other (of branches that
-begin at 0) do not tell which was read: then a pass is looked at in which noise is added to every branch.
+begin at 0) do not show which was read: then a pass is looked at in which noise is added to every branch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from signalprop.errors import InputError
 from signalprop.streams.parts import Layer, Seen, Stack
 
-_SAME_DIRECTION = 1 - 1e-6  # cosine of two streams beyond which a sum does not tell them apart
+_SAME_DIRECTION = 1 - 1e-6  # cosine of two streams beyond which a sum does not distinguish them
 _ROUNDINGS = 64  # of the tensors' type, relative to the largest entry; a coefficient is only worth a word above them
 
 
@@ -66,7 +66,7 @@ def _ends(layer: Layer) -> tuple[Seen | None, Seen | None]:
 
 
 def ambiguous(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> bool:
-    """Whether two streams are multiples of each other, so that sums of them do not tell which was read."""
+    """Whether two streams are multiples of each other, so that sums of them do not show which was read."""
     places = [_ends(stack.layers[0])[0], *(_ends(layer)[1] for layer in stack.layers[:-1])]
     seen = [tensors[place].double().flatten() for place in places if place is not None and place in tensors]
     seen = [x for x in seen if x.shape == seen[0].shape and bool(x.any())]

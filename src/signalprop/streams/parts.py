@@ -96,7 +96,7 @@ class Layer:
             entered the first layer, k what left layer k - 1. reads: those of them whose very tensors it comes from,
             through sums and factors. linked: what enters comes from what left the last layer
             through sums and factors; equal numbers alone are no stream (two that are still the same). parts: paths of
-            what it is made of, where that is not one module.
+            which it consists, if that is not one module.
     """
 
     path: str
@@ -131,7 +131,7 @@ class Stack:
             what a norm gives there that is a function. memory: path of another stack whose stream its
             branches read, and which enters it in no other way. causal: no token changes what branches add to earlier
             ones; None: not known. tokens_first: the stream is (tokens, batch, features), as in torch's layers;
-            reads_tokens_first: so is what the model is called with.
+            reads_tokens_first: what the model is called with, too.
     """
 
     path: str
@@ -149,7 +149,7 @@ class Stack:
 
     @property
     def branches(self) -> list[Branch]:
-        """Of all layers, in the order in which the stream meets them."""
+        """Of all layers, in the order of the stream."""
         return [branch for layer in self.layers for branch in layer.branches]
 
     @property

@@ -27,7 +27,7 @@ class Norm:
         path: of the norm; of one that is a `function`, of the module that reads what it gives.
         kind: `layernorm`, `rmsnorm`; `unknown` where neither fits. offset: None where it has no weight.
         error: largest difference over the largest entry of its output, in float64; None where it did not run.
-        eps: under its root, as far as numbers tell.
+        eps: under its root, as far as numbers show.
     """
 
     path: str
@@ -76,7 +76,7 @@ def tensors_of_pass(
 ) -> tuple[dict[Seen, Tensor], Tensor | None]:
     """Copies of the wanted tensors of a pass, and its first output.
 
-    Of a tensor that the pass does not meet there is none; of a module that runs more often than said, the first (or
+    None for a tensor that the pass does not reach; of a module that runs more often than said, the first (or
     the `last`).
     """
     points = sorted({(seen.path, seen.side, seen.call) for seen in wanted})

@@ -114,7 +114,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # --- modules ---------------------------------------------------------------------------------------------------
 
     def hooks(self) -> Hooks:
-        """What tells this tape of every module's calls."""
+        """Records every module's calls on this tape."""
         found = Hooks()
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):

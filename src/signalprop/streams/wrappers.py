@@ -65,7 +65,7 @@ def without_adapters(module: Any) -> Any:
 
 
 def with_adapters_merged(module: Any) -> Any:
-    """A layer whose weight is what a signal meets: the base weight with the active adapters merged into it, in a copy.
+    """A layer whose weight acts on the signal: the base weight with the active adapters merged into it, in a copy.
 
     A layer without active adapters, and anything else, passes through.
     """

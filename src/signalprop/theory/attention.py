@@ -79,7 +79,7 @@ class Sizes:
 
     @cached_property
     def pairs(self) -> tuple[Array, Array]:
-        """C_V and C_J: how often two different queries meet in one key, per key, under uniform weights."""
+        """C_V and C_J: how often two different queries read one key, per key, under uniform weights."""
         n, xp = self.n_keys, namespace(self.n_keys)
         if isinstance(self.causal, Band):
             return self.causal.meetings(int(n))[:2]
@@ -92,7 +92,7 @@ class Sizes:
 
     @cached_property
     def mean_overlap(self) -> Array:
-        """How often two rows meet in a key of their averages: Σ_k A_ik A_jk of uniform weights."""
+        """How often two rows read one key in their averages: Σ_k A_ik A_jk of uniform weights."""
         if not self.causal:
             return 1.0 / self.n_keys
         found: Array = self.pairs[0] / namespace(self.n_keys).maximum(self.n_keys - 1.0, 1.0)
@@ -168,7 +168,7 @@ def _scores(x: Attention) -> _Scores:
     xp, sizes = x.xp, x.sizes
     r_query = x.r_query + x.query_bias * (1.0 - x.r_query)
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
-    per_token = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's own deviation
+    per_token = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's deviation
     c = xp.minimum(xp.maximum(r_query * per_token, LEAST * s), s)
     value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
     q0 = (1.0 - x.r_key) * per_token / sizes.d
@@ -302,7 +302,7 @@ def mixture(
 ) -> tuple[Array, Array]:
     """Moments of skip V + gain A V, or of what such heads send back, from those of A V alone: (variance, covariance).
 
-    A token's value and its average of values meet in the share 1/L of the weights that a token gives itself (its
+    A token's value is in its average of values with the share 1/L of the weights that a token gives itself (its
     average over rows, with a causal mask), whatever the scores: the weights' own part of the overlap is odd in W_Q W_Kᵀ
     and vanishes on average, and with it every product of skip with the paths through queries and keys. Derivation and
     measured error: docs/theory/attention.md.

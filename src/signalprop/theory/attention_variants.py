@@ -26,7 +26,7 @@ def share_beside_sink(n: FloatArray, s: FloatArray, common: FloatArray, sink: fl
         n: keys. s: variance of their scores within the row. common: variance of what their scores share, which only a
             sink sees.
     """
-    apart = s / n  # of the mean of the scores that are the row's own
+    apart = s / n  # of the row's mean of the scores
     log_z = np.log(n) + 0.5 * (s - apart)
     shift = np.sqrt(np.maximum(common + apart, 0.0))[..., None] * _Z
     share = 1 / (1 + np.exp(np.clip(sink - log_z[..., None] - shift, -700, 700)))

@@ -41,7 +41,7 @@ def identity_distances(parametrization: Parametrization, profile: Profile) -> Fl
 
     A branch is random and of mean 0 at initialisation, so with the factors a of the skip path and b_v of what the
     branch turns a white gradient into, both after the layer's norms, |J - I|_F^2 / n = (1 - a)^2 + b_v. For pre-norm
-    layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's own
+    layers of few and small branches that is j_A / sigma^2 + j_F / sigma'^2. A post-norm also removes the stream's
     direction, one feature of d. Of trained weights it says what random ones of their size would do. With dropout: of
     the network in training mode. In a decoder after an encoder: with respect to the decoder's stream.
 
@@ -93,7 +93,7 @@ def _layers(
     noise, held = (np.zeros((*skip.shape, 2, 2)) for _ in range(2))
     for layers, i in reversed(places):
         branch = np.clip(maps[..., i, :, :] + held[..., layers, :, :], -_LARGEST, _LARGEST)
-        if p.parallel[i].all():  # meets the gradient that the sublayer before it meets
+        if p.parallel[i].all():  # reads the gradient of the sublayer before it
             held[..., layers, :, :] = branch
             continue
         skip2, after = np.minimum(back.skip[..., i] ** 2, _LARGEST), noise[..., layers, :, :]
@@ -107,8 +107,8 @@ def _removed(p: Parametrization, back: Returned, places: Sequence[tuple[Rowset, 
     """How many of the d features the post-norms of every layer take out of the skip path, or as good as.
 
     Each removes the direction of the sum before it. Two of one layer remove the same one as far as the later sum is
-    the skip path. LayerNorm removes the mean as well, in all of them the same. The first layer of a stack meets
-    embeddings whose sizes scatter by 1 / sqrt(2d), and so does the factor of its skip path.
+    the skip path. LayerNorm removes the mean as well, in all of them the same. The first layer of a stack reads
+    embeddings whose sizes scatter by 1 / sqrt(2d), as does the factor of its skip path.
     """
     layer_norm = p.architecture.norm == "layernorm"
     removed = np.zeros((*p.skip.shape[:-1], len(places[0][0])))

@@ -44,7 +44,7 @@ Places = NDArray[np.intp]
 Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
-@remembered(results=64, entries=256**2)  # of a grid of 180 nodes 256 kB: the way back meets the same kernels twice
+@remembered(results=64, entries=256**2)  # of a grid of 180 nodes 256 kB: the way back reads the same kernels twice
 def dual_of_nodes(
     name: str, derivative: int, per_token: FloatArray, shared: FloatArray
 ) -> tuple[FloatArray, FloatArray]:

@@ -60,7 +60,7 @@ def within(x: Array, bound: float) -> Array:
 
 
 def rows_of(columns: FloatArray, row_type: type[tuple[Any, ...]] = tuple) -> list[Any]:
-    """All rows of columns that are stacked, (columns, ..., rows): plain floats where there is no other axis.
+    """All rows of columns that are stacked, (columns, ..., rows): plain floats without another axis.
 
     `row_type` is what a row becomes: a NamedTuple, past its constructor, which takes three times as long.
     """
@@ -75,7 +75,7 @@ def to_fill(n: int, lead: tuple[int, ...]) -> Any:
 
 
 def row(column: FloatArray, i: int | NDArray[np.intp]) -> Array:
-    """Entry i of the last axis: a plain float where there is no other axis. Several entries: an array."""
+    """Entry i of the last axis: a plain float without another axis. Several entries: an array."""
     if column.ndim == 1 and isinstance(i, int):
         return column.item(i)
     value = column[..., i]

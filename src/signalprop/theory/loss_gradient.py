@@ -200,7 +200,7 @@ def norm_leaves(a: Architecture, r: Array, along: Array = 0.0) -> Array:
 
     It takes away one of d directions, that of what it reads, and a LayerNorm the mean of the features. Two tokens whose
     gradients are one vector lose both directions: 2 - r^2 of d. What cross-entropy sends lies s/d more along the
-    stream. Norms below the first one meet a gradient that has lost this already, as does a post-norm under a final
+    stream. Norms below the first one read a gradient that has lost this already, as does a post-norm under a final
     norm.
 
     Args:

@@ -17,7 +17,7 @@ from signalprop.network.moments import Array, FloatArray
 from signalprop.theory.remembered import remembered
 
 _ANGLES = 32  # on a circle through two independent draws: correlations cos(2 pi j / 32)
-_NUMBERS, _CIRCLES = 2**20, 2048  # logits that a table is made of; circles that are enough for few experts
+_NUMBERS, _CIRCLES = 2**20, 2048  # logits of a table; circles that are enough for few experts
 _DEGREE = 10  # of the polynomial in the angle
 _STEP = 0.125  # of the grid in log s^2
 _SMALLEST, _LARGEST = -6.0, 6.0  # log s^2: beyond, weights are equal, or one expert has it all
@@ -66,7 +66,7 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
     return _weights(router, np.asarray(variance, float), np.asarray(correlation, float))
 
 
-@remembered(results=256, entries=256**2)  # 1.6 MB each at most: the way back meets the logits of the way forward
+@remembered(results=256, entries=256**2)  # 1.6 MB each at most: the way back reads the logits of the way forward
 def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> Weights:
     variance, correlation = np.broadcast_arrays(variance, correlation)
     angle = np.arccos(np.clip(correlation, -1.0, 1.0))
@@ -148,7 +148,7 @@ def _table(router: Router, index: int) -> FloatArray:
     found = np.stack([pairs[:, at, at - shift].mean(-1) for shift in range(_ANGLES // 2 + 1)])
     angles = np.linspace(-1, 1, len(found))
     weight = np.ones(len(found))
-    weight[0] = 10.0  # one token: many more samples, and what variances are made of
+    weight[0] = 10.0  # one token: many more samples, which variances need
     fitted: Any = chebyshev.chebfit(angles, found, _DEGREE, w=weight)
     return np.asarray(fitted)
 

@@ -165,6 +165,6 @@ def inner_correlation(r: Array, width: int) -> Array:
 def through_inner_norm(r: Array, d: int, width: int) -> Array:
     """What a norm on vectors that are mapped from the stream does to the gradient at two tokens, of one where r = 1.
 
-    It takes out the vector's own direction and, with it, the token's (of d features); and divides by sizes that differ.
+    It takes out the vector's direction and, with it, the token's (of d features); and divides by sizes that differ.
     """
     return np.maximum(1 - (2 - r * r) / d - (1 - 3 * r * r) / (2 * width), 0.0)

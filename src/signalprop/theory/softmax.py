@@ -293,7 +293,7 @@ def response_to_key_variance(length: int) -> FloatArray:
     """
     m, s, others = node_moments(length), node_variances(), length - 1.0
     fourth = (5.0 * m.third - 2.0 * m.second * (1.0 - m.squared_tilt)) / 3.0
-    # sums over k of E of second derivatives of A_k, A_k²: by its own logit, and by all the others
+    # sums over k of E of second derivatives of A_k, A_k²: by the logit itself, and by all the others
     itself = np.stack([1.0 - 3.0 * m.second + 2.0 * m.third, 4.0 * m.second * m.squared_tilt])
     other = np.stack(
         [3.0 * m.second - 2.0 * m.third - 1.0, 6.0 * (m.second_squared - fourth) - 2.0 * (m.second - m.third)]

@@ -31,7 +31,7 @@ class ExpertLoad:
         self._hooks: Hooks | None = None
 
     def attach(self) -> None:
-        """Count from here on, the first pass through every layer; nothing where there are no experts."""
+        """Count from here on, the first pass through every layer; nothing without experts."""
         self._counts.clear()
         if any(module is not None for module in self._found):
             self._hooks = Hooks()

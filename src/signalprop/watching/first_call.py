@@ -23,7 +23,7 @@ def attached_now_or_later(
     """Give `take` the model with its mapping: now where it is known how the model is called, else at its first call.
 
     Args:
-        inputs: what it is called with, where somebody says so. now: there is no later, as of compiled code.
+        inputs: what it is called with, if somebody says so. now: it cannot be later, as with compiled code.
         begin: called at the first call, after `take` and before the model runs, with the model and its arguments.
 
     Returns:

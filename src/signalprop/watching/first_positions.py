@@ -123,7 +123,7 @@ class FirstPositions(Streams):
 
     Attributes:
         ratio: largest variance after a layer, over the first positions, as a multiple of that over the others; 0 where
-            there is no decoder, or its sequences are at most twice as long as what would be left out.
+            no decoder is there, or its sequences are at most twice as long as what would be left out.
     """
 
     def __init__(self, attached: Anatomy, arguments: Dictionary[str, Any]) -> None:

@@ -7,7 +7,7 @@ digits (mean^2 above 4 times the variance) or range (squares near the ends of fl
 tensors up to 8 x 2048 x 1024, float32 is within 2e-7 of the variance (relative) and 1e-7 of the correlation.
 
 Between two probed tensors a training step runs through all caches, so that every further operation on a tensor
-waits for its own code (10 to 30 us on a CPU): `moments` does what needs the tensor, with two kernels, and `collect`
+waits for its code (10 to 30 us on a CPU): `moments` does what needs the tensor, with two kernels, and `collect`
 the rest, for all tensors at once.
 """
 

@@ -360,7 +360,7 @@ def _spots(attached: Anatomy) -> Iterator[tuple[nn.Module, str, int]]:
 
 
 def _guarding_hooks() -> ExitStack:
-    """Until it is closed Dynamo tells a module with taps from one without, where both are of one class."""
+    """Until it is closed Dynamo distinguishes a module with taps from one without, if both are of one class."""
     import torch._dynamo.config as settings
 
     stack = ExitStack()

@@ -33,7 +33,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole checkpoint.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the whole recipe, and train nothing.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the recipe, and train nothing.")] = False,
     device: Device = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -64,7 +64,10 @@ def train(
         return
     chosen = load_recipe(recipe, settings or ())
     if show:
-        output.deliver(json_file, chosen.to_json, lambda: output.echo(chosen.to_yaml(), nl=False))
+        short = output.room() is not None
+        more = "# every other field has its default; --show > FILE writes them all\n"
+        text = chosen.to_yaml(short=short) + more * short
+        output.deliver(json_file, chosen.to_json, lambda: output.echo(text, nl=False))
         return
     require("torch", "models")
     require("accelerate", "training")

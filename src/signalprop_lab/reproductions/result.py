@@ -1,4 +1,4 @@
-"""What a reproduction gives back: numbers held against the paper's, panels to draw, and the verdict of both."""
+"""What a reproduction gives back: numbers compared with the paper's, panels to draw, and the verdict of both."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Check:
 def verdict_of(checks: tuple[Check, ...]) -> Verdict:
     """`confirmed`: every check holds. `contradicted`: none holds, and one fails. `partly`: anything else.
 
-    `not run` where there is no check.
+    `not run` without a check.
     """
     states = [check.state for check in checks]
     if not states:

@@ -108,7 +108,7 @@ def table_24(settings: Settings) -> Findings:
         for n, d, base, paper in PRINTED_24
     )
     panels = tuple(
-        Panel(f"FLOPs over {base} layers of width 1024, N d² alike", "layers", "extra FLOPs, %", (
+        Panel(f"FLOPs over {base} layers of width 1024, N d² equal", "layers", "extra FLOPs, %", (
             Curve("ours", np.array([n for n, _, b, _ in PAPER_TABLE_24 if b == base], float),
                   np.array([check.ours for check, row in zip(checks, PAPER_TABLE_24, strict=True) if row[2] == base]),
                   "measured"),

@@ -100,7 +100,7 @@ class Ordered(Dataset[Example]):
         self._given = given
 
     def offset(self, given: int) -> None:
-        """Nothing but how many were given tells where it is."""
+        """Its position is how many were given."""
 
     def __len__(self) -> int:
         return self._n - self._given
@@ -211,7 +211,7 @@ def as_batch(tensors: Mapping[str, Tensor], source: str = "") -> Batch:
 
 @dataclass(frozen=True)
 class Listed(Generic[T]):
-    """Examples that are made of items in memory.
+    """Examples from items in memory.
 
     Attributes:
         fixed: the i-th is always the same: its chance does not come from who asks.

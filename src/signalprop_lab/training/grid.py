@@ -1,4 +1,4 @@
-"""Sweeps as grids: the cells, and the runs that a cell is made of."""
+"""Sweeps as grids: the cells, and the runs of a cell."""
 
 from __future__ import annotations
 

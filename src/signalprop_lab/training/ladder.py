@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep, Tune
 
-# Mantissas that people choose rungs by, and how many rungs tell that they did.
+# Mantissas that people choose rungs by, and how many rungs show it.
 _SERIES = (((1.0, 3.0), 2), ((1.0, 2.0, 5.0), 3), ((1.0, 2.0, 3.0, 5.0), 4))
 
 Costs = Mapping[tuple[float | None, int], float]

@@ -1,4 +1,4 @@
-"""The processes of one run (torchrun starts them): what they tell each other. One process needs nothing of it."""
+"""The processes of one run (torchrun starts them): what they send each other. One process needs none of it."""
 
 from __future__ import annotations
 

@@ -300,10 +300,18 @@ class Recipe(Value):
         """Every field, as JSON and YAML have it."""
         return self.model_dump(mode="json", by_alias=True)
 
-    def to_yaml(self) -> str:
-        """The whole recipe, defaults included, so that it means the same after defaults have changed."""
+    def to_yaml(self, *, short: bool = False) -> str:
+        """The whole recipe, defaults included, so that it means the same after defaults have changed.
+
+        Args:
+            short: without fields that have their default, on few lines of a terminal.
+        """
         yaml = require("yaml", "training")
-        return str(yaml.safe_dump(self.to_json(), sort_keys=False, allow_unicode=True, width=110))
+        data, options = self.to_json(), {"sort_keys": False, "allow_unicode": True, "width": 110}
+        if short:
+            data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+            options |= {"width": 66, "default_flow_style": None}
+        return str(yaml.safe_dump(data, **options))
 
 
 def parse(data: Mapping[str, Any]) -> Recipe:

@@ -25,7 +25,7 @@ class Result:
         throughput: tokens (or images, ...) per second, median over the logged stretches. unit: of what.
         findings: what the rules say of the first signal that was measured and of the last, each with its step.
         scores: what else was measured on validation data, and `plateau_steps`, the step at which the run had left the
-            plateau at chance (None: not yet; `plateau.left_at`). folded: why there is no folded checkpoint, or "".
+            plateau at chance (None: not yet; `plateau.left_at`). folded: why no checkpoint was folded, or "".
     """
 
     name: str

@@ -244,7 +244,7 @@ class _Run:
         write_json(self.folder / "parametrization.json", self.network.parametrization.to_json())
 
     def _save(self) -> str:
-        """Write the trained model, and the folded one; why there is no folded one, or "". Every process calls it."""
+        """Write the trained model, and the folded one; why it was not folded, or "". Every process calls it."""
         network = self.network
         if sharded(self.loop.live):
             weights = weights_of(self.loop.live)

@@ -146,7 +146,7 @@ class EndsWhenLearning(Watcher):
 
 class TensorBoard(Watcher):
     """The numbers for TensorBoard, each written at once and into a file that is opened for it, so that no thread has an
-    error to tell; where that fails, it is said once and tried again with the next ones."""
+    error to report; if that fails, it is said once and tried again with the next ones."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"

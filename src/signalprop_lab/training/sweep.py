@@ -279,7 +279,7 @@ def _stop(processes: Sequence[Any]) -> None:
 
 
 def _process(i: int, runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
-    """One of several processes. Its parent tells it when to end, and takes it along when it dies."""
+    """One of several processes. Its parent says when it is to end, and it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to all processes, of which one decides
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_follow, daemon=True).start()

@@ -139,7 +139,7 @@ def _rate(sweep: Sweep, row: Row) -> float | None:
 
 
 def paired(one: Summary, other: Summary) -> list[float]:
-    """Differences of two cells at equal seeds: their batches are equal, and so is a part of their noise."""
+    """Differences of two cells at equal seeds: their batches are equal, and a part of their noise."""
     return [one.by_seed[seed] - other.by_seed[seed] for seed in one.by_seed if seed in other.by_seed]
 
 

@@ -158,7 +158,7 @@ class Sweep(Value):
         reference: published numbers. paper: what it ran; None: the claim is none of a paper's.
         verdict: what the claim comes to.
         controls: cells that train in the paper; one that does not here makes every part of the claim void that compares
-            it. spread: standard deviation of the score between seeds that is expected, from earlier runs; it tells
+            it. spread: standard deviation of the score between seeds that is expected, from earlier runs; it says
             beforehand which differences the sweep can see.
         shared_error: standard error of a difference of two cells by the choice of the validation examples, which all
             seeds share; it adds to the one between seeds.

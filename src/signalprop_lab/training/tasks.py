@@ -1,4 +1,4 @@
-"""Tasks: what a model reads and is asked for, made of a recipe's data."""
+"""Tasks: what a model reads and is asked for, from a recipe's data."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Masking:
     """Masked language modelling (Devlin et al. 2019, section 3.1).
 
     A share of the positions carries loss, never one of a special token. Of those, 80 % read the mask, 10 % a random
-    token and 10 % their own. If none was drawn, one position carries loss.
+    token and 10 % the token itself. If none was drawn, one position carries loss.
 
     Attributes:
         plain: the ids that stand for text.
@@ -110,7 +110,7 @@ def _masked_lm(recipe: Recipe) -> Prepared:
 def _language_model(
     recipe: Recipe, more: int, task: Callable[[Any], tuple[Make[IntArray], IntArray | None]]
 ) -> Prepared:
-    """Windows of seq_len ids and `more`; `task` gives what is made of one, and the ids that are asked for (None: all
+    """Windows of seq_len ids and `more`; `task` gives the example of one, and the ids that are asked for (None: all
     but the first)."""
     data, length = recipe.data, recipe.data.seq_len
     width = length + more

@@ -53,7 +53,7 @@ class Writing:
 
 
 def _writing(tokenizer: Any) -> Writing:
-    """Where a tokenizer has no begin token, the pad stands for it (T5)."""
+    """The pad serves as begin token for a tokenizer without one (T5)."""
     begin, end = begin_of(tokenizer), separator(tokenizer)
     if end is None:
         raise InputError("the tokenizer has no end token, after which a text is over; take one that has")

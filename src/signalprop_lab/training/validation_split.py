@@ -46,7 +46,7 @@ class Split(Generic[T]):
     """Examples on two sides; of a stream those at its beginning.
 
     Attributes:
-        stream: reads the training examples of a stream, from an offset on, in chunks; None: there are no others than
+        stream: reads the training examples of a stream, from an offset on, in chunks; None: all are in
             `train`.
     """
 

@@ -33,7 +33,7 @@ class Judged(NamedTuple):
     """One part of a claim.
 
     Attributes:
-        kind: `confirmed` and `contradicted` where there is no paper, or its budget is within a factor of 5; else
+        kind: `confirmed` and `contradicted` without a paper, or if its budget is within a factor of 5; else
             `for the claim` and `against the claim`; or one of the others.
         told: the numbers that support it. shares: budgets of the cells over the paper's, if it has one. unit: of them.
     """
@@ -66,7 +66,7 @@ def verdict(check: Check, items: Mapping[str, Summary], sweep: Sweep, pooled: fl
         if kind == CONTRADICTED:
             return CONTROL, f"{check.needs[0]} does not end below {check.needs[1]} within this budget: {told}"
     if check.trains is None and any({*items[name].states} - {"trained"} for name in check.cells):
-        # that a network does not train tells something only where those train that do so in the paper
+        # that a network does not train means something only if those train that do in the paper
         bad = [items[name] for name in sweep.controls if name in items and {*items[name].states} - {"trained"}]
         if bad:
             told = "; ".join(f"{item.name}: {counted(item)}" for item in bad)

@@ -143,7 +143,7 @@ class Earlier(Connections):
 class Siamese(Connections):
     """Two streams of which the first is normed before every sublayer, and both are where they are read.
 
-    Norms are factors of every token, on gradients too: their own directions are 1 of d_model.
+    Norms are factors of every token, on gradients too: the directions they remove are 1 of d_model.
     """
 
     def __init__(self, p: Parametrization) -> None:

@@ -23,7 +23,7 @@ class Attention(nn.Module):
             parameters of shape (1,). With a fixed gain of 0 queries and keys are not computed.
         shape: the matrix that A is at zero scores; None: a softmax of the scores alone.
         sight: which keys, and which rotations.
-        keys_are_values: there is no map of values.
+        keys_are_values: without a map of values.
         prefix: before the names of its maps.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Operations of a mixture of experts beside the maps that a token meets."""
+"""Operations of a mixture of experts beside the maps that a token passes."""
 
 from __future__ import annotations
 

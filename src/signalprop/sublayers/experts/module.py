@@ -72,7 +72,7 @@ class ExpertsModule(nn.Module):
         self.experts = ChosenExperts(self.settings.n_experts, torch_activation(a.activation), self.settings.up_shift)
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
-        """(batch, tokens, features) -> the same shape; the tokens do not meet."""
+        """(batch, tokens, features) -> the same shape; tokens do not mix."""
         s, x = self.settings, stream.flatten(0, 1)
         maps: dict[str, Any] = {role: getattr(self, role) for role in self.roles}
         weight, index = choose(maps["router"](x), s)

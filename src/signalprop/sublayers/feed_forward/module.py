@@ -20,7 +20,7 @@ class FeedForward(WithMaps):
         self.gated, self.activation = p.architecture.gated, torch_activation(p.architecture.activation)
 
     def forward(self, stream: Tensor, around: Surroundings) -> Tensor:
-        """(batch, tokens, features) -> the same shape; the tokens do not meet."""
+        """(batch, tokens, features) -> the same shape; tokens do not mix."""
         hidden = self.up(stream)
         hidden = self.activation(self.gate(stream)) * hidden if self.gated else self.activation(hidden)
         out: Tensor = self.down(hidden)

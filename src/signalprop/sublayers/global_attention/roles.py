@@ -30,7 +30,7 @@ class Settings(KindSettings):
             fastest ones of all of a head's, not ones from 1 to 1 / rotary_base; feature i turns with
             feature i + d_head / 2.
         value_norm: values are RMS-normalised per head, without gains.
-        shared: keys before their norm and rotation are the values, too: there is no map of values.
+        shared: keys before their norm and rotation are the values, too, without a map of values.
     """
 
     kind = "global_attention"

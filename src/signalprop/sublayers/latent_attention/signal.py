@@ -27,7 +27,7 @@ class Scores(NamedTuple):
 
     query: Array  # of a query's entry, before what a norm leaves of it
     query_latent: Array  # before its norm; 0 without one
-    key: Array  # d_nope scale^2 times the variance of a key's own entries
+    key: Array  # d_nope scale^2 times the variance of the entries of a key
     shared: Array  # d_rotary scale^2 d_model sigma_down^2, of the entries that all heads share
     latent: Array  # of the latent, before its norm
 

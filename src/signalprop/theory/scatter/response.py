@@ -281,7 +281,7 @@ class Response:
         return np.append(np.cumsum(bend[_UP])[_UP] + one.by_signals[:, 0, 0] / 2 + lifted, 0.0)
 
     def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
-        """ln of the mean of what a post-norm's own token sizes make of a gradient, less what a branch does not see.
+        """ln of the mean factor of a post-norm's token sizes on a gradient, less what a branch does not see.
 
         Args:
             sent: share of the branch in the gradient of the stream that is read.
