@@ -307,7 +307,8 @@ class Recipe(Value):
             short: without fields that have their default, on few lines of a terminal.
         """
         yaml = require("yaml", "training")
-        data, options = self.to_json(), {"sort_keys": False, "allow_unicode": True, "width": 110}
+        data = self.to_json()
+        options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": 110}
         if short:
             data = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
             options |= {"width": 66, "default_flow_style": None}
