@@ -28,7 +28,7 @@ TOP = 65504.0
 FAST = ("gpt2", "llama", "gemma3", "t5-gated", "vit")
 FITTED = some((*FAST, "qwen3", "gemma", "gpt_neox", "phi", "falcon-grouped", "mistral"), FAST)
 HELD = {
-    "bert": "layer 0 attention is post-norm: a norm on the stream resets its scale",
+    "bert": "layer 0 attention is post-norm: its norm resets the stream's scale",
     "opt-open": "no norm follows the last layer",
     "whisper": "convolutions with an activation",
 }

@@ -14,8 +14,6 @@ from signalprop.attachment.anatomy import Anatomy
 from signalprop.repair.undoing import configs_of
 
 _NAMES = ("eps", "variance_epsilon")
-
-
 Holder = tuple[nn.Module, str]  # a module and the attribute
 
 
@@ -26,7 +24,7 @@ class Epsilon:
     Attributes:
         holders: of these. entries: (configuration, key) that they take it from. beside: holders of other norms that
             take it from there, too, by their path.
-        problem: why it cannot be divided; "".
+        problem: why it cannot be divided, in the modules and in the configuration; "".
     """
 
     holders: Sequence[Holder]
@@ -56,22 +54,17 @@ class Epsilon:
                     met |= following
         if not known.keys() <= met:
             return cls(holders, "the configuration has no entry for it")
-        others = {path: _holder(module) for path, module in model.named_modules() if path in met - known.keys()}
-        return cls(holders, "", entries, {path: holder for path, holder in others.items() if holder is not None})
+        others = ((path, _holder(module)) for path, module in model.named_modules() if path in met - known.keys())
+        return cls(holders, "", entries, {path: holder for path, holder in others if holder is not None})
 
     @property
     def exact(self) -> bool:
         """Whether it can be divided, and no other norm's with it."""
-        return self.movable and not self.beside
-
-    @property
-    def movable(self) -> bool:
-        """Whether it can be divided, in the modules and in the configuration."""
-        return not self.problem
+        return not self.problem and not self.beside
 
     def divide(self, by: float) -> None:
         """Divide the modules' and the configuration's epsilon, where it can be."""
-        for owner, name in (*self.holders, *self.entries, *self.beside.values()) if self.movable else ():
+        for owner, name in (*self.holders, *self.entries, *self.beside.values()) if not self.problem else ():
             setattr(owner, name, getattr(owner, name) / by)
 
     def in_words(self, stream: float) -> str:
@@ -81,7 +74,7 @@ class Epsilon:
         if self.beside:
             some = ", ".join(list(self.beside)[:3]) + (" and more" if len(self.beside) > 3 else "")
             return f"divided by {stream**2:g}, and with it that of norms outside the stream, whose input stays: {some}"
-        if self.movable:
+        if not self.problem:
             return f"divided by {stream**2:g}: the same function"
         value = f" at {getattr(*self.holders[0]):g}" if self.holders else ""
         return f"stays{value} ({self.problem}), which counts as {stream**2:g} times as much to the divided stream"
@@ -102,6 +95,5 @@ def _following(model: Any, config: Any, key: str) -> set[str]:
         return set()
     finally:
         setattr(config, key, before)
-    marked = (path for path, module in other.named_modules() if (found := _holder(module)) is not None
-              and getattr(*found) == 1.25 * before)  # fmt: skip
-    return set(marked)
+    found = ((path, _holder(module)) for path, module in other.named_modules())
+    return {path for path, holder in found if holder is not None and getattr(*holder) == 1.25 * before}

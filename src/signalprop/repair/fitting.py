@@ -24,7 +24,7 @@ from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
 from signalprop.repair.epsilons import Epsilon
-from signalprop.repair.initialisation import plain
+from signalprop.repair.initialisation import require_whole
 from signalprop.repair.largest_activations import Place, inner_maps, largest, places_of, reads_bare
 from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import norm_before
@@ -123,26 +123,24 @@ def fit(
         raise InputError(f"margin is {margin}; expected powers of two from 0 to 8")
     attached = require_roles(attach(model, mapping, inputs))
     model = attached.model
-    _refuse(attached)
+    if record_of(model) is not None:
+        raise InputError("the model carries a scheme; signalprop.fold(model) first")
+    require_whole(model, "fit")
     held = _held_stream(attached)
-    architecture = attached.mapping.architecture
     batch = inputs if isinstance(inputs, Batch) else attached.arguments
-    batch = default_batch(shortened(architecture)) if batch is None else batch
-    arguments = arguments_of(attached, batch)
+    arguments = arguments_of(attached, batch or default_batch(shortened(attached.mapping.architecture)))
     epsilon = Epsilon.of(attached)
-    ends = attached.ends
+    movable, ends = not epsilon.problem, attached.ends
     unnormed = ends.norm is None and ends.decoder_norm is None and not attached.mapping.embedding.normed
-    divided = epsilon.movable or unnormed  # the tables, not a norm after them
-    tied = _norm_of_tied_head(attached, arguments) if divided else None
-    places = places_of(attached, along=epsilon.movable, tied=tied)
-    places = [replace(place, stream=False) for place in places] if held else places
+    tied = _norm_of_tied_head(attached, arguments) if movable or unnormed else None  # of tables that are divided
+    places = [replace(one, stream=one.stream and not held) for one in places_of(attached, along=movable, tied=tied)]
     before, output = largest(attached, places, arguments)
     stream, inner = _factors(places, before, LARGEST / 2**margin)
-    factors = Factors(attached, _refused, "fit", every_holder=False)
+    factors = Factors(attached, "{} cannot be rescaled: {}", "fit", every_holder=False)
     for i, row in enumerate(attached.rows if stream != 1 or inner else ()):
-        _scale_row(factors, row, stream, inner.get(i, 1.0), along=epsilon.movable)
+        _scale_row(factors, row, stream, inner.get(i, 1.0), along=movable)
     if stream != 1:
-        _scale_ends(factors, ends, stream, along=epsilon.movable)
+        _scale_ends(factors, ends, stream, along=movable)
         if tied is not None:
             factors.scale(Held(tied), stream, stream, "the norm before the head")
     changes, after = factors.changes(), before
@@ -166,21 +164,13 @@ def fit(
     )
 
 
-def _refuse(attached: Anatomy) -> None:
-    """Raise an InputError for a model whose weights cannot be changed."""
-    if record_of(attached.model) is not None:
-        raise InputError("the model carries a scheme; signalprop.fold(model) first")
-    for name, parameter in attached.model.named_parameters():
-        if parameter.is_meta or not plain(parameter):
-            raise InputError(f"{name} is on the meta device or sharded; fit needs a whole model with its weights")
-
-
 def _held_stream(attached: Anatomy) -> str:
     """Why no weight can divide the stream; "" where weights can."""
     for row in attached.rows:
         if row.placement == "post":
-            why = "a norm on the stream resets its scale, so a factor before it changes nothing"
-            return f"{row.label} is post-norm: {why}"
+            return (
+                f"{row.label} is post-norm: its norm resets the stream's scale, so a factor before it changes nothing"
+            )
     ends = attached.ends
     if ends.final_norm is None:
         return "no norm follows the last layer, so the readers of the stream there would see the factor"
@@ -256,7 +246,3 @@ def _scale_ends(factors: Factors, ends: AttachedEnds, stream: float, *, along: b
     if not norms or along:
         for held in {id(held.holder): held for held in (*ends.tables, *ends.class_tokens)}.values():
             factors.scale(held, down, down, "the embedding")
-
-
-def _refused(where: str, why: str) -> InputError:
-    return InputError(f"{where} cannot be rescaled: {why}")

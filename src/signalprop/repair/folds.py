@@ -19,7 +19,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE
 from signalprop.network.layout import PLACEMENTS
-from signalprop.repair.initialisation import plain
+from signalprop.repair.initialisation import require_whole
 from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
 from signalprop.repair.splices import Multiplied, Rewired, restore
@@ -31,6 +31,7 @@ from signalprop.streams.proof import gain_and_bias
 
 # A change of a norm's output below this is not worth a warning: fp32 sums over a few hundred features err as much.
 _NEGLIGIBLE = 1e-6
+_REFUSAL = "{} cannot be folded into weights: {}; keep the scheme with the weights instead (signalprop.save)"
 
 
 @typed
@@ -61,7 +62,9 @@ def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
     inner = next((module for module in bare(model).modules() if isinstance(module, Applied)), bare(model))
     record = the_record(inner)
     remember(inner, inputs)
-    _refuse_what_is_not_there(inner, record)
+    require_whole(inner, "fold")
+    if record.pending:
+        raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before fold")
     plan = _Folding(attached_vanilla(inner), record)
     changes = plan.changes()
     error = plan.eps_error
@@ -83,27 +86,13 @@ def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
     return model.outer if isinstance(model, Anatomy) else model
 
 
-def _refuse_what_is_not_there(model: nn.Module, record: Record) -> None:
-    for name, parameter in model.named_parameters():
-        if parameter.is_meta:
-            raise InputError(
-                f"{name} is on the meta device; fold needs weights: to_empty, initialize, or load them first"
-            )
-        if not plain(parameter):
-            raise InputError(
-                f"{name} is sharded over processes; gather the state dict into a whole model, and fold that"
-            )
-    if record.pending:
-        raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before fold")
-
-
 class _Folding:
     """What folding a model takes. Nothing in here changes the model."""
 
     def __init__(self, attached: Anatomy, record: Record) -> None:
         self.attached, self.record = attached, record
         self.eps_error = 0.0
-        self.factors = Factors(attached, _refused, "fold", every_holder=True)
+        self.factors = Factors(attached, _REFUSAL, "fold", every_holder=True)
 
     def changes(self) -> list[Change]:
         """Every parameter that changes, once."""
@@ -204,9 +193,7 @@ class _Folding:
 
 
 def _refused(where: str, why: str) -> InputError:
-    return InputError(
-        f"{where} cannot be folded into weights: {why}; keep the scheme with the weights instead (signalprop.save)"
-    )
+    return InputError(_REFUSAL.format(where, why))
 
 
 def _value(number: float | nn.Parameter) -> Factor:

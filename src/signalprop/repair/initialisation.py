@@ -135,6 +135,19 @@ def plain(tensor: Tensor) -> bool:
     return not hasattr(tensor, "placements")
 
 
+def require_whole(model: nn.Module, verb: str) -> None:
+    """Raise InputError where a parameter is not there, or only a part of it; `verb`: what was to be done."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            raise InputError(
+                f"{name} is on the meta device; {verb} needs weights: to_empty, initialize, or load them first"
+            )
+        if not plain(parameter):
+            raise InputError(
+                f"{name} is sharded over processes; gather the state dict into a whole model, and {verb} that"
+            )
+
+
 def fill(tensor: Tensor, values: Tensor) -> None:
     """Copy the values into a tensor, which may be sharded over processes: every one has drawn the same values."""
     if plain(tensor):

@@ -72,13 +72,14 @@ def _rows(attached: Anatomy, *, along: bool) -> Iterator[Place]:
                 yield Place(row.label, what, plan.sites[index], stream=True)
         on_branch = row.placement == "res-post"
         if row.norm is not None and (on_branch or not reads_bare(row)):
-            yield Place(row.label, "norm", Site(_module(row.norm), "output"), stream=on_branch)
+            yield Place(row.label, "norm", Site(row.norm, "output"), stream=on_branch)
         moves = moves_inner(attached, row)
         for role, held in row.weights.items():
             if held.copies and id(held.holder) not in owners:  # a module that holds experts sees none of what they make
                 continue
             weight = held.holder if held.copies else None
-            site, divided = Site(_module(owners[id(weight)] if held.copies else held.holder), "output"), False
+            module = owners[id(weight)] if held.copies else held.module(f"{row.label} {role}")
+            site, divided = Site(module, "output"), False
             inner = i if moves and role in INNER else None
             if ROLE[role].writes:
                 divided = along or row.placement in ("pre", "none")
@@ -120,12 +121,6 @@ def moves_inner(attached: Anatomy, row: AttachedRow) -> bool:
 def inner_maps(row: AttachedRow) -> list[tuple[Held, Held]]:
     """The maps that make what is inside a branch and those that end it: values and output, up and down."""
     return [(row.weights[one], row.weights[last]) for one, last in INNER.items() if {one, last} <= row.weights.keys()]
-
-
-def _module(found: Any) -> nn.Module:
-    if not isinstance(found, nn.Module):
-        raise InputError("fit needs norms and weights that modules hold; the mapping names a bare parameter or none")
-    return found
 
 
 def largest(attached: Anatomy, places: Sequence[Place], arguments: Dictionary[str, Any]) -> tuple[list[float], Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -65,15 +64,13 @@ class Factors:
     """Factors on the parameters of a model, collected before anything is changed.
 
     Args:
-        refused: makes the error of a place and a reason. verb: what is done, in messages.
+        refusal: message with two gaps, for a place and a reason. verb: what is done, in messages.
         every_holder: modules that share a parameter need one factor each, the same; else a parameter is scaled from one
             place alone, and whatever else holds it sees the factor.
     """
 
-    def __init__(
-        self, attached: Anatomy, refused: Callable[[str, str], InputError], verb: str, *, every_holder: bool
-    ) -> None:
-        self._attached, self._refused, self._verb, self._every = attached, refused, verb, every_holder
+    def __init__(self, attached: Anatomy, refusal: str, verb: str, *, every_holder: bool) -> None:
+        self._attached, self._refusal, self._verb, self._every = attached, refusal, verb, every_holder
         self._norms = {id(norm) for norm in attached.norm_modules}
         self._found: dict[tuple[int, int], tuple[Change, str]] = {}  # by parameter and what holds it
         self._holders: dict[int, list[nn.Module]] = {}
@@ -81,6 +78,9 @@ class Factors:
             for parameter in module._parameters.values():
                 if parameter is not None:
                     self._holders.setdefault(id(parameter), []).append(module)
+
+    def _refused(self, where: str, why: str) -> InputError:
+        return InputError(self._refusal.format(where, why))
 
     def holders(self, tensor: object) -> list[nn.Module]:
         """The modules that hold a parameter."""
