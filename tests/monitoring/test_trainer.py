@@ -74,6 +74,7 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path, capsys: pytest.CaptureF
     assert len(found[5]) == len(found[10]) > len(found[1])  # which nothing had updated yet
     lines = [json.loads(line) for line in (tmp_path / "signal.jsonl").read_text().splitlines()]
     assert [{k: v for k, v in line.items() if k.startswith("signal")} for line in lines] == list(found.values())
+    assert [line["step"] for line in lines] == list(found)
     assert callback.monitor.warnings == []
     assert "training_step" not in vars(watched)
     assert hooks(watched.model) == own == 0

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from choice import some
 from commandline import refusal_of
 from profile_checks import check_prediction
 from signalprop.network.architecture import Architecture
@@ -59,7 +60,7 @@ class TestInvariants:
         }
         check_prediction(predict(p.with_columns(**columns), data.draw(statistics(a)), fidelity="moments"))
 
-    @pytest.mark.parametrize("activation", ["relu2", "silu", "gelu", "tanh"])
+    @pytest.mark.parametrize("activation", some(("relu2", "silu", "gelu", "tanh"), ("relu2", "silu")))
     def test_streams_without_norm_that_leave_the_range_of_doubles(self, activation: str) -> None:
         a = Architecture(n_layers=300, d_model=8, norm_placement="none", activation=activation, seq_len=16)
         profile = predict(scheme("xavier", gain=30.0)(a), fidelity="moments")
