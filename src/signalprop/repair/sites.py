@@ -1,7 +1,8 @@
 """A numerical check of where the signal runs, by one tiny forward pass and without any table of families.
 
 `confirm` takes a mapping at its word: noise is put in the place of every carrier's output, and the stream has to take
-it up as the mapping says. What takes nothing for granted is `signalprop.anatomy`.
+it up as the mapping says. What takes nothing for granted is `signalprop.anatomy`, which needs five times as long (of
+GPT-2 small 1.1 s of CPU, of this .2 s) and does not understand every model that somebody has mapped by hand.
 """
 
 from __future__ import annotations
