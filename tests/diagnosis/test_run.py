@@ -33,8 +33,10 @@ from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.whole_model_values import Ends, Tried
 from signalprop.errors import InputError
+from signalprop.measurement import measure
 from signalprop.report.diagnosis_tables import screen
 from signalprop.results.findings import Finding, Findings
+from signalprop.results.text import network_in_words
 
 
 class TestSections:
@@ -138,6 +140,8 @@ class TestRefused:
         assert [signal.variance for signal in found.signal] == pytest.approx([1.0] * 4, abs=1e-3)  # each ends in a norm
         assert found.identity is not None and len(found.identity.jacobian) == 4
         assert "only the stream was looked at" in found.notes[0] and not found.weights
+        measured = measure(Frames(), (frames, torch.full((3,), 15)), backward=False)
+        assert network_in_words(measured.architecture).endswith("pre-norm, activation not known")
 
     def test_ids_beyond_the_vocabulary(self) -> None:
         bad = Batch(np.full((1, 8), VOCABULARY), np.zeros((1, 8), np.int64))

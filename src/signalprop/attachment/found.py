@@ -13,6 +13,7 @@ from torch import nn
 from signalprop.attachment.arguments import BatchArguments, batch_arguments
 from signalprop.attachment.mapping import Mapping, Number, SublayerMap, number
 from signalprop.errors import InputError
+from signalprop.network.activations import UNKNOWN_ACTIVATION
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
 from signalprop.streams.arguments import text_config
@@ -245,6 +246,7 @@ def _architecture(model: nn.Module, found: Streams, stacks: list[Stack]) -> Arch
         "n_heads": heads if width % heads == 0 else 1,
         "d_ff": known(_INNER) or 4 * width,
         "norm": "rmsnorm" if norms.count("rmsnorm") > len(norms) / 2 else "layernorm",
+        "activation": UNKNOWN_ACTIVATION,
         "norm_placement": placements[0] if len(set(placements)) == 1 else placements,
         "parallel": not two and all(pairs) and set(placements) <= {"pre", "none"},
         "branches": tuple(_sorts(layer, two and i >= len(stacks[0].layers)) for i, layer in enumerate(layers)),

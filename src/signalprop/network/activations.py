@@ -62,6 +62,7 @@ def activation(name: str) -> Activation:
 
 # Numbers after a name in brackets, and what they may be. Beyond these the expansion no longer resolves the function,
 # or its moments leave the doubles.
+UNKNOWN_ACTIVATION = "unknown"  # of a model of which only the stream is known
 _NUMBERS: dict[str, tuple[tuple[str, float, float], ...]] = {
     "leaky_relu": (("slope", 0.0, 1e6),),
     "transformed": (

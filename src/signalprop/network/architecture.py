@@ -30,7 +30,7 @@ class Architecture(ArchitectureFields):
         d_model: width of the residual stream.
         n_heads, n_kv_heads, d_head: heads; key/value heads (fewer: grouped-query attention); features per head.
         d_ff: width of the feed-forward hidden layer; `gated`: SwiGLU-like, f(x W_gate) * (x W_up).
-        activation: name in `signalprop.network.activations`.
+        activation: name in `signalprop.network.activations`; `unknown` of a model of which only the stream is known.
         norm, norm_placement: kind of norm, and where it stands: `pre` (on the branch input), `post` (after the
             addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
             OLMo 2, Swin v2); one word, or one per layer (mixtures).

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from signalprop.network.activations import UNKNOWN_ACTIVATION
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import changed
 from signalprop.network.shown import COLUMNS
@@ -117,7 +118,8 @@ def network_in_words(*architectures: Architecture) -> str:
     norm = "no norm" if placement == "none" else f"{placement}-norm"
     streams = "" if a.streams is None else f", {a.streams.n} streams ({a.streams.mixing})"
     streams += "" if a.layer_inputs is None else f", {len(changed(a.layer_inputs))} layers read earlier streams"
-    activation = re.sub(r"\d+\.\d{5,}", lambda found: f"{float(found[0]):.4g}", a.activation)
+    known = "activation not known" if a.activation == UNKNOWN_ACTIVATION else a.activation
+    activation = re.sub(r"\d+\.\d{5,}", lambda found: f"{float(found[0]):.4g}", known)
     return f"{name}, {depth}, d_model {a.d_model}, {norm}, {activation}{streams}"
 
 
