@@ -96,7 +96,7 @@ class Layer:
             entered the first layer, k what left layer k - 1. reads: those of them whose very tensors it comes from,
             through sums and factors. linked: what enters comes from what left the last layer
             through sums and factors; equal numbers alone are no stream (two that are still the same). parts: paths of
-            which it consists, if that is not one module.
+            its modules, if it is not one.
     """
 
     path: str
