@@ -131,7 +131,7 @@ _MASKED_OR_TURNED = [
 )
 def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignore[no-untyped-def]
     case = _SHAPE | case
-    simulated, error = _simulate(100, causal=causal, rotary=rotary, **case)
+    simulated, error = _simulate(150, causal=causal, rotary=rotary, **case)
     options = {}
     if rotary:
         options = {
