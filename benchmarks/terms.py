@@ -1,95 +1,109 @@
-"""What every finer term of the theory is worth: stored measurements predicted with it and without.
+"""What every finer term of the theory is worth: stored measurements predicted with it and without, and its fast test.
 
-    python -m benchmarks.terms                              # every term, on all sets
+    python -m benchmarks.terms                              # every term: the cells that move
     python -m benchmarks.terms --tests                      # the fast test that fails without each
-    python -m benchmarks.terms --only "tied head: along the stream" --sets fresh --every 8
+    python -m benchmarks.terms --only "logarithm of the others' sum" --sets fresh --every 8
 
 A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. It
 prints, of every term: the cells that move by more than their standard error without it, how many of them come nearer
-to the measurement with it, and the cell that moves most.
+to the measurement with it, and the cell that moves most. records/terms.md has the table.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import subprocess
-import sys
+import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-from unittest.mock import patch
-
-import numpy as np
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from benchmarks.battery import collected
+from signalprop_lab.mutants import Loaded, hunt
 
-Without = tuple[str, str, Any]  # module, name in it (or Class.name), what stands there without the term
-
-
-def _zero(*_: Any, **__: Any) -> Any:
-    return 0.0
+SOURCE = Path("src/signalprop")
 
 
-_SCATTER = "signalprop.theory.scatter.response"
-TERMS: dict[str, list[Without]] = {
-    "keys that are alike": [("signalprop.kernels.bidirectional_attention", "similar_keys", "nothing alike")],
-    "tied head: along the stream": [("signalprop.kernels.predicting", "along_of", lambda *_: None)],
-    "tied head: logarithm of the others' sum": [("signalprop.theory.loss_gradient", "log_sum", "at its mean")],
-    "gates: chance overlap": [("signalprop.sublayers.feed_forward.signal", "FeedForward._by_chance", _zero)],
-    "scatter: tokens' sizes in post-norms": [(_SCATTER, "Response._by_own_sizes", lambda self, sent: 0 * sent)],
-}  # fmt: skip
+class Term(NamedTuple):
+    """A term, as the source has it and as it is without.
+
+    Attributes:
+        what: in words. where: file in src/signalprop. source: what stands there, once. without: instead.
+        size: lines that go with it, of all files.
+    """
+
+    what: str
+    where: str
+    source: str
+    without: str
+    size: int
+
+    @property
+    def file(self) -> Path:
+        return SOURCE / self.where
+
+    @property
+    def line(self) -> int:
+        """The line where it stands."""
+        return self.file.read_text(encoding="utf-8").partition(self.source)[0].count("\n") + 1
+
+    def tree(self) -> ast.Module:
+        """The file's tree without it."""
+        return ast.parse(self.file.read_text(encoding="utf-8").replace(self.source, self.without))
 
 
-def _special(module: Any, name: str, what: str) -> Any:
-    """What stands in a function's place where a plain value does not do."""
-    if what == "at its mean":
-        log_sum = module.log_sum
-        return lambda s, n: (log_sum(s, n)[0], 0.0 * np.asarray(s, float))
-    return lambda kernel, score: module.SimilarKeys(
-        np.eye(len(kernel)), np.eye(len(kernel)), np.where(np.eye(len(kernel)) > 0, 0.0, -np.inf),
-        np.ones(len(kernel)), 1.0, 0.0,
-    )  # fmt: skip
-
-
-_TESTS = {  # by the beginning of a term's name
-    "keys that": ("kernels/test_bidirectional_attention.py", "theory/test_repeated_keys.py"),
-    "tied head: along": ("kernels/test_tied_head.py",),
-    "tied head": ("theory/test_loss_gradient.py",),
-    "gates": ("theory/test_network.py", "kernels/test_predicting.py"),
-    "scatter": ("theory/test_scatter.py",),
-}
-
-
-def failing_test(term: str) -> str:
-    """The first fast test of its files that fails without a term; '' where none does."""
-    files = next(files for name, files in _TESTS.items() if term.startswith(name))
-    code = (
-        "import sys, pytest\nfrom benchmarks.terms import without\n"
-        f"with without({term!r}):\n    sys.exit(pytest.main(['-x', '-q', '-p', 'no:cacheprovider', *sys.argv[1:]]))"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *(f"tests/{name}" for name in files)], capture_output=True, text=True, check=False
-    )
-    return next((line.split()[1] for line in ran.stdout.splitlines() if line.startswith("FAILED")), "")
+TERMS = [
+    Term("keys that are similar to one another", "kernels/bidirectional_attention.py",
+         "return similar_keys(self._turned, self.qk * float((self._asks_per_token + self.query_bias).mean()))",
+         "return similar_keys(np.eye(len(self.kernel)), 1.0)", 200),
+    Term("keys in a crowd get less than their share", "kernels/causal_attention.py",
+         "return self._per_row(1 + np.clip(found, -1.0, 0.0))", "return self._per_row(1 + 0 * found)", 17),
+    Term("causal keys that are similar on purpose", "kernels/causal_attention.py",
+         "return np.asarray(self.qk * structural * (1 - self._rows.second) ** 2)", "return 0 * self._row_length", 17),
+    Term("one key moves two queries", "kernels/causal_attention.py",
+         "return both if self._turn is None else both * self._turn", "return 0 * both", 7),
+    Term("chance overlap of keys", "kernels/causal_attention.py",
+         "return np.asarray(self.qk * coherent / self.d_model * self._spread * self._of_values.spread)",
+         "return 0 * self._spread * self._of_values.spread", 12),
+    Term("score variances differ between heads", "kernels/causal_attention.py",
+         "return 2 / self.d_head + 4 / self.d_model", "return 0.0", 30),
+    Term("keys popular with two queries", "theory/attention.py",
+         "_Scores(r_query, s, c, q0, xp.exp(value), *rows)", "_Scores(r_query, s, c, q0, 0 * value + 1, *rows)", 212),
+    Term("output along the query", "theory/attention.py",
+         "linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2", "linear = 0.0", 2),
+    Term("dropout of an output that scores tilt", "theory/attention.py",
+         "scores.q0 * (scores.response + longer)", "scores.q0 * scores.response", 1),
+    Term("a key far from the others counts twice", "theory/attention.py",
+         "twice = (2.0 * rescaling - 1.0) * (1.0 - x.r_key) / sizes.d", "twice = 0.0", 2),
+    Term("the tied head along the stream", "kernels/predicting.py",
+         "ahead.along = along_of(stack, inputs, last, log_share)", "ahead.along = None", 150),
+    Term("logarithm of the others' sum", "theory/loss_gradient.py",
+         "    at, std = raised - others", "    scatter = 0 * scatter\n    at, std = raised - others", 38),
+    Term("chance overlap of gates", "sublayers/feed_forward/signal.py",
+         "hidden.shared + self._by_chance(row, x, gate)", "hidden.shared", 6),
+    Term("bands: tokens' sizes in post-norms", "theory/scatter/response.py",
+         "return np.asarray(sizes - unseen)", "return 0 * sizes", 15),
+    Term("bands: what kernels know of overlaps", "theory/scatter/response.py",
+         "        if known is None:", "        if True:", 25),
+    Term("bands: several sequences", "theory/scatter/bands.py",
+         "x.spread(between_sequences(x))", "x.spread(x.of_one_sequence)", 87),
+    Term("bands: the mean of narrow networks", "theory/scatter/bands.py",
+         ", x.means(), x.profile", ", {k: 0 * v for k, v in x.means().items()}, x.profile", 40),
+]  # fmt: skip
 
 
 @contextmanager
-def without(term: str) -> Iterator[None]:
+def without(term: Term) -> Iterator[None]:
     """Predictions within this lack the term."""
-    patches = []
-    for where, name, what in TERMS[term]:
-        module = importlib.import_module(where)
-        owner, _, attribute = name.rpartition(".")
-        target = getattr(module, owner) if owner else module
-        patches.append(patch.object(target, attribute, _special(module, name, what) if isinstance(what, str) else what))
-    for one in patches:
-        one.start()
+    exchanged = Loaded([term.file]).exchanged(term.file, term.tree())
+    with_it = [(one, one.__code__) for one, _ in exchanged]
+    for one, code in exchanged:
+        one.__code__ = code
     try:
         yield
     finally:
-        for one in patches:
-            one.stop()
+        for one, code in with_it:
+            one.__code__ = code
 
 
 def worth(with_it: dict[str, Any], without_it: dict[str, Any]) -> dict[str, Any]:
@@ -112,21 +126,21 @@ def worth(with_it: dict[str, Any], without_it: dict[str, Any]) -> dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(TERMS), default=list(TERMS), metavar="TERM")
+    parser.add_argument("--only", nargs="+", default=[term.what for term in TERMS], metavar="TERM")
     parser.add_argument("--sets", nargs="+", default=["accuracy", "applied", "fresh"])
     parser.add_argument("--closed", action="store_true", help="of fresh families only those that are not drawn")
     parser.add_argument("--every", type=int, default=1, help="every so many cells of a set (1: all)")
     parser.add_argument("--tests", action="store_true", help="instead: the fast test that fails without each term")
     given = parser.parse_args()
+    terms = [term for term in TERMS if term.what in given.only]
     if given.tests:
-        for term in given.only:
-            print(f"{term}: {failing_test(term) or 'no fast test fails'}", flush=True)
+        hunt(terms, ["tests/theory", "tests/kernels", "tests/models"])
         return
     how: dict[str, Any] = {"closed": given.closed, "every": given.every}
     whole = collected(given.sets, 0, **how)
-    for term in given.only:
+    for term in terms:
         with without(term):
-            print(f"{term}: {worth(whole, collected(given.sets, 0, **how))}", flush=True)
+            print(f"{term.what}: {worth(whole, collected(given.sets, 0, **how))}", flush=True)
 
 
 if __name__ == "__main__":

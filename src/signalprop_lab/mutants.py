@@ -22,12 +22,12 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import pytest
 
@@ -36,16 +36,32 @@ TESTED = ("theory", "kernels", "network", "models", "schemes", "test_invariants.
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
 }  # fmt: skip
-_LIMIT = 60.0  # seconds of processor time for the tests of a mutant; one that no test caught by then survives
+_LIMIT = 20.0  # seconds of processor time for the tests of a mutant; one that no test caught by then survives
+
+
+class Change(Protocol):
+    """A change of one file of the source. line: where. what: in words."""
+
+    file: Path
+    line: int
+    what: str
+
+    def tree(self) -> ast.Module:
+        """The file's tree with the change."""
 
 
 class Mutant(NamedTuple):
-    """One change. file: of the source. at: which of its changes, in order. line: where. what: in words."""
+    """A small change by chance: number `at` of those of its file, in order."""
 
     file: Path
     at: int
     line: int
     what: str
+
+    def tree(self) -> ast.Module:
+        tree = parsed(self.file)
+        next(islice(changes_of(tree), self.at, None))
+        return tree
 
 
 def changes_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -105,70 +121,68 @@ def mutants(source: Path) -> list[Mutant]:
 _BESIDE = ("cost.py", "__init__.py")  # operations are counted, not theory
 
 
-def mutated(mutant: Mutant) -> ast.Module:
-    """The file's tree with that change."""
-    tree = parsed(mutant.file)
-    next(islice(changes_of(tree), mutant.at, None))
-    return tree
-
-
 class Hunt:
     """Plugin of pytest that runs tests on mutants in place of running them once."""
 
-    def __init__(self, chosen: list[Mutant]) -> None:
+    def __init__(self, chosen: Sequence[Change]) -> None:
         self._chosen = chosen
         self.left = dict.fromkeys(range(len(chosen)), _LIMIT)  # not caught yet: seconds that their tests may still take
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        theory = _Loaded({one.file for one in self._chosen})
-        for file, group in groupby(session.items, key=lambda item: item.path):
+        theory = Loaded({one.file for one in self._chosen})
+        probes = [pair for file in {one.file for one in self._chosen} for pair in self._probes(theory, file)]
+        gc.freeze()
+        for _, group in groupby(session.items, key=lambda item: item.path):
             tests = list(group)
-            for number, reaching in self._tests_that_reach(theory, session, tests).items():
-                look = partial(self._is_caught, theory, session, number, reaching)
-                found, seconds = _forked(look, self.left[number])
-                self.left[number] -= seconds
-                if found:
-                    del self.left[number]
-                    print(f"caught    {_said(self._chosen[number])}  by {file.name}, {seconds:.0f} s", flush=True)
+            notes, _ = _forked(partial(_notes, session, tests, probes), None)
+            of_tests = sorted(zip(notes, tests, strict=True), key=lambda one: one[0]["seconds"])
+            for number, left in list(self.left.items()):
+                reaching = [test for note, test in of_tests if number in note["reached"]]
+                if left > 0 and reaching:
+                    self._run(number, partial(self._failing, theory, session, number, reaching))
         return True
 
-    def _tests_that_reach(
-        self, theory: _Loaded, session: pytest.Session, tests: list[pytest.Item]
-    ) -> dict[int, list[pytest.Item]]:
-        """By mutants that are left: the tests that execute its statement and pass without it, the shortest first."""
-        notes, _ = _forked(partial(self._notes, theory, session, tests), None)
-        of_tests = sorted(zip(notes, tests, strict=True), key=lambda one: one[0]["seconds"])
-        by_mutant = {
-            k: [test for note, test in of_tests if k in note["reached"]] for k, left in self.left.items() if left > 0
-        }
-        return {number: reaching for number, reaching in by_mutant.items() if reaching}
+    def _probes(self, theory: Loaded, file: Path) -> list[tuple[FunctionType, CodeType]]:
+        lines = {number: one.line for number, one in enumerate(self._chosen) if one.file == file}
+        return theory.exchanged(file, _probed(file, lines))
 
-    def _notes(self, theory: _Loaded, session: pytest.Session, tests: list[pytest.Item]) -> list[dict[str, Any]]:
-        """Of each test: which mutants' statements it executes, and the seconds that it takes."""
-        reached: set[int] = set()
-        vars(builtins)["__reached__"] = reached.add
-        for file in {self._chosen[number].file for number in self.left}:
-            numbers = [number for number in self.left if self._chosen[number].file == file]
-            theory.install(file, _probed(file, {number: self._chosen[number].line for number in numbers}))
-        notes = []
-        for test, following in pairwise([*tests, None]):
-            reached.clear()
-            start, failures = time.perf_counter(), session.testsfailed
-            session.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-            passed = session.testsfailed == failures
-            notes.append({"reached": sorted(reached) * passed, "seconds": time.perf_counter() - start})
-        return notes
+    def _run(self, number: int, failing: Callable[[], str]) -> None:
+        """Tests on a mutant, in a process of their own."""
+        test, seconds = _forked(failing, self.left[number])
+        self.left[number] -= seconds
+        if test:
+            del self.left[number]
+            print(f"caught    {_said(self._chosen[number])}  by {test}, {seconds:.0f} s", flush=True)
 
-    def _is_caught(self, theory: _Loaded, session: pytest.Session, number: int, tests: list[pytest.Item]) -> bool:
-        theory.install(self._chosen[number].file, mutated(self._chosen[number]))
+    def _failing(self, theory: Loaded, session: pytest.Session, number: int, tests: list[pytest.Item]) -> str:
+        """The id of the first test that fails on a mutant."""
+        theory.install(self._chosen[number].file, self._chosen[number].tree())
         for test, following in pairwise([*tests, None]):
             session.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
             if session.testsfailed:
-                return True
-        return False
+                return test.nodeid
+        return ""
 
 
-def _said(mutant: Mutant) -> str:
+def _notes(
+    session: pytest.Session, tests: list[pytest.Item], probes: list[tuple[FunctionType, CodeType]]
+) -> list[dict[str, Any]]:
+    """Of each test: which mutants' statements it executes, if it passes without them, and the seconds that it takes."""
+    reached: set[int] = set()
+    vars(builtins)["__reached__"] = reached.add
+    for one, code in probes:
+        one.__code__ = code
+    notes = []
+    for test, following in pairwise([*tests, None]):
+        reached.clear()
+        start, failures = time.perf_counter(), session.testsfailed
+        session.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+        passed = session.testsfailed == failures
+        notes.append({"reached": sorted(reached) * passed, "seconds": time.perf_counter() - start})
+    return notes
+
+
+def _said(mutant: Change) -> str:
     return f"{mutant.file}:{mutant.line}  {mutant.what}"
 
 
@@ -196,26 +210,35 @@ def _forked(act: Callable[[], Any], limit: float | None) -> tuple[Any, float]:
 _Key = tuple[str, int, int | None]
 
 
-class _Loaded:
+class Loaded:
     """Functions of some files as they are loaded, whose code can be exchanged."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        self._modules = {file: importlib.import_module(".".join(file.with_suffix("").parts[1:])) for file in files}
-        self._functions = [one for one in gc.get_objects() if type(one) is FunctionType]
-        gc.freeze()
+        self._modules = {str(file.resolve()): importlib.import_module(_module_of(file)) for file in files}
+        self._functions: dict[str, list[FunctionType]] = {name: [] for name in self._modules}
+        for one in gc.get_objects():
+            if type(one) is FunctionType and one.__code__.co_filename in self._functions:
+                self._functions[one.__code__.co_filename].append(one)
+
+    def exchanged(self, file: Path, tree: ast.Module) -> list[tuple[FunctionType, CodeType]]:
+        """The functions that differ in this tree of a file, and their code there."""
+        name = str(file.resolve())
+        plain, changed = (dict(_codes(compile(one, name, "exec"))) for one in (parsed(file), tree))
+        keys = [(one, _key(one.__code__)) for one in self._functions[name]]
+        return [(one, changed[key]) for one, key in keys if key in changed and plain.get(key) != changed[key]]
 
     def install(self, file: Path, tree: ast.Module) -> None:
         """Change functions in place; if none differs, what the module computes as it is imported."""
-        name = str(file.resolve())
-        code = compile(tree, name, "exec")
-        plain, changed = (dict(_codes(one)) for one in (compile(parsed(file), name, "exec"), code))
-        different = {key for key in changed if plain.get(key) != changed[key]}
-        for one in self._functions:
-            key = _key(one.__code__)
-            if one.__code__.co_filename == name and key in different:
-                one.__code__ = changed[key]
-        if not different:
-            _compute_anew(self._modules[file], code)
+        exchanged = self.exchanged(file, tree)
+        for one, code in exchanged:
+            one.__code__ = code
+        if not exchanged:
+            name = str(file.resolve())
+            _compute_anew(self._modules[name], compile(tree, name, "exec"))
+
+
+def _module_of(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts[1:])
 
 
 def _codes(code: CodeType) -> Iterator[tuple[_Key, CodeType]]:
@@ -278,15 +301,16 @@ def main() -> None:
     parser.add_argument("places", nargs="*", metavar="FILE[:LINE]", help="only here; default: all of the theory")
     parser.add_argument("--number", type=int, default=100, help="how many, by chance (100)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", nargs="+", default=[f"tests/{name}" for name in TESTED], help="files of tests")
     given = parser.parse_args()
     every = mutants(Path("src/signalprop"))
     if given.places:
         every = [one for one in every if {str(one.file), f"{one.file}:{one.line}"} & set(given.places)]
     chosen = random.Random(given.seed).sample(every, min(given.number, len(every)))
-    sys.exit(hunt(chosen, [f"tests/{name}" for name in TESTED]) > 0.1 * len(chosen))
+    sys.exit(hunt(chosen, given.tests) > 0.1 * len(chosen))
 
 
-def hunt(chosen: list[Mutant], tests: list[str]) -> int:
+def hunt(chosen: Sequence[Change], tests: list[str]) -> int:
     """Run tests on mutants, print each as it is caught and the survivors; returns the number of these."""
     plugin = Hunt(chosen)
     status = pytest.main(["-q", "-s", "-p", "no:cacheprovider", *tests], plugins=[plugin])

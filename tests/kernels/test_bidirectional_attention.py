@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+from signalprop.kernels.similar_keys import centred, similar_keys
 
 IDS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 3 + list(range(4, 16)))
 
@@ -95,3 +96,19 @@ def test_uniform_weights_under_dropout_by_hand() -> None:
     masks = p / (1 - p) / n**2 * np.eye(n)
     np.testing.assert_allclose(attention.forward(), kernel.mean() + masks * kernel.trace())
     np.testing.assert_allclose(attention.backward(gradient), gradient.sum() / n**2 + masks * gradient.trace())
+
+
+@pytest.mark.parametrize("degree", [1.0, 0.5])
+def test_how_many_keys_are_like_each(degree: float) -> None:
+    """Three of one word, two of another and one by itself, whatever the correlation of two of a word."""
+    words = np.array([0, 0, 0, 1, 1, 2])
+    kernel = np.where(words[:, None] == words, degree, 0.0) + (1 - degree) * np.eye(6)
+    np.testing.assert_allclose(similar_keys(kernel, 1.0).size, [3, 3, 3, 2, 2, 1])
+
+
+def test_how_far_equal_keys_lie_from_their_mean() -> None:
+    words = np.array([0, 0, 0, 1, 1, 2])
+    kernel = (words[:, None] == words).astype(float)
+    found = UnmaskedAttention(kernel, 1.0, d_head=64, d_model=256)
+    np.testing.assert_allclose(found._about_mean, np.diagonal(centred(kernel)))
+    np.testing.assert_allclose(found._about_mean, 1 - np.array([3, 3, 3, 2, 2, 1]) / 3 + 14 / 36)

@@ -22,6 +22,7 @@ from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
 from signalprop.kernels.given_kernels import sampled_tokens
 from signalprop.kernels.kernel_statistics import distances, effective_rank
 from signalprop.kernels.predicting import predict_token_kernels
+from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.trace import attention_only, trace
 from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_tables
@@ -229,6 +230,19 @@ def test_deep_stacks_leave_no_numbers_undefined() -> None:
     assert found.gradient is not None and found.gradient.log_diagonal[0] > 710
     assert np.isfinite(found.forward.diagonal_mean).all() and np.isfinite(found.kernels[400]).all()
     assert "deep" in kernel_tables.table({"deep": found})
+
+
+def test_stored_kernels_are_in_the_unit_of_the_first() -> None:
+    found = trace(figure_7(3, 10)["Pre-LN"], 4 * np.eye(10), backward=False, matrices="forward")
+    for depth, kernel in found.kernels.items():
+        assert math.log(np.trace(kernel) / 10) == pytest.approx(found.forward.log_diagonal[depth])
+    assert found.forward.log_diagonal[-1] > 0.1
+
+
+def test_rounding_does_not_pass_a_correlation_of_one() -> None:
+    beyond = 1 + 1e-9
+    assert State(np.array([[1, -beyond], [-beyond, 1]])).moments() == (0.0, -1.0)
+    assert State(np.array([[1, beyond], [beyond, 1]])).moments() == (0.0, 1.0)
 
 
 # --- networks without feed-forwards -----------------------------------------------------------------------------------
