@@ -65,7 +65,7 @@ def banded_profile(x: Response) -> Profile:
         name: banded(profile.forward[name], one.forward[name], many.forward[name], mean.T)
         for name, mean in means.items()
     }
-    if profile.gradient is None or one.gradient is None or many.gradient is None:
+    if profile.gradient is None:
         return replace(profile, forward=forward)
     excess = x.mean_of_gradient(one, means["stream_in"])[None]
     gradient = dict(profile.gradient)

@@ -86,21 +86,21 @@ class Spread(NamedTuple):
 
     Attributes:
         forward: by point.
-        gradient: at what every sublayer reads and after the last, (sublayers + 1, 2, 2); None: not of this profile.
+        gradient: at what every sublayer reads and after the last, (sublayers + 1, 2, 2).
         by_signals: the part of it that the stream's scatter makes, without the last.
     """
 
     forward: dict[str, FloatArray]
-    gradient: FloatArray | None = None
-    by_signals: FloatArray | None = None
+    gradient: FloatArray
+    by_signals: FloatArray
 
 
 class Response:
     """Of one network and its profile, to the draws of its weights.
 
     Attributes:
-        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (None: no
-            gradient). here: all sublayers at the forward signal of the profile.
+        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (0 where the
+            profile has none). here: all sublayers at the forward signal of the profile.
         by_stream, by_sum: derivatives of branch and sum by the stream that is read, in (ln variance, correlation);
             passed: of what leaves the sublayer, after a norm on the sum.
         sum_of: (variance, covariance) of skip and branch, over the variance of their sum.
@@ -117,7 +117,7 @@ class Response:
         self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
         self.branches = branches_of(p)
         self.r = profile.forward["stream_in"].token_correlation
-        self.r_g = None if profile.gradient is None else profile.gradient["stream_out"].token_correlation
+        self.r_g = 0 * self.r if profile.gradient is None else profile.gradient["stream_out"].token_correlation
         self.turn = np.where(self.r > 0.5, -_STEP, _STEP)
         self.here, self.by_v, self.by_r = self.at(0.0, 0.0), self.at(_STEP, 0.0), self.at(0.0, self.turn)
         self.by_stream = self.derivative(lambda point: point.branch)
@@ -150,14 +150,12 @@ class Response:
     @cached_property
     def returned(self) -> tuple[Pair, Pair]:
         """(variance, covariance) of what skip and branch send back, over the variance of their sum."""
-        assert self.r_g is not None
         v, sent, skip = np.exp(self.here.back(self.r_g)[0]), self.here.sent(self.r_g), self.here.skip2
         return (skip / v, skip / v * self.r_g), (sent[0] / v, sent[1] / v)
 
     @cached_property
     def through(self) -> FloatArray:
         """Derivative of (ln variance, correlation) of the gradient by those of what arrives, (sublayers, 2, 2)."""
-        assert self.r_g is not None
         log_v, r = self.here.back(self.r_g)
         out, v = np.zeros((len(r), 2, 2)), np.exp(log_v)
         out[:, 0, 0], out[:, 0, 1] = 1.0, self.here.maps.vc / v
@@ -167,9 +165,7 @@ class Response:
     @cached_property
     def by_signal(self) -> FloatArray:
         """Derivative of the gradient by the stream that is read."""
-        r = self.r_g
-        assert r is not None
-        return self.derivative(lambda point: point.back(r))
+        return self.derivative(lambda point: point.back(self.r_g))
 
     # --- noise ---
 
@@ -212,24 +208,35 @@ class Response:
         """`beyond_averages` of sums and of gradients, which two sequences share as one has it."""
         known = self.overlaps or Overlaps(None, None)
         ahead = self.beyond_averages(*self.sum_of, known.forward)
-        return ahead, 0 * ahead if self.r_g is None else self.beyond_averages(*self.returned, known.backward)
+        return ahead, self.beyond_averages(*self.returned, known.backward)
 
-    def gaussian(self, r: float) -> FloatArray:
-        """Covariance of (variance, covariance) of Gaussian tokens of variance 1 and correlation r, (2, 2)."""
-        return self.of_modes(*(2 / self.d * mode**2 for mode in self.modes(1.0, r)))
+    def gaussian(self, v: float, c: float) -> FloatArray:
+        """Covariance of (variance, covariance) of Gaussian tokens of variance v and covariance c, (2, 2)."""
+        return self.of_modes(*(2 / self.d * mode**2 for mode in self.modes(v, c)))
 
     @cached_property
     def of_one_sequence(self) -> Noise:
         """Of the moments of one sequence."""
-        r, none = float(self.r[0]), 0 * self.r
-        start = congruent(to_state(r, self.sized), self.gaussian(r))
-        sums = self.noise(*self.sum_of) + self.beyond[0]
-        branches = self.noise((none, none), (none + 1, self.here.branch[1]))
-        if self.r_g is None:
-            return Noise(start, sums, branches, 0 * start, 0 * sums)
-        r = float(self.r_g[-1])
-        top = congruent(to_state(r, 0.0), self.gaussian(r))
-        return Noise(start, sums, branches, top, self.noise(*self.returned) + self.beyond[1])
+        one, r = 1 + 0 * self.r, self.here.branch[1]
+        return self.noise_of((one, self.r), self.sum_of, (one, r), (one, self.r_g), self.returned)
+
+    def noise_of(
+        self, stream: Pair, sum_of: tuple[Pair, Pair], branch: Pair, arrives: Pair, returned: tuple[Pair, Pair]
+    ) -> Noise:
+        """Of all sublayers; pairs of (variance, covariance), of one sequence or of what two share.
+
+        Args:
+            stream, arrives: what a sublayer reads, and the gradient at its output. sum_of, returned: what skip and
+                branch put into a sum of variance 1, and into its gradient.
+        """
+        none = 0 * self.r
+        return Noise(
+            congruent(to_state(self.r[0], self.sized), self.gaussian(stream[0][0], stream[1][0])),
+            self.noise(*sum_of) + self.beyond[0],
+            self.noise((none, none), branch),
+            congruent(to_state(self.r_g[-1], 0.0), self.gaussian(arrives[0][-1], arrives[1][-1])),
+            self.noise(*returned) + self.beyond[1],
+        )
 
     # --- propagation ---
 
@@ -240,8 +247,6 @@ class Response:
         read = np.concatenate([noise.start[None], out[:-1]])
         branch = congruent(self.by_stream, read) + congruent(to_state(self.here.branch[1]), noise.branches)
         forward = {"stream_in": read, "branch": branch, "stream_out": out}
-        if self.r_g is None:
-            return Spread(forward)
         none, up = np.zeros((2, 2)), self.through[_UP]
         by_read = chain(up, self.passed[_UP], self.by_signal[_UP], none)[_UP]
         by_noise = self.through @ np.concatenate([by_read[1:], none[None]]) @ to_sum
@@ -256,7 +261,7 @@ class Response:
         noise = self.of_one_sequence
         at_sum = bend_of_ratio(self.here.total[1], noise.sums)
         at_sum[self.after, 0] = 0.0
-        start = bend_of_ratio(self.r[0], self.gaussian(self.r[0]))
+        start = bend_of_ratio(self.r[0], self.gaussian(1.0, self.r[0]))
         if self.p.architecture.embedding_norm:
             start[0] = 0.0
         out = means(self.passed, at_sum, start)
@@ -271,7 +276,6 @@ class Response:
             one: of one sequence. mean: (ln of the mean variance, mean correlation) over the prediction, of the stream
                 that is read.
         """
-        assert one.by_signals is not None
         read = one.forward["stream_in"]
         sent = self.returned[1][0]
         size = congruent(self.by_sum, read)[:, 0, 0] + self.of_one_sequence.sums[:, 0, 0]

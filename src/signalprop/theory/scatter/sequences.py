@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from signalprop.network.moments import FloatArray
-from signalprop.theory.scatter.error_chains import congruent, to_state
 from signalprop.theory.scatter.response import Noise, Pair, Point, Response
 
 _NODES = (0.0, 0.5, 1.0)  # correlations through which a feed-forward's output correlation is a parabola
@@ -25,22 +24,15 @@ def between_sequences(x: Response) -> Noise:
 
     Of S sequences the variance lies between that of one and this one, 1/S of the way from here.
     """
-    points = [x.at(0.0, r - x.r) for r in _NODES]
-    share = x.here.share
+    points, share = [x.at(0.0, r - x.r) for r in _NODES], x.here.share
     stream, branch = _ahead(x, points)
+    skip, arrives, sent = _back(x, points, stream)
 
-    def noise(skipped: FloatArray, added: FloatArray) -> FloatArray:
-        return x.noise((skipped, skipped), (added, added))
+    def same(c: FloatArray) -> Pair:
+        return c, c
 
-    def gaussian(r: float, sized: float) -> FloatArray:
-        return congruent(to_state(r, sized), np.full((2, 2), 2 / x.d * r**2))
-
-    start, sums = gaussian(x.r[0], x.sized), noise((1 - share) * stream, share * branch) + x.beyond[0]
-    branches = noise(0 * share, branch)
-    if x.r_g is None:
-        return Noise(start, sums, branches, 0 * start, 0 * sums)
-    kept, arrives, sent = _back(x, points, stream, x.r_g)
-    return Noise(start, sums, branches, gaussian(x.r_g[-1], 0.0), noise(kept * arrives, sent) + x.beyond[1])
+    sums, returned = (same((1 - share) * stream), same(share * branch)), (same(skip * arrives), same(sent))
+    return x.noise_of(same(stream), sums, same(branch), same(arrives), returned)
 
 
 def _ahead(x: Response, points: list[Point]) -> Pair:
@@ -60,25 +52,23 @@ def _ahead(x: Response, points: list[Point]) -> Pair:
     return np.array(stream), np.array(branch)
 
 
-def _back(
-    x: Response, points: list[Point], stream: FloatArray, r_g: FloatArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _back(x: Response, points: list[Point], stream: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Of gradients, over the variance at the stream that is read, (sublayers,).
 
     Returns:
         The skip's factor; the covariance of two sequences' gradients that arrives at a sublayer's output; and what its
         branch sends of it.
     """
-    skip2, v = x.here.skip2, np.exp(x.here.back(r_g)[0])
+    skip2, v = x.here.skip2, np.exp(x.here.back(x.r_g)[0])
     by = [np.divide(skip2, point.skip2, out=np.ones(len(v)), where=point.skip2 > 0) for point in points]
     cc = parabola(stream, *(scale * point.maps.cc for scale, point in zip(by, points, strict=True)))
     of_mean = by[-1] * (points[-1].maps.cc + points[-1].maps.cv)
     columns = np.stack([skip2, np.where(x.attends, of_mean, cc)]) / v
-    arrives, sent, c = [], [], float(r_g[-1])
-    for kept, factor in columns.T[::-1].tolist():
+    arrives, sent, c = [], [], float(x.r_g[-1])
+    for skip, factor in columns.T[::-1].tolist():
         arrives.append(c)
         sent.append(factor * c)
-        c = min(max(kept * c + sent[-1], -1.0), 1.0)
+        c = min(max(skip * c + sent[-1], -1.0), 1.0)
     return columns[0], np.array(arrives[::-1]), np.array(sent[::-1])
 
 
