@@ -14,6 +14,8 @@ from signalprop.results.cost import count_parameters, train_flops
 from signalprop.sublayers.attention.heads import Heads, Row
 from signalprop.sublayers.attention.on_nodes import score_variance
 from signalprop.sublayers.attention.roles import has_window
+from signalprop.sublayers.attention.signal import OneNode
+from signalprop.theory.attention import on_itself
 from signalprop.theory.attention_variants import capped, share_beside_sink
 
 
@@ -120,3 +122,15 @@ def test_gated_attention_of_one_token_is_a_gated_feed_forward(gate: str, fidelit
     assert attention.forward["branch"].variance == pytest.approx(feed_forward.forward["branch"].variance, rel=1e-6)
     one, other = (x.gradient["stream_in"].variance for x in (attention, feed_forward))
     assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_all_lengths_lose_to_a_sink(causal: bool) -> None:
+    """Without scores a row of n keys keeps n / (n + e^sink); the mean square weighs rows by their output's."""
+    n, sink, r = 24, 1.5, 0.4
+    read = on_itself(r, 0.0, n, 64, 32, causal=causal)
+    found = OneNode(read, np.asarray(1.0), None).beside_sink(sink)
+    lengths = np.arange(1, n + 1) if causal else np.array([n])
+    share, size = lengths / (lengths + np.exp(sink)), r + (1 - r) / lengths
+    assert float(found.shared) == pytest.approx(share.mean() ** 2, rel=0.005)
+    assert float(found.per_token) == pytest.approx((size * share**2).sum() / size.sum(), rel=0.005)

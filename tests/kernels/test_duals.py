@@ -244,3 +244,11 @@ def test_series_of_many_variances_are_interpolated() -> None:
     assert found is not None
     for column, exact in zip(found, hermite(act, s, duals_of_nodes._MOST_TERMS), strict=True):
         np.testing.assert_allclose(column, exact, atol=1e-6)
+
+
+def test_a_table_reaches_both_ends() -> None:
+    """Correlations of exactly 1 and -1, of so many pairs that a table is used."""
+    angles = np.linspace(0, math.pi, 100)
+    found = dual_of_kernel("tanh", 0.8, np.cos(np.subtract.outer(angles, angles)))
+    expected = np.asarray(dual("tanh", 0.8, np.array([1.0, -1.0])).covariance_moment)
+    np.testing.assert_allclose([found[0, 0], found[0, -1]], expected, rtol=1e-6)

@@ -12,6 +12,7 @@ import signalprop as sp
 from signalprop.cli.options import changes
 from signalprop.errors import InputError
 from signalprop.kernels.streams.connections import Gated, connections_of
+from signalprop.kernels.streams.gates import _mixed
 from signalprop.models.connections import Gates, left_back
 from signalprop.models.transformer import surroundings
 from signalprop.network.residual_streams import Streams
@@ -269,3 +270,11 @@ def test_gradients_pass_connections_as_their_transposes(mixing: str) -> None:
 def test_strong_gates_carry_a_note() -> None:
     notes = [sp.predict(network({"gate_scale": scale}), INPUTS, backward=False).notes for scale in (1.0, 10.0)]
     assert [any("standard deviation 4.53" in note for note in of) for of in notes] == [False, True]
+
+
+def test_mixing_moves_by_its_derivative() -> None:
+    """Against the mixing matrices themselves, at a step a hundred times as large."""
+    streams = Streams(n=3, mixing="mhc")
+    z, direction = np.random.default_rng(0).standard_normal((2, 5, 3, 3)) / 2
+    up, down = (_mixed(streams, z + step * direction, direction)[0] for step in (1e-2, -1e-2))
+    np.testing.assert_allclose(_mixed(streams, z, direction)[1], (up - down) / 2e-2, atol=1e-4)

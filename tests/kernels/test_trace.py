@@ -233,9 +233,11 @@ def test_deep_stacks_leave_no_numbers_undefined() -> None:
 
 
 def test_stored_kernels_are_in_the_unit_of_the_first() -> None:
-    found = trace(figure_7(3, 10)["Pre-LN"], 4 * np.eye(10), backward=False, matrices="forward")
+    found = trace(figure_7(3, 10)["Pre-LN"], 3 * np.eye(10) + 1, backward=False, matrices="forward")
     for depth, kernel in found.kernels.items():
         assert math.log(np.trace(kernel) / 10) == pytest.approx(found.forward.log_diagonal[depth])
+        cosines = (kernel / np.sqrt(np.outer(np.diag(kernel), np.diag(kernel))))[np.triu_indices(10, 1)]
+        assert cosines.mean() == pytest.approx(found.forward.mean_cosine[depth], abs=1e-12)
     assert found.forward.log_diagonal[-1] > 0.1
 
 

@@ -11,9 +11,10 @@ import pytest
 from signalprop.data.batches import text_batch
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
+from signalprop.network.inputs import InputStatistics
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.theory.loss_gradient import gradient_at_top, top_gradient
+from signalprop.theory.loss_gradient import coincidences, gradient_at_top, top_gradient
 
 TOKENS = np.array([3, 5, 3, 7, 5, 9, 3, 1, 1, 8])
 NEXT = np.array([5, 3, 7, 5, 9, 3, 3, 1, 8, 2])  # the targets of positions 6 and 7 are the tokens that they read
@@ -147,3 +148,17 @@ def test_the_probability_of_the_token_that_is_read(classes: int, d: int, logits:
     np.testing.assert_allclose(
         [top.p_read, top.p_read_square, copied], np.mean(found, axis=0), atol=4 * error.max() + 0.01
     )
+
+
+def test_masked_language_modelling_reads_masks() -> None:
+    """Of the positions that carry loss 80 % are read as one token, 10 % unchanged and 10 % as another token."""
+    rng = np.random.default_rng(0)
+    a = Architecture.preset("bert-base", n_layers=1)
+    words = rng.choice(4, p=[0.5, 0.2, 0.1, 0.2], size=(4, 1_000_000))  # of which two are equal with .34
+    c = 0.34
+    mask = rng.random((2, 1_000_000))
+    read = np.where(mask < 0.8, -1, np.where(mask < 0.9, words[:2], words[2:]))
+    found = coincidences(a, InputStatistics(target_correlation=c))
+    assert found.targets == c
+    assert found.tokens == pytest.approx((read[0] == read[1]).mean(), abs=0.003)
+    assert found.crossed == pytest.approx((read[0] == words[1]).mean(), abs=0.003)

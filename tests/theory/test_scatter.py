@@ -231,3 +231,32 @@ def test_kernels_scatter_more_than_averages_where_the_gradient_sits_on_few_token
     assert kernel is not None and moments is not None
     ratio = kernel["stream_in"].variance_sd / moments["stream_in"].variance_sd
     assert 1.15 < ratio[0] < 1.4
+
+
+def test_overlaps_of_position_averages_add_nothing() -> None:
+    """And twice as large ones as much again, in the size of the sum: products of skip and branch, and of the branch."""
+    x = response("pre", token_correlation=0.3, target_correlation=0.2)
+    (v, c), (w, d), t = *x.sum_of, x.tokens
+    crossed, squared = (v * w + (t - 1) * c * d) / t, (w * w + (t - 1) * d * d) / t
+    known = np.stack([crossed / (v * w), squared / (w * w)], -1)
+    np.testing.assert_allclose(x.beyond_averages(*x.sum_of, known), 0, atol=1e-12)
+    found = x.beyond_averages(*x.sum_of, 2 * known)
+    size = (4 * crossed + 2 * x.maps_in_a_row * squared) / x.d
+    np.testing.assert_allclose(found[:, 0, 0], size)
+    np.testing.assert_allclose(found[:, 1, 1], size * (c + d) ** 2)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_gradient_moves_by_its_derivative(placement: Any) -> None:
+    x = response(placement, token_correlation=0.3, target_correlation=0.2)
+    up, down = (np.array(x.here.back(x.r_g + step)) for step in (1e-5, -1e-5))
+    np.testing.assert_allclose(x.through[:, :, 1].T, (up - down) / 2e-5, rtol=1e-6, atol=1e-9)
+
+
+def test_the_mean_of_a_branch_bends_by_its_draws() -> None:
+    x = response("pre", token_correlation=0.3, target_correlation=0.2)
+    once, noise = x.means()["branch"], x.of_one_sequence
+    x.of_one_sequence = noise._replace(branches=2 * noise.branches)
+    sd, r = noise.branches, x.here.branch[1]
+    bend = np.stack([-sd[:, 0, 0] / 2, r * sd[:, 0, 0] - sd[:, 0, 1]], -1)
+    np.testing.assert_allclose(x.means()["branch"] - once, bend, atol=1e-15)

@@ -49,7 +49,9 @@ def coincidences(architecture: Architecture, inputs: InputStatistics) -> Coincid
         return _counted(inputs.tokens, inputs.targets)
     c = inputs.target_correlation
     if architecture.kind == "encoder":
-        return Coincidences(c, _MASKED_SHARE**2 + (1 - _MASKED_SHARE**2) * c, (1 - _MASKED_SHARE) * c, _UNCHANGED_SHARE)
+        return Coincidences(
+            c, _MASKED_SHARE**2 + (1 - _MASKED_SHARE) ** 2 * c, (1 - _MASKED_SHARE) * c, _UNCHANGED_SHARE
+        )
     return Coincidences(c, inputs.token_correlation, c, c)
 
 
