@@ -134,3 +134,9 @@ def test_rows_of_all_lengths_lose_to_a_sink(causal: bool) -> None:
     share, size = lengths / (lengths + np.exp(sink)), r + (1 - r) / lengths
     assert float(found.shared) == pytest.approx(share.mean() ** 2, rel=0.005)
     assert float(found.per_token) == pytest.approx((size * share**2).sum() / size.sum(), rel=0.005)
+
+
+def test_a_cap_is_that_on_the_scores_of_this_input() -> None:
+    """Of a query of second moment 3 with a bias of half a unit and keys of 3."""
+    raw = ROW.qk * (3 + ROW.query_bias) * 3
+    assert score_variance(ROW, 3 * np.eye(2), 2.0) == pytest.approx(ROW.qk * capped(raw, 2.0) / raw)

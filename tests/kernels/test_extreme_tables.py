@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.kernels.test_drawn import SETTINGS
 
@@ -66,3 +67,14 @@ def test_a_profile_or_one_line(name: str, fidelity: str, step: int) -> None:
         except Exception as error:
             raw.append(f"{column} = {value}: {type(error).__name__}: {error}")
     assert raw == []
+
+
+@pytest.mark.parametrize("placement", ["sandwich", "res-post"])
+def test_a_norm_on_a_branch_divides_gradients_by_its_size(placement: Any) -> None:
+    """Weights 1e10 times as large leave the network as it is, but for the norm's epsilon."""
+    a = sp.Architecture(n_layers=2, d_model=32, n_heads=2, d_ff=64, seq_len=8, norm_placement=placement, dropout=0.0)
+    p = sp.scheme("xavier")(a)
+    large = {f"weight__{role}": 1e10 * p.weights[role] for role in ("output", "down")}
+    found, expected = (sp.predict(x, fidelity="kernel").gradient for x in (p.with_columns(**large), p))
+    assert found is not None and expected is not None
+    np.testing.assert_allclose(found["stream_in"].variance, expected["stream_in"].variance, rtol=1e-4)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from signalprop.data.batches import default_statistics
 from signalprop.kernels import predicting as tokens
 from signalprop.kernels.causal_attention import TokenAttention
+from signalprop.kernels.embedding_and_loss import _answering
 from signalprop.kernels.position_grid import Grid, GridAttention, grid_for, grid_of
 from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.softmax_rows import rotation
 from signalprop.network.architecture import Architecture
-from signalprop.network.inputs import from_tokens
+from signalprop.network.inputs import InputStatistics, from_tokens
 from signalprop.prediction import predict, predict_for_ranking
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
@@ -181,3 +182,13 @@ def test_a_ranking_is_within_one_percent(placement: str) -> None:
         assert one.log_variance == pytest.approx(other.log_variance, abs=0.01)
         assert not np.array_equal(one.log_variance, other.log_variance)  # it is another way
     assert rough.forward["stream_out"].variance_sd is None
+
+
+def test_a_class_head_reads_one_position_of_the_last_node() -> None:
+    a = Architecture(
+        kind="decoder", n_layers=1, d_model=8, n_heads=2, seq_len=64, head="classes", tied_embeddings=False
+    )
+    grid = Grid(64, np.array([0, 5, 20, 63]))
+    share = _answering(a, 8, InputStatistics(), grid)
+    assert share[:4] @ grid.weights == share[4:] @ grid.weights == pytest.approx(1.0)
+    assert (share[[0, 1, 2]] == 0).all()

@@ -12,7 +12,7 @@ import signalprop as sp
 from signalprop.cli.options import changes
 from signalprop.errors import InputError
 from signalprop.kernels.streams.connections import Gated, connections_of
-from signalprop.kernels.streams.gates import _mixed
+from signalprop.kernels.streams.gates import _mixed, gates_of
 from signalprop.models.connections import Gates, left_back
 from signalprop.models.transformer import surroundings
 from signalprop.network.residual_streams import Streams
@@ -278,3 +278,30 @@ def test_mixing_moves_by_its_derivative() -> None:
     z, direction = np.random.default_rng(0).standard_normal((2, 5, 3, 3)) / 2
     up, down = (_mixed(streams, z + step * direction, direction)[0] for step in (1e-2, -1e-2))
     np.testing.assert_allclose(_mixed(streams, z, direction)[1], (up - down) / 2e-2, atol=1e-4)
+
+
+def test_slopes_of_gates_against_draws() -> None:
+    streams = Streams(n=3, gate_std=0.1, read_bias=0.5, write_bias=-0.3)
+    found, rng = gates_of(streams, 64), np.random.default_rng(1)
+    z = streams.logit_std(64) * rng.standard_normal((200_000, 3))
+    read, write = (1 / (1 + np.exp(-(z + bias))) for bias in (0.5, -0.3))
+    one = np.ones(())
+    expected = np.square(read * (1 - read) / read.sum(1, keepdims=True)).mean()
+    assert float(found.of("read_slope", one)) == pytest.approx(expected, rel=0.03)
+    expected = np.square(streams.write_gain * write * (1 - write)).mean()
+    assert float(found.of("write_slope", one)) == pytest.approx(expected, rel=0.03)
+
+
+def test_the_head_sends_every_stream_the_same() -> None:
+    """It reads the streams' mean, so that each gets 1/n of the gradient."""
+    connections = connections_of(sp.scheme("xavier")(network({})))
+    sent = connections.between(connections.head_sent(np.ones(())))
+    np.testing.assert_allclose(sent, np.full((4, 4), 1 / 16))
+
+
+def test_gradients_through_gates_share_nothing_between_streams() -> None:
+    connections = connections_of(sp.scheme("xavier")(network({"gate_scale": 2.0})))
+    parts = connections.through_gates(0, *np.ones((2, 2, 1, 1)), *np.ones((3, 1, 1)))
+    returned = connections.between(parts.ravel())
+    np.testing.assert_allclose(returned, np.eye(4) * returned[0, 0], atol=1e-12)
+    assert returned[0, 0] > 0

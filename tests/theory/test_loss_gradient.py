@@ -162,3 +162,15 @@ def test_masked_language_modelling_reads_masks() -> None:
     assert found.targets == c
     assert found.tokens == pytest.approx((read[0] == read[1]).mean(), abs=0.003)
     assert found.crossed == pytest.approx((read[0] == words[1]).mean(), abs=0.003)
+
+
+def test_equal_ids_are_counted_pair_by_pair() -> None:
+    tokens, targets = np.random.default_rng(0).integers(0, 3, (2, 2, 7))
+    targets[0, [1, 4]] = -1
+    found = coincidences(Architecture.preset("gpt2"), InputStatistics(tokens=tokens, targets=targets))
+    at = [[i for i in range(7) if aims[i] >= 0] for aims in targets]
+    pairs = [(row, i, j) for row, places in enumerate(at) for i in places for j in places if i != j]
+    for name, one, other in (("targets", targets, targets), ("tokens", tokens, tokens), ("crossed", tokens, targets)):
+        assert getattr(found, name) == pytest.approx(np.mean([one[r, i] == other[r, j] for r, i, j in pairs]))
+    both = [(row, i) for row, places in enumerate(at) for i in places]
+    assert found.copied == pytest.approx(np.mean([tokens[r, i] == targets[r, i] for r, i in both]))
