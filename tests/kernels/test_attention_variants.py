@@ -15,6 +15,7 @@ from signalprop.sublayers.attention.heads import Heads, Row
 from signalprop.sublayers.attention.on_nodes import score_variance
 from signalprop.sublayers.attention.roles import has_window
 from signalprop.sublayers.attention.signal import OneNode
+from signalprop.sublayers.experts import signal as experts
 from signalprop.theory.attention import on_itself
 from signalprop.theory.attention_variants import capped, share_beside_sink
 
@@ -140,3 +141,25 @@ def test_a_cap_is_that_on_the_scores_of_this_input() -> None:
     """Of a query of second moment 3 with a bias of half a unit and keys of 3."""
     raw = ROW.qk * (3 + ROW.query_bias) * 3
     assert score_variance(ROW, 3 * np.eye(2), 2.0) == pytest.approx(ROW.qk * capped(raw, 2.0) / raw)
+
+
+def test_a_norm_on_values_takes_their_biases_too() -> None:
+    """Of equal tokens heads give one value, of size 1 whatever its bias."""
+    a = _architecture(value_norm=True).replace(bias=True)
+    p, equal = sp.scheme("xavier")(a), sp.InputStatistics(kind="stream", token_correlation=1.0)
+    plain, biased = (
+        sp.predict(x, equal, fidelity="moments").forward["branch"].variance[0]
+        for x in (p, p.with_columns(bias__value=2.0))
+    )
+    assert biased == pytest.approx(plain, rel=1e-4)
+
+
+def test_a_shift_of_an_expert_s_gate_is_a_bias_that_all_tokens_share() -> None:
+    def up_bias(shift: float) -> float:
+        a = sp.Architecture(
+            n_layers=1, d_model=32, n_heads=2, branches=[["attention", "experts"]], gated=True, kind="decoder",
+            settings={"experts": {"n_experts": 4, "top_k": 2, "width": 16, "up_shift": shift}},
+        )  # fmt: skip
+        return float(experts.of(sp.scheme("xavier")(a), 0).expert.at(1).up_bias)
+
+    assert up_bias(3.0) - up_bias(0.0) == pytest.approx(9.0)

@@ -325,3 +325,8 @@ def test_correlations_that_so_many_tokens_cannot_have() -> None:
     assert (trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.25)).forward.distance <= 2).all()
     with pytest.raises(InputError, match=r"a token correlation of -0\.3 is not possible among 5 tokens: .* -0\.25 at"):
         trace(p, inputs=InputStatistics(kind="stream", token_correlation=-0.3))
+
+
+def test_skips_and_branches_of_a_figure_sum_to_one() -> None:
+    p = figure_7(3, 10)["Pre-LN, skips 0.98"]
+    np.testing.assert_allclose(p.skip**2 + p.branch**2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from signalprop.network.inputs import InputStatistics
 from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
-from signalprop.theory.bounds import growth_exponent, identity_distances, variance_range
+from signalprop.theory.bounds import _layers, _places, growth_exponent, identity_distances, variance_range
 from signalprop.theory.network import predict_moments
+from signalprop.theory.signals import BranchBackward
 from signalprop_lab.studies.growth import growth_fit
 
 VOCABULARY = 32_000
@@ -239,3 +241,18 @@ def test_the_largest_variance_adds_standard_deviations() -> None:
         least, most = 0.81 * least + 0.36 * variance, 0.9 * most + 0.6 * variance**0.5
         ends.append((np.log(least), 2 * np.log(most)))
     np.testing.assert_allclose(np.transpose(variance_range(p, profile)), ends[1::2], rtol=1e-9)
+
+
+def test_a_layer_is_the_product_of_what_its_sublayers_do() -> None:
+    """On (variance, covariance) of a gradient: (skip^2 + M) of one after the other, skip^2 apart."""
+    rng = np.random.default_rng(0)
+    p = scheme("xavier")(Architecture(n_layers=2, d_model=16, n_heads=2))
+    maps, skip = rng.random((4, 4)), np.array([0.5, 0.7, 0.9, 0.4])
+    back = SimpleNamespace(maps=BranchBackward(*maps), skip=skip)
+    total, noise = _layers(p, back, _places(p))  # type: ignore[arg-type]
+    for layer in range(2):
+        one, other = (
+            skip[i] ** 2 * np.eye(2) + np.array([[maps[0, i], maps[1, i]], [maps[2, i], maps[3, i]]])
+            for i in (2 * layer, 2 * layer + 1)
+        )
+        np.testing.assert_allclose(total[layer] ** 2 * np.eye(2) + noise[layer], one @ other)
