@@ -43,11 +43,19 @@ _LONGEST = 2.0  # of a test: longer ones are not run
 
 
 class Change(Protocol):
-    """A change of one file of the source. line: where. what: in words."""
+    """A change of one file of the source."""
 
-    file: Path
-    line: int
-    what: str
+    @property
+    def file(self) -> Path:
+        """Of the source."""
+
+    @property
+    def line(self) -> int:
+        """Where it is."""
+
+    @property
+    def what(self) -> str:
+        """In words."""
 
     def tree(self) -> ast.Module:
         """The file's tree with the change."""
@@ -159,7 +167,7 @@ def _failing(theory: Loaded, session: pytest.Session, mutant: Change, tests: lis
     for test in tests:
         session.config.hook.pytest_runtest_protocol(item=test, nextitem=None)
         if session.testsfailed:
-            return test.nodeid
+            return str(test.nodeid)
     return ""
 
 
