@@ -23,6 +23,7 @@ LOOKED_AT = {
     ("src/signalprop_lab/training/recipe_files.py", "yaml.load"): 1,  # with a loader that is a SafeLoader
     ("src/signalprop/files/checkpoint_tokenizers.py", "from_pretrained"): 1,  # in a directory of its own
     ("src/signalprop_lab/training/networks.py", "getattr(transformers, ...)"): 1,  # a table that stands there
+    ("src/signalprop_lab/mutants.py", "exec"): 1,  # the project's own sources with a change
     ("benchmarks/doctor/models.py", "getattr(transformers, ...)"): 2,  # a table that stands there
     ("benchmarks/small_models.py", "getattr(transformers, ...)"): 1,  # names in transformers' own tables
     ("benchmarks/fresh_families.py", "for_model"): 1,  # a configuration by its type, of a table that stands there

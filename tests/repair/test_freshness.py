@@ -58,6 +58,17 @@ def test_fresh_models_are_fresh_and_one_step_is_seen(name: str) -> None:
     assert learnt(attach(trained(name, rate=1e-2, optimizer=torch.optim.SGD)))
 
 
+def test_biases_that_a_scheme_draws_are_fresh_and_larger_ones_are_not() -> None:
+    model = vanilla("gpt2", 1)
+    sp.apply(model, "pytorch", seed=1)
+    sp.fold(model)
+    bias = model.get_parameter("transformer.h.0.mlp.c_fc.bias")
+    assert bias.any() and learnt(attach(model)) == ""
+    with torch.no_grad():
+        bias.mul_(3)
+    assert learnt(attach(model)).startswith("transformer.h.0.mlp.c_fc.bias")
+
+
 @pytest.mark.parametrize("name", ["gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("vit", "t5"))])
 @pytest.mark.slow
 def test_what_any_scheme_has_drawn_is_fresh(name: str) -> None:
