@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
@@ -21,7 +21,8 @@ from signalprop.results.cost import count_parameters
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.schemes.base import parametrized
-from signalprop.sublayers.attention.roles import has_window
+from signalprop.sublayers.attention.heads import mixes
+from signalprop.sublayers.attention.roles import Settings, has_window
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,6 +90,47 @@ def predict_for_ranking(parametrization: Parametrization, inputs: InputStatistic
     return _predicted(parametrization, inputs, "auto", roughly=True)
 
 
+def predict_all_for_ranking(tables: Sequence[Parametrization], inputs: InputStatistics) -> Iterator[tuple[int, Profile | InputError]]:
+    """`predict_for_ranking` of each table, with its place, in any order; or why it cannot be predicted.
+
+    Those of one architecture and placement of norms are followed together where they stand on a grid.
+    """
+    from signalprop.kernels.position_grid import grid_for
+    from signalprop.kernels.predicting import most_together, predict_together
+
+    groups: dict[Any, list[int]] = {}
+    for place, table in enumerate(tables):
+        grid = grid_for(table, inputs, coarse=True) if _goes_together(table) else None
+        key = place if grid is None else (table.architecture.model_dump_json(), table.placement.tobytes())
+        groups.setdefault(key, []).append(place)
+    for places in groups.values():
+        first = tables[places[0]]
+        grid = grid_for(first, inputs, coarse=True) if len(places) > 1 else None
+        most = 1 if grid is None else max(most_together(first, grid), 1)
+        for some in (places[i : i + most] for i in range(0, len(places), most)):
+            if grid is not None and len(some) > 1:
+                note = cheapest(first, inputs)[1]
+                found = predict_together([tables[place] for place in some], inputs, grid)
+                for place, profile in zip(some, found, strict=True):
+                    yield place, _finished(tables[place], inputs, profile, (note,))
+                continue
+            for place in some:
+                try:
+                    yield place, predict_for_ranking(tables[place], inputs)
+                except InputError as error:
+                    yield place, error
+
+
+_TOGETHER = {"attention", "feed_forward"}
+
+
+def _goes_together(p: Parametrization) -> bool:
+    """Whether a decoder has only feed-forwards and attention of the usual kind."""
+    a = p.architecture
+    usual = not (a.qk_norm or a.layer_inputs or a.several_streams or mixes(p)) and Settings.of(a) == Settings()
+    return a.kind == "decoder" and usual and {kind.name for kind in kinds_in(p)} <= _TOGETHER
+
+
 def _predicted(
     parametrization: Parametrization,
     statistics: InputStatistics,
@@ -130,11 +172,17 @@ def _predicted(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, profile, loads)
-    if parametrization.skip.ndim == 1:
-        largest = float(scores_of(parametrization, profile).max(initial=0.0))
+    return _finished(parametrization, statistics, profile, (note, alike))
+
+
+def _finished(p: Parametrization, inputs: InputStatistics, profile: Profile, notes: tuple[str, ...]) -> Profile:
+    """A Profile of formulas or draws, with its largest score variance, these notes and what is left out of it."""
+    if p.skip.ndim == 1:
+        largest = float(scores_of(p, profile).max(initial=0.0))
         profile = replace(profile, statistics={**profile.statistics, SCORE_VARIANCE: largest})
-    notes = (note, alike, *(() if chosen == "simulate" else left_out_of(parametrization, statistics, profile)))
-    return replace(profile, reads=statistics.source, notes=(*profile.notes, *(line for line in notes if line)))
+    left_out = () if profile.source == "simulated" else left_out_of(p, inputs, profile)
+    lines = [*profile.notes, *(line for line in (*notes, *left_out) if line)]
+    return replace(profile, reads=inputs.source, notes=tuple(lines))
 
 
 def _of_model(model: nn.Module | Anatomy, inputs: Any) -> tuple[Parametrization, str, InputStatistics | None]:

@@ -19,7 +19,6 @@ from signalprop.results.text import listing
 
 if TYPE_CHECKING:
     from signalprop.network.architecture import Architecture
-    from signalprop.network.inputs import InputStatistics
     from signalprop.network.parametrization import Parametrization
     from signalprop.prediction import Cost
     from signalprop.results.profile import Profile
@@ -92,7 +91,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
     """The schemes with the prediction for an architecture, the best first, or the reason why one refuses."""
     from signalprop.advice import rank_of
     from signalprop.data.batches import default_statistics, shortened
-    from signalprop.prediction import expected_cost_of_ranking
+    from signalprop.prediction import expected_cost_of_ranking, predict_all_for_ranking
     from signalprop.schemes import scheme
 
     a = shortened(architecture)
@@ -108,43 +107,48 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
             costs.append(expected_cost_of_ranking(tables[name], inputs))
             output.refuse_hours(costs)  # before the tables alone take minutes
     output.announce(costs, chosen=False)
-    predicted: list[tuple[Parametrization, Profile]] = []
+    different: list[tuple[Parametrization, list[str]]] = []
+    for name, table in tables.items():
+        signals = _signals(table)
+        same = next((names for other, names in different if other == signals), None)
+        if same is None:
+            different.append((signals, [name]))
+        else:
+            same.append(name)
+    firsts = [tables[names[0]] for _, names in different]
     with output.progress("predicting") as step:
-        for done, (name, table) in enumerate(tables.items(), start=1):
-            item = everything[name]
-            try:
-                profile = _once(table, predicted, inputs)
-            except InputError as error:
-                item["prediction"] = {"refused": str(error)}
-            else:
-                stream, gradient, ranks[name] = profile.forward["stream_out"], profile.gradient, rank_of(profile)
-                item["prediction"] = {
-                    "fidelity": profile.fidelity,
-                    "input_variance": profile.input["variance"],
-                    "stream_variance": float(stream.variance[-1]),
-                    "token_correlation": float(stream.token_correlation[-1]),
-                    "gradient_ratio": None if gradient is None else float(gradient["stream_in"].variance[0]),
-                    "sensitivity": profile.sensitivity()["mean"],
-                    "findings": profile.findings.to_json(),
-                }
-            step(done, len(tables))
+        for done, (place, profile) in enumerate(predict_all_for_ranking(firsts, inputs), start=1):
+            for name in different[place][1]:
+                if isinstance(profile, InputError):
+                    everything[name]["prediction"] = {"refused": str(profile)}
+                else:
+                    ranks[name] = rank_of(profile)
+                    everything[name]["prediction"] = _in_json(profile)
+            step(done, len(firsts))
     return {name: everything[name] for name in sorted(everything, key=lambda name: (ranks[name], name))}
 
 
-def _once(table: Parametrization, before: list[tuple[Parametrization, Profile]], inputs: InputStatistics) -> Profile:
-    """The prediction of a table, computed once for schemes that differ only in learning rates or the shape of draws."""
+def _signals(table: Parametrization) -> Parametrization:
+    """A table without what no signal depends on: learning rates, and the shape of draws."""
     from signalprop.network.kinds import drawn_rows
     from signalprop.network.parametrization import LEARNING_RATES
-    from signalprop.prediction import predict_for_ranking
 
-    signals = replace(table, scheme="", options={}, learning_rates=dict.fromkeys(LEARNING_RATES, 0 * table.skip))
-    if not drawn_rows(table).any():
-        signals = replace(signals, distribution={})
-    found = next((profile for other, profile in before if other == signals), None)
-    if found is None:
-        found = predict_for_ranking(table, inputs)
-        before.append((signals, found))
-    return replace(found, scheme=table.scheme)
+    rates = dict.fromkeys(LEARNING_RATES, 0 * table.skip)
+    distribution = table.distribution if drawn_rows(table).any() else {}
+    return replace(table, scheme="", options={}, learning_rates=rates, distribution=distribution)
+
+
+def _in_json(profile: Profile) -> dict[str, Any]:
+    stream, gradient = profile.forward["stream_out"], profile.gradient
+    return {
+        "fidelity": profile.fidelity,
+        "input_variance": profile.input["variance"],
+        "stream_variance": float(stream.variance[-1]),
+        "token_correlation": float(stream.token_correlation[-1]),
+        "gradient_ratio": None if gradient is None else float(gradient["stream_in"].variance[0]),
+        "sensitivity": profile.sensitivity()["mean"],
+        "findings": profile.findings.to_json(),
+    }
 
 
 def _listed(everything: dict[str, dict[str, Any]]) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 
 from signalprop.kernels.causal_sums import Sums
 from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, of_rows, rows_of
-from signalprop.network.moments import FloatArray
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import diagonal, of_matrix, pairs
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 from signalprop.theory.softmax import vanishing
@@ -30,7 +31,7 @@ class TokenAttention(Sums):
 
     Attributes:
         kernel: S, (T, T).
-        qk: score variance of uncorrelated unit tokens. d_model: width of the input. dropout: on attention weights.
+        qk: score variance of uncorrelated unit tokens (of members on a grid, here and for query_bias, (members, 1)). d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M in both.
@@ -39,12 +40,12 @@ class TokenAttention(Sums):
     """
 
     kernel: FloatArray
-    qk: float
+    qk: Array
     d_model: int
     dropout: float = 0.0
     rho: FloatArray | None = None
     omega: FloatArray | None = None
-    query_bias: float = 0.0
+    query_bias: Array = 0.0
     value_skip: float = 0.0
     gain: float = 1.0
     d_head: float = math.inf
@@ -96,17 +97,17 @@ class TokenAttention(Sums):
             1 / (1 - self.dropout),
         )
         double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
-        per_token = double_mean.diagonal()
-        if self.qk == 0:  # all that scores do is left out: weights are 1/n
+        per_token = diagonal(double_mean)
+        if np.all(self.qk == 0):  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(double_mean, self._asks.shape).copy()
             return out, np.maximum(per_token, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows.second
         out = self._overlaps[0] * self._of_pair(self._per_row(spread))  # keys that are popular with both queries
         left = self._left_of_crowds
         out *= self._mean_overlap
-        out += double_mean * np.outer(left, left)
+        out += double_mean * pairs(left, left)
         linear = np.sqrt(self._random_slope + self._structural_slope)
-        out += np.outer(linear, linear) * self._asks
+        out += pairs(linear, linear) * self._asks
         per_token = per_token * left**2 + (second - 1 / n) * spread + self._diagonal_slope * diagonal_scale
         return out, np.maximum(per_token, 0.0) + second * mean_square * (dropped - 1)
 
@@ -134,9 +135,9 @@ class TokenAttention(Sums):
         # queries: the output is linear in the query
         slope = scores * (self._random_slope + self._structural_slope)
         root = np.sqrt(slope)
-        out += gradient * (np.outer(root, root) + scores * self._keys_in_common)
+        out += gradient * (pairs(root, root) + scores * self._keys_in_common)
         asks = self._per_token + self.query_bias
-        per_query = np.divide(self._row_score_variance, asks, out=np.zeros(len(asks)), where=asks > 0)
+        per_query = np.divide(self._row_score_variance, asks, out=np.zeros(asks.shape), where=asks > 0)
         return out, diagonal + on + per_token * (slope + jacobian * per_query * value_spread)
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
@@ -199,7 +200,7 @@ class TokenAttention(Sums):
         return self._apart(self._mean_square, self._means[1])
 
     def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
-        centred = mean_square - double_mean.diagonal()
+        centred = mean_square - diagonal(double_mean)
         return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
 
     @cached_property
@@ -208,7 +209,8 @@ class TokenAttention(Sums):
         return np.maximum(1 - 1 / self._row_length, 0.5)
 
     def _per_row(self, values: FloatArray) -> FloatArray:
-        return values if len(values) == len(self._asks) else np.broadcast_to(values, (len(self._asks),))
+        n = self._asks.shape[-1]
+        return values if values.shape[-1] == n else np.broadcast_to(values, (n,))
 
     @cached_property
     def _row_score_variance(self) -> FloatArray:
@@ -231,7 +233,7 @@ class TokenAttention(Sums):
     @cached_property
     def _pair_scores(self) -> FloatArray:
         """Covariance of the scores that two queries give to one token-specific key: s0 S_ii', rotated."""
-        shared = self.qk * (self._asks + self.query_bias)
+        shared = of_matrix(self.qk) * (self._asks + of_matrix(self.query_bias))
         return shared if self._turn is None else shared * self._turn
 
     @cached_property
@@ -246,22 +248,22 @@ class TokenAttention(Sums):
     def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
         per_token = np.maximum(self._row_score_variance, 1e-12)
-        c = self._pair_scores * self._per_row(self._spread)[:, None]
-        np.clip(c, LEAST * per_token[:, None], per_token[:, None], out=c)
+        c = self._pair_scores * self._per_row(self._spread)[..., None]
+        np.clip(c, LEAST * per_token[..., None], per_token[..., None], out=c)
         s, beyond = map(np.asarray, within_table(per_token))
-        x = np.asarray(position(s[:, None], c / beyond[:, None] if beyond.max() > 1 else c))
+        x = np.asarray(position(s[..., None], c / beyond[..., None] if beyond.max() > 1 else c))
         value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
         moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
-        ratio = moves / np.where(self._row_length > 1, moves, 1.0)[:, None]
-        value *= s[:, None]
+        ratio = moves[..., None, :] / np.where(self._row_length > 1, moves, 1.0)[..., None]
+        value *= s[..., None]
         np.minimum(value, np.log(self._row_length)[:, None], out=value)  # an overlap is at most n
         popular = np.expm1(value, out=value)
         popular *= ratio
         overlap = np.exp(jacobian, out=jacobian)
-        overlap *= (vanishing(s) / beyond / self._finite)[:, None]
+        overlap *= (vanishing(s) / beyond / self._finite)[..., None]
         overlap *= ratio
-        weighted *= per_token[:, None]
+        weighted *= per_token[..., None]
         weighted *= overlap
         return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)
 
@@ -280,7 +282,7 @@ class TokenAttention(Sums):
         """What two queries share of what scores send back to them, over their gradients' kernel: one key moves both."""
         spread = self._spread if self.values is None else self._of_values.spread
         apart = self._of_pair(self._spread) * self._of_pair(spread)
-        both = self._of_pair(self._finite) * self._mean_overlap * self._overlaps[1] * self.qk * apart
+        both = self._of_pair(self._finite) * self._mean_overlap * self._overlaps[1] * of_matrix(self.qk) * apart
         return both if self._turn is None else both * self._turn
 
     @cached_property
@@ -292,7 +294,7 @@ class TokenAttention(Sums):
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
         """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
         mean, double = self._means if self._turn is None else self._sums(self._turned, self._per_token)
-        return mean, double.diagonal()
+        return mean, diagonal(double)
 
     @cached_property
     def _random_slope(self) -> FloatArray:
@@ -316,10 +318,10 @@ class TokenAttention(Sums):
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values
-        squares = self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1].diagonal()
-        total = v.double_mean.diagonal()
-        centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
-        per_token = v.per_token - 2 * v.mean + total[:, None]
+        squares = self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1]
+        total = diagonal(v.double_mean)
+        centred = diagonal(squares) - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
+        per_token = v.per_token[..., None, :] - 2 * v.mean + total[..., None]
         turned_diagonal = per_token if self._turn is None else self._from_mean
         # equal keys have this much: each is part of the mean, which the moments of a row count
         usual = (v.mean_square - total) * (self._mean_square - turned_total) / (n * np.maximum(n - 1, 1))
@@ -330,20 +332,20 @@ class TokenAttention(Sums):
     def _from_mean(self) -> FloatArray:
         """Per row, how far every key lies from the mean of all, as scores see it; (1, T) where rows see the same."""
         mean, total = self._turned_means
-        return np.maximum(self._per_token - 2 * mean + total[:, None], 0.0)
+        return np.maximum(self._per_token[..., None, :] - 2 * mean + total[..., None], 0.0)
 
     def _shared_out(self, favour: FloatArray) -> FloatArray:
         """Per row, what every key gets over the mean of all: those that lie apart have larger scores."""
         apart, n = self._from_mean, self._row_length
         share = favoured(apart, self._sum_over_visible(apart) / n, favour)
-        return share * (n / self._sum_over_visible(share))[:, None]
+        return share * (n / self._sum_over_visible(share))[..., None]
 
     @cached_property
     def _left_of_crowds(self) -> FloatArray:
         """Per row, what is left of its mean value: keys in a crowd get less than their share."""
         mean, n = self._of_values.mean, self._row_length
         moved = self._sum_over_visible((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
-        size = self._of_values.double_mean.diagonal()
+        size = diagonal(self._of_values.double_mean)
         far = size > 1e-9 * self._of_values.mean_square
         found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
         return self._per_row(1 + np.clip(found, -1.0, 0.0))

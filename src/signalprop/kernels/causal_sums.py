@@ -67,7 +67,9 @@ class Sums:
 
     def _of_pair(self, by_row: FloatArray) -> FloatArray:
         """At the shorter of two rows: of a value per row, or of what each row (first axis) has with every other."""
-        return mirrored(by_row) if by_row.ndim > 1 else np.where(self._visible, by_row, by_row[:, None])
+        if by_row.ndim == self.kernel.ndim:
+            return mirrored(by_row)
+        return np.where(self._visible, by_row[..., None, :], by_row[..., None])
 
     def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
         """M K and M K M^T of the kernel K that different tokens share, with that diagonal."""

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from signalprop.errors import InputError
 from signalprop.kernels.position_grid import Grid
-from signalprop.kernels.scaled_kernel import State, exp_of, on_both_sides
+from signalprop.kernels.scaled_kernel import State, on_both_sides
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, IntArray, collision_probability, evenly_spaced
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.theory.embedding import embed
-from signalprop.theory.log_arithmetic import inverse_roots
+from signalprop.theory.log_arithmetic import inverse_roots, safe_exp
 from signalprop.theory.loss_gradient import coincidences, norm_leaves, top_gradient
 
 _LONG = 512  # tokens beyond which fewer sequences are followed
@@ -266,6 +266,6 @@ def through_final_norm(p: Parametrization, last: State, kernel: FloatArray) -> S
     """A gradient kernel before the final norm that the last stream goes through, where there is one."""
     a, log_scale = p.architecture, 0.0
     if a.has_final_norm:
-        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * exp_of(-last.log_scale))
+        root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * safe_exp(-last.log_scale))
         kernel, log_scale = on_both_sides(kernel, root), -last.log_scale
     return State(kernel, log_scale).rescaled()

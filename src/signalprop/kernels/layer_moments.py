@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from signalprop.kernels.position_grid import Grid
 from signalprop.kernels.scaled_kernel import State
-from signalprop.network.moments import FloatArray
+from signalprop.network.moments import Array, FloatArray
 from signalprop.results.profile import POINTS
 from signalprop.results.series import Series
 
@@ -32,12 +32,20 @@ class Columns:
     between: list[FloatArray] = field(default_factory=list)
     keep: NDArray[np.bool_] | Grid | None = None
     bands: bool = True
-    _last: tuple[State, tuple[float, float]] | None = None
+    _last: tuple[State, tuple[Array, Array]] | None = None
 
     @staticmethod
-    def empty(n: int, keep: NDArray[np.bool_] | Grid | None = None, bands: bool = True) -> Columns:
-        logs, correlations = ({k: np.zeros(n) for k in POINTS} for _ in range(2))
+    def empty(
+        n: int, keep: NDArray[np.bool_] | Grid | None = None, bands: bool = True, members: tuple[int, ...] = ()
+    ) -> Columns:
+        """Of n sublayers, to be filled; of so many `members`, where several are followed together."""
+        logs, correlations = ({k: np.zeros((n, *members)) for k in POINTS} for _ in range(2))
         return Columns(logs, correlations, np.zeros((n, 2)), keep=keep, bands=bands)
+
+    def of_member(self, which: int) -> Columns:
+        """Those of one of several members."""
+        sides = ({k: x[:, which] for k, x in side.items()} for side in (self.log_variance, self.correlation))
+        return Columns(*sides, self.overlap, keep=self.keep, bands=False)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:

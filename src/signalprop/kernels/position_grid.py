@@ -21,9 +21,10 @@ from signalprop.kernels.softmax_rows import held
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
-from signalprop.network.moments import FloatArray
+from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.products import product
+from signalprop.network.products import diagonal, pairs, product, transposed
+from signalprop.theory.log_arithmetic import plain
 
 _DENSE, _GEOMETRIC = 24, 64
 _COARSE = 8, 24  # nodes of both kinds for rankings
@@ -149,20 +150,20 @@ class Grid:
     def split(self, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(what two tokens share, with its limit on the diagonal; what a token is by itself), (m, m) and (m,)."""
         m = len(self.n)
-        return kernel[:m, m:], kernel.diagonal()[:m]
+        return kernel[..., :m, m:], diagonal(kernel)[..., :m]
 
     def joined(self, off: FloatArray, per_token: FloatArray) -> FloatArray:
         """The kernel of both, (2 m, 2 m)."""
-        m = len(per_token)
-        out = np.empty((2 * m, 2 * m))
-        out.reshape(2, m, 2, m)[:] = off[:, None]
-        out.reshape(-1)[:: 2 * m + 1].reshape(2, m)[:] = per_token
+        *lead, m = per_token.shape
+        out = np.empty((*lead, 2 * m, 2 * m))
+        out.reshape(*lead, 2, m, 2, m)[:] = off[..., None, :, None, :]
+        out.reshape(*lead, -1)[..., :: 2 * m + 1].reshape(*lead, 2, m)[:] = per_token[..., None, :]
         return out
 
-    def sums(self, kernel: FloatArray) -> tuple[float, float]:
+    def sums(self, kernel: FloatArray) -> tuple[Array, Array]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
         (off, per_token), w = self.split(kernel), self.weights
-        return float(w @ per_token), float(w @ off @ w - w @ off.diagonal())
+        return plain(per_token @ w), plain(off @ w @ w - diagonal(off) @ w)
 
     def total(self, off: FloatArray, per_token: FloatArray) -> float:
         """Sum over all pairs of positions, each with itself included, of a kernel as `split` gives it."""
@@ -265,7 +266,7 @@ class GridAttention(TokenAttention):
         return self.per_token
 
     def _value_per_token(self, values: FloatArray) -> FloatArray:
-        return values.diagonal() if self.value_per_token is None else self.value_per_token
+        return diagonal(values) if self.value_per_token is None else self.value_per_token
 
     @property
     def _turn(self) -> FloatArray | None:
@@ -284,48 +285,49 @@ class GridAttention(TokenAttention):
         return self.grid.mean_overlap
 
     def _sum_over_visible(self, values: FloatArray) -> FloatArray:
-        return np.asarray(np.einsum("ab,ab->a", self.grid.visible, values))
+        return np.asarray(np.einsum("ab,...ab->...a", self.grid.visible, values))
 
     def _mean_over_keys(self, values: FloatArray) -> FloatArray:
-        return np.asarray(self.grid.visible @ values / self.grid.n)
+        return np.asarray(values @ self.grid.visible.T / self.grid.n)
 
     def _over_both(self, values: FloatArray) -> FloatArray:
-        return self._of_longer(self.grid.by_pairs @ values)
+        return self._of_longer(values @ self.grid.by_pairs.T)
 
     def _sent_to_keys(self, values: FloatArray) -> FloatArray:
-        return np.asarray((self.grid.by_power[0] * self._shared_out(self._rows.favour[1]).T) @ values)
+        shares = self.grid.by_power[0] * transposed(self._shared_out(self._rows.favour[1]))
+        return np.asarray((shares @ values[..., None])[..., 0])
 
     def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
-        visible, n, e = self.grid.visible, self.grid.n, per_token - shared.diagonal()
+        visible, n, e = self.grid.visible, self.grid.n, per_token - diagonal(shared)
         averaged = product(visible, shared)
-        single = visible @ e  # at the shorter row
-        double = product(averaged, visible.T) + np.where(self._visible, single, single[:, None])
-        return (averaged + e) / n[:, None], double / self.grid.lengths
+        single = e @ visible.T
+        double = product(averaged, visible.T) + self._of_pair(single)
+        return (averaged + e[..., None, :]) / n[:, None], double / self.grid.lengths
 
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
         kernel, per_token, double_mean = self.kernel, self.per_token, self._means[1]
         if not value:
             kernel, _, double_mean, per_token, *_ = self._of_values
-        e = per_token - kernel.diagonal()
+        e = per_token - diagonal(kernel)
         apart = product(self.grid.visible, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
-        overlap = h.diagonal()
+        overlap = diagonal(h)
 
         def both(values: FloatArray) -> FloatArray:
             """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
-            return product(product(one, values), one.T) - self._of_longer(two @ values.diagonal())
+            return product(product(one, values), one.T) - self._of_longer(diagonal(values) @ two.T)
 
         over_second = product(h, one.T)
-        core = product(one, over_second) - self._of_longer(two @ overlap)
-        step = product(two, e * over_second - apart * overlap[:, None]) - np.multiply.outer(three @ overlap, e)
-        mixed = product(one, apart * over_second) + np.where(self._visible, step, step.diagonal())
-        rest = value * both(gradient) - mixed - mixed.T + both(h * double_mean)
-        return kernel * core + rest, per_token * core.diagonal() + rest.diagonal()
+        core = product(one, over_second) - self._of_longer(overlap @ two.T)
+        step = product(two, e[..., None, :] * over_second - apart * overlap[..., None]) - pairs(overlap @ three.T, e)
+        mixed = product(one, apart * over_second) + np.where(self._visible, step, diagonal(step)[..., None, :])
+        rest = value * both(gradient) - mixed - transposed(mixed) + both(h * double_mean)
+        return kernel * core + rest, per_token * diagonal(core) + diagonal(rest)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
-        return np.where(self._visible, per_row[:, None], per_row)
+        return np.where(self._visible, per_row[..., None], per_row[..., None, :])
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
-from signalprop.theory.network import sensitivity_gain
+from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter.bands import with_scatter
 from signalprop.theory.scatter.response import Overlaps
 
@@ -111,6 +111,41 @@ def predict_token_kernels(
         return profile_of(p, passed, counts, note, bands)
 
     return mean_of_networks(of_network) if stack.draws else of_network(0)
+
+
+def predict_together(tables: Sequence[Parametrization], inputs: InputStatistics, grid: Grid) -> list[Profile]:
+    """`predict_token_kernels` without bands of parametrizations of one architecture and placement on a grid.
+
+    All that matrices take is computed for all at once, in a fifth of the time for 20 members of 32 nodes, whose
+    matrices take less time than the calls of Python on them; duals of activations one by one.
+    """
+    first, n = tables[0], tables[0].n_sublayers
+    p = Parametrization.sweep([replace(table, embedding=first.embedding, head=first.head) for table in tables])
+    stack, rows, members = Stack(p, grid), 2 * len(grid.n), (len(tables),)
+    columns, back = (Columns.empty(n, grid, False, members) for _ in range(2))
+    ahead = _Ahead(stack, columns, np.zeros((n, *members)), all_count=True)
+    starts = np.stack([input_kernel(table, inputs, rows) for table in tables])
+    last = ahead.run(State(starts, np.zeros((*members, 1))).rescaled(), range(n))
+    tops: list[tuple[State, State]] = []
+    for which, table in enumerate(tables):
+        one = last.of_member(which)
+        kernel, across = top_kernel(table, inputs, one, float(token_share(table, ahead.log_norm[:, which])), grid)
+        gradient = through_final_norm(table, one, kernel)
+        tops.append((gradient, gradient if stack.a.has_final_norm else State(across)))
+    at_last, at_norm = (
+        State(np.stack([x.kernel for x in side]), np.array([[x.log_scale] for x in side]))
+        for side in zip(*tops, strict=True)
+    )
+    _backward(ahead, at_last, at_norm, back)
+    return [
+        profile_of(table, [(columns.of_member(i), back.of_member(i))], [grid.tokens], _on_grid(grid), bands=False)
+        for i, table in enumerate(tables)
+    ]
+
+
+def most_together(p: Parametrization, grid: Grid) -> int:
+    """How many fit into the memory that is allowed."""
+    return int(_ALL_KEPT // (_EACH * p.n_sublayers * 8 * (2 * len(grid.n)) ** 2))
 
 
 def _counting(
@@ -302,8 +337,9 @@ class _Ahead:
         self.columns.add_overlap(i, layer_in, branch)
         if i in self.stack.sum_divisors:
             divisors, keep = self.stack.sum_divisors[i], self.columns.keep
-            mean = keep.weights @ divisors[: len(keep.n)] / keep.tokens if isinstance(keep, Grid) else divisors.mean()
-            self.log_norm[i] = math.log(max(float(mean), 1e-300))
+            on_grid = isinstance(keep, Grid)
+            mean = divisors[..., : len(keep.n)] @ keep.weights / keep.tokens if on_grid else divisors.mean()
+            self.log_norm[i] = np.log(np.maximum(mean, 1e-300))
 
 
 def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | None) -> tuple[State, State]:

@@ -1,4 +1,4 @@
-"""A token kernel and its scale."""
+"""A token kernel and its scale; or those of several members, which are followed together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.position_grid import Grid
-from signalprop.network.moments import FloatArray
-from signalprop.theory.log_arithmetic import LARGEST, NO_SIGNAL, inverse_roots
+from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import diagonal, of_matrix
+from signalprop.theory.log_arithmetic import NO_SIGNAL, inverse_roots
 
 _AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
 
 
 def on_both_sides(kernel: FloatArray, factor: FloatArray) -> FloatArray:
-    """Row and column i times factor_i, (T, T)."""
+    """Row and column i times factor_i, (..., T, T)."""
+    if kernel.ndim > 2:
+        return kernel * factor[..., None, :] * factor[..., None]
     out, rows = np.empty((len(kernel), len(kernel))), _AT_ONCE // len(kernel) + 1
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
@@ -26,8 +29,10 @@ def on_both_sides(kernel: FloatArray, factor: FloatArray) -> FloatArray:
     return out
 
 
-def combined(one: FloatArray, x: float, other: FloatArray, y: float) -> FloatArray:
-    """x one + y other, (T, T)."""
+def combined(one: FloatArray, x: Array, other: FloatArray, y: Array) -> FloatArray:
+    """x one + y other, (..., T, T)."""
+    if one.ndim > 2:
+        return one * of_matrix(x) + other * of_matrix(y)
     out, rows = np.empty((len(one), len(one))), _AT_ONCE // len(one) + 1
     for start in range(0, len(out), rows):
         part = slice(start, start + rows)
@@ -43,35 +48,46 @@ def normalised(kernel: FloatArray) -> FloatArray:
     return out
 
 
-def exp_of(log_scale: float) -> float:
-    """e^log_scale, held where products of it with ordinary numbers are doubles."""
-    return math.exp(min(max(log_scale, -LARGEST), LARGEST))
-
-
 _ORDINARY = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
 class State:
-    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range."""
+    """A kernel of shape (T, T) times exp(log_scale); the scale keeps deep stacks within range.
+
+    Of several members (members, T, T), with sizes and log_scale (members, 1), or one log_scale.
+    """
 
     kernel: FloatArray
-    log_scale: float = 0.0
+    log_scale: Array = 0.0
 
     @cached_property
-    def size(self) -> float:
+    def size(self) -> Array:
         """The mean of the kernel's diagonal."""
+        if self.kernel.ndim > 2:
+            return np.asarray(diagonal(self.kernel).mean(-1, keepdims=True))
         return float(self.kernel.trace()) / len(self.kernel)
 
     @cached_property
     def _total(self) -> float:
         return float(self.kernel.sum())
 
+    def of_member(self, which: int) -> State:
+        """The kernel of one of several members."""
+        log_scale = self.log_scale[which].item() if isinstance(self.log_scale, np.ndarray) else self.log_scale
+        return State(self.kernel[which], log_scale)
+
     def rescaled(self) -> State:
         """The same kernel; where its size has left _ORDINARY, and is not zero, with size 1."""
-        if self.size <= 0 or _ORDINARY[0] < self.size < _ORDINARY[1]:
+        if isinstance(self.size, float):
+            if self.size <= 0 or _ORDINARY[0] < self.size < _ORDINARY[1]:
+                return self
+            return State(self.kernel / self.size, self.log_scale + math.log(self.size))
+        ordinary = (self.size <= 0) | ((self.size > _ORDINARY[0]) & (self.size < _ORDINARY[1]))
+        if ordinary.all():
             return self
-        return State(self.kernel / self.size, self.log_scale + math.log(self.size))
+        size = np.where(ordinary, 1.0, self.size)
+        return State(self.kernel / size[..., None], self.log_scale + np.log(size))
 
     def absolute(self) -> FloatArray:
         """The kernel itself; a scale beyond the range of a double is held at its edge."""
@@ -79,22 +95,30 @@ class State:
 
     def plus(self, other: State) -> State:
         """The sum of two kernels, rescaled."""
-        if min(self.size, other.size) <= 0:  # nothing has no scale
-            return (self if other.size <= 0 else other).rescaled()
-        top = max(self.log_scale, other.log_scale)
-        left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
+        if isinstance(self.size, float):
+            if min(self.size, other.size) <= 0:  # nothing has no scale
+                return (self if other.size <= 0 else other).rescaled()
+            top: Array = max(self.log_scale, other.log_scale)
+            left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
+        else:
+            one, two = (np.where(part.size > 0, part.log_scale, -np.inf) for part in (self, other))
+            top = np.where(np.maximum(one, two) > -np.inf, np.maximum(one, two), self.log_scale)
+            left, right = np.exp(np.maximum(one - top, -745.0)), np.exp(np.maximum(two - top, -745.0))
         total = combined(self.kernel, left, other.kernel, right)
         return State(total, top).rescaled()
 
-    def times(self, factor: float) -> State:
-        """The kernel times a number >= 0."""
+    def times(self, factor: Array) -> State:
+        """The kernel times a number >= 0, or one for each member, (members, 1)."""
+        if isinstance(factor, np.ndarray):
+            kernel = self.kernel if (factor > 0).all() else self.kernel * (factor > 0)[..., None]
+            return State(kernel, self.log_scale + np.log(np.where(factor > 0, factor, 1.0)))
         if factor == 1:
             return self
         if factor > 0:
             return State(self.kernel, self.log_scale + math.log(factor))
         return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
 
-    def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[float, float]:
+    def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[Array, Array]:
         """(log variance, token correlation), averaged over positions and pairs of positions.
 
         Args:
@@ -102,18 +126,22 @@ class State:
         """
         if isinstance(keep, Grid):
             t = keep.tokens
-            diagonal, pairs = keep.sums(self.kernel)
+            total, pairs = keep.sums(self.kernel)
         elif keep is None:
             t = len(self.kernel)
-            diagonal, pairs = t * self.size, self._total - t * self.size
+            total, pairs = t * self.size, self._total - t * self.size
         else:
             kernel = self.kernel[np.ix_(keep, keep)]
-            t, diagonal = len(kernel), float(np.trace(kernel))
-            pairs = float(kernel.sum()) - diagonal
-        if diagonal <= 0:
-            return NO_SIGNAL, 0.0
-        pairs = pairs / (t * (t - 1)) if t > 1 else 0.0
-        return self.log_scale + math.log(diagonal / t), min(1.0, max(-1.0, pairs / (diagonal / t)))
+            t, total = len(kernel), float(np.trace(kernel))
+            pairs = float(kernel.sum()) - total
+        pairs = pairs / (t * (t - 1)) if t > 1 else 0.0 * total
+        if isinstance(total, float):
+            if total <= 0:
+                return NO_SIGNAL, 0.0
+            return self.log_scale + math.log(total / t), min(1.0, max(-1.0, pairs / (total / t)))
+        mean = np.where(total > 0, total, 1.0) / t
+        log_scale = np.ravel(self.log_scale)
+        return np.where(total > 0, log_scale + np.log(mean), NO_SIGNAL), np.where(total > 0, np.clip(pairs / mean, -1, 1), 0)
 
     def overlap(self, other: State, keep: NDArray[np.bool_] | Grid | None = None) -> float:
         """sum_ij A_ij B_ij / (tr A tr B) over positions that count; 0 where one of them is zero."""

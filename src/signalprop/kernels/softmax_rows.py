@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.network.moments import FloatArray
+from signalprop.network.products import diagonal, pairs, transposed
 from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.row_overlaps import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
 from signalprop.theory.softmax import (
@@ -86,9 +87,13 @@ def _alone(length: int, spread: float) -> Spline:
 def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
     """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
 
+    Both may have leading axes, which all fields of the result then have too, in the place of their last.
     Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
     but for fractional lengths, which lie between those up to `longest`.
     """
+    if score_variance.ndim > 1:
+        flat = rows_of(score_variance.ravel(), row_length.ravel(), spread, longest)
+        return Rows(*(x.reshape(*x.shape[:-1], *score_variance.shape) for x in flat))
     one_length = np.ptp(row_length) == 0 and longest is None
     lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
@@ -110,10 +115,10 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, l
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:
     """(apart / its mean over the row)^favour; rows that all see the same, one row here, have their mean exponent."""
-    ratio = np.divide(apart, mean[:, None], out=np.ones_like(apart), where=mean[:, None] > 1e-9)
-    exponent = favour if len(apart) == len(favour) else favour.mean(keepdims=True)
+    ratio = np.divide(apart, mean[..., None], out=np.ones_like(apart), where=mean[..., None] > 1e-9)
+    exponent = favour if apart.shape[-2] == favour.shape[-1] else favour.mean(keepdims=True)
     power = np.log(np.maximum(ratio, 1e-9, out=ratio), out=ratio)
-    power *= exponent[:, None]
+    power *= exponent[..., None]
     return np.asarray(np.exp(power, out=power))
 
 
@@ -127,7 +132,9 @@ _WIDE = 384  # columns from which NumPy's sums down the rows, column by column, 
 
 
 def of_rows(coefficients: FloatArray, x: FloatArray) -> FloatArray:
-    """Polynomials in x, (T, T), with different coefficients for every row: (coefficients, T), ascending."""
+    """Polynomials in x, (..., T, T), with different coefficients for every row: (coefficients, ..., T), ascending."""
+    if x.ndim > 2:
+        return of_rows(coefficients.reshape(len(coefficients), -1), x.reshape(-1, x.shape[-1])).reshape(x.shape)
     whole, rows = np.empty(x.shape), _AT_ONCE // max(x.shape[1], 1) + 1
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
@@ -153,7 +160,9 @@ def running(values: FloatArray, axis: int) -> FloatArray:
 
 
 def mirrored(values: FloatArray) -> FloatArray:
-    """The symmetric matrix with this upper triangle, block by block."""
+    """The symmetric matrix with this upper triangle, block by block; of several all at once."""
+    if values.ndim > 2:
+        return np.where(np.tri(values.shape[-1], dtype=bool), transposed(values), values)
     out, side = np.empty(values.shape), 128
     for start in range(0, len(out), side):
         part = slice(start, start + side)
@@ -183,9 +192,9 @@ def rotation(length: int, d_head: int, base: float, fraction: float, causal: boo
 
 def held(kernel: FloatArray) -> FloatArray:
     """A kernel whose diagonal is not negative: scores beyond what the expansion holds for can make it so."""
-    per_token = np.diagonal(kernel)
+    per_token = diagonal(kernel)
     if per_token.min() >= 0:
         return kernel
     root = np.sqrt(np.maximum(per_token, 0.0))
-    most = np.outer(root, root)
+    most = pairs(root, root)
     return np.asarray(np.clip(kernel, -most, most))

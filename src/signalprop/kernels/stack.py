@@ -14,14 +14,15 @@ from signalprop.errors import require
 from signalprop.kernels.causal_shaping import ALiBi, Shapes, row_shape
 from signalprop.kernels.nodes import Nodes
 from signalprop.kernels.position_grid import Grid
-from signalprop.kernels.scaled_kernel import State, exp_of, on_both_sides
+from signalprop.kernels.scaled_kernel import State, on_both_sides
 from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
-from signalprop.network.moments import FloatArray
+from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.branch_inputs import LARGEST_MEMORY, check_norms_divide
-from signalprop.theory.log_arithmetic import HELD, inverse_roots, within
+from signalprop.network.products import diagonal, of_matrix
+from signalprop.theory.log_arithmetic import HELD, inverse_roots, log, safe_exp, within
 from signalprop.theory.network import token_share
 from signalprop.theory.signals import Signal, Sublayers
 
@@ -98,14 +99,22 @@ class Read(NamedTuple):
 
     kernel: FloatArray
     divisor: FloatArray | None
-    beyond: float = 0.0
+    beyond: Array = 0.0
 
 
 Record = Callable[[int, State, State, State], None]
 
 
+def _at(column: FloatArray, i: int) -> Array:
+    """Entry i of a column; of a sweep one for each member, (members, 1)."""
+    return column.item(i) if column.ndim == 1 else column[..., i, None]
+
+
 class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
+
+    Of a sweep, whose members are followed together, on a grid and where every sublayer is attention or a feed-forward
+    of the usual kind (`predicting.together`).
 
     Attributes:
         draws: whether some are drawn (`sublayers/drawn.py`).
@@ -125,6 +134,7 @@ class Stack:
         a = p.architecture
         check_norms_divide(a)
         self.p, self.a = p, a
+        self.norm_output, self.norm_shift = p.norm_output, p.norm_shift
         self.shapes = attention_shapes(p)
         self.n = p.n_sublayers
         drawn = drawn_rows(p) if grid is None else np.zeros(self.n, np.bool_)
@@ -148,9 +158,9 @@ class Stack:
         """What a decoder reads of the encoder's last stream; without a norm, held where its products are doubles."""
         if not self.a.has_final_norm:
             return last.kernel * math.exp(within(last.log_scale, LARGEST_MEMORY))
-        scale = exp_of(last.log_scale)
+        scale = safe_exp(last.log_scale)
         root = inverse_roots(np.diagonal(last.kernel) * scale + self.a.norm_eps) * abs(self.p.head.final_norm_gain)
-        return on_both_sides(last.kernel, root * math.sqrt(scale))
+        return on_both_sides(last.kernel, root * scale**0.5)
 
     def remember(self, memory: FloatArray, encoder_grid: Grid | None = None) -> None:
         """The kernel that cross-attentions read, and the grid it stands on."""
@@ -205,30 +215,30 @@ class Stack:
 
     def read(self, i: int, stream: State) -> Read:
         """A stream as it is, held at a size that the branch can be computed at."""
-        log_size = stream.log_scale + math.log(max(stream.size, 1e-300))
-        beyond = log_size - float(within(log_size, HELD))
-        return Read(stream.kernel * exp_of(stream.log_scale - beyond), None, beyond)
+        log_size = stream.log_scale + log(np.maximum(stream.size, 1e-300))
+        beyond = log_size - within(log_size, HELD)
+        return Read(stream.kernel * of_matrix(safe_exp(stream.log_scale - beyond)), None, beyond)
 
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
-        scale = exp_of(stream.log_scale)
-        divisor = np.diagonal(stream.kernel) * scale + self.a.norm_eps
-        root = inverse_roots(divisor) * abs(self.p.norm_output[i])
-        return Read(self._with_bias(i, on_both_sides(stream.kernel, root * math.sqrt(scale))), divisor)
+        scale = safe_exp(stream.log_scale)
+        divisor = diagonal(stream.kernel) * scale + self.a.norm_eps
+        root = inverse_roots(divisor) * abs(_at(self.norm_output, i))
+        return Read(self._with_bias(i, on_both_sides(stream.kernel, root * scale**0.5)), divisor)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
-        shift = float(self.p.norm_shift[i])
-        return kernel + shift if shift else kernel
+        shift = _at(self.norm_shift, i)
+        return kernel + of_matrix(shift) if np.any(shift) else kernel
 
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
         raw = self._raw(i, read)
         if self.placements[i] not in NORM_ON_BRANCH:
             return raw
-        gain = self.p.post_norm_gain[i] if self.placements[i] == "sandwich" else self.p.norm_output[i]
-        sum_divisors = np.diagonal(raw.kernel) + self.a.norm_eps * exp_of(-raw.log_scale)
-        root = inverse_roots(sum_divisors) * abs(gain)
+        gain = self.p.post_norm_gain if self.placements[i] == "sandwich" else self.norm_output
+        sum_divisors = diagonal(raw.kernel) + self.a.norm_eps * safe_exp(-raw.log_scale)
+        root = inverse_roots(sum_divisors) * abs(_at(gain, i))
         self.branch_norms[i] = root, raw.log_scale
         return State(on_both_sides(raw.kernel, root)).rescaled()
 
@@ -237,28 +247,28 @@ class Stack:
             return State(np.broadcast_to(0.0, read.kernel.shape))
         out = self.branches[i].forward(i, read.kernel)
         if self.a.dropout:
-            np.fill_diagonal(out, np.diagonal(out) / (1 - self.a.dropout))
+            np.einsum("...ii->...i", out)[...] /= 1 - self.a.dropout
         output = State(out).rescaled()
-        beyond = read.beyond and not self.across[i]  # what is averaged across does not grow with what asks for it
+        beyond = np.any(read.beyond) and not self.across[i]  # what is averaged across does not grow with what asks for it
         return replace(output, log_scale=output.log_scale + read.beyond) if beyond else output
 
     def skipped(self, i: int, stream: State) -> State:
         """The stream times its multiplier."""
-        return stream.times(float(self.p.skip[i]) ** 2)
+        return stream.times(_at(self.p.skip, i) ** 2)
 
     def plus(self, i: int, skipped: State, output: State) -> State:
         """The skip plus the branch, which is independent of it."""
         if self.silent[i]:
             return skipped
-        added = output.times(float(self.p.branch[i]) ** 2)
-        return skipped.plus(added) if self.parallel[i] or self.p.skip[i] != 0 else added
+        added = output.times(_at(self.p.branch, i) ** 2)
+        return skipped.plus(added) if self.parallel[i] or np.any(_at(self.p.skip, i)) else added
 
     def norm_sum(self, i: int, total: State) -> State:
         """The sum after a post-norm."""
-        scale = exp_of(total.log_scale)
-        sum_divisors = np.diagonal(total.kernel) * scale + self.a.norm_eps
+        scale = safe_exp(total.log_scale)
+        sum_divisors = diagonal(total.kernel) * scale + self.a.norm_eps
         self.sum_divisors[i] = sum_divisors
-        root = inverse_roots(sum_divisors) * (abs(self.p.norm_output[i]) * math.sqrt(scale))
+        root = inverse_roots(sum_divisors) * (abs(_at(self.norm_output, i)) * scale**0.5)
         return State(self._with_bias(i, on_both_sides(total.kernel, root)))
 
 
@@ -302,12 +312,12 @@ class Back:
     def norm_sum_back(self, i: int, gradient: State) -> State:
         """Before a post-norm."""
         arrived = self.across if i == self.stack.n - 1 else gradient
-        root = inverse_roots(self.stack.sum_divisors.pop(i)) * abs(float(self.p.norm_output[i]))
+        root = inverse_roots(self.stack.sum_divisors.pop(i)) * abs(_at(self.stack.norm_output, i))
         return State(on_both_sides(arrived.kernel, root), arrived.log_scale).rescaled()
 
     def at_branch(self, i: int, at_sum: State) -> State:
         """Times the branch's multiplier."""
-        return at_sum.times(float(self.p.branch[i]) ** 2)
+        return at_sum.times(_at(self.p.branch, i) ** 2)
 
     def sent(self, i: int, at_sum: State, at_branch: State) -> State:
         """Through a norm on the branch, dropout, the branch, and the norm before it."""
@@ -322,12 +332,12 @@ class Back:
         dropped = at_output
         if stack.a.dropout:
             dropped = at_output.copy()
-            np.fill_diagonal(dropped, np.diagonal(at_output) / (1 - stack.a.dropout))
+            np.einsum("...ii->...i", dropped)[...] /= 1 - stack.a.dropout
         back = stack.branches[i].backward(i, read.kernel, dropped)
         if stack.across[i]:
             self.memory.append(State(stack.branches[i].sent, log_scale).rescaled())
         if read.divisor is not None:
-            root = inverse_roots(read.divisor) * abs(float(self.p.norm_output[i]))
+            root = inverse_roots(read.divisor) * abs(_at(stack.norm_output, i))
             back = on_both_sides(back, root)
         share = State(back, log_scale).rescaled()
         if self.along is not None:
@@ -342,7 +352,7 @@ class Back:
 
     def skipped_back(self, i: int, at_sum: State) -> State:
         """Times the skip's multiplier."""
-        return at_sum.times(float(self.p.skip[i]) ** 2)
+        return at_sum.times(_at(self.p.skip, i) ** 2)
 
     def together(self, one: State, other: State) -> State:
         """Shares of one gradient."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from signalprop.kernels.embedding_and_loss import read_and_asked
-from signalprop.kernels.scaled_kernel import State, exp_of, on_both_sides
+from signalprop.kernels.scaled_kernel import State, on_both_sides
 from signalprop.kernels.stack import Read, Stack
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import drawn_rows, kind_of, kinds_in
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.log_arithmetic import inverse_roots
+from signalprop.theory.log_arithmetic import inverse_roots, safe_exp
 from signalprop.theory.loss_gradient import top_gradient
 
 _KINDS = {"attention", "cross_attention", "feed_forward", "experts"}
@@ -68,12 +68,12 @@ class Along:
                 crossed = (self.overlap - self.curve @ kernel) @ moved.T
                 beyond += moved @ kernel @ moved.T - crossed - crossed.T
         self.curve = self.curve + moved
-        return State(share.kernel + beyond * exp_of(-share.log_scale), share.log_scale).rescaled()
+        return State(share.kernel + beyond * safe_exp(-share.log_scale), share.log_scale).rescaled()
 
     def at_memory(self, memory: FloatArray, arrived: State) -> FloatArray:
         """What the gradient's kernel at an encoder's output has beyond, in units of what arrives there, (S, S)."""
         sent = _tangential(np.asarray(self.sent), memory)
-        return np.asarray((sent @ memory @ sent.T + self.more) * exp_of(-arrived.log_scale))
+        return np.asarray((sent @ memory @ sent.T + self.more) * safe_exp(-arrived.log_scale))
 
     def of_encoder(self, last: State) -> Along:
         """The same before the final norm of an encoder, whose last stream that is."""

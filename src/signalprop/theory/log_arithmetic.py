@@ -107,4 +107,4 @@ def inverse_roots(diagonal: FloatArray) -> FloatArray:
     if diagonal.min() > 1e-300:
         return np.asarray(1.0 / np.sqrt(diagonal))
     good = diagonal > 1e-300
-    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(len(diagonal)), where=good)
+    return np.divide(1.0, np.sqrt(np.where(good, diagonal, 1.0)), out=np.zeros(diagonal.shape), where=good)

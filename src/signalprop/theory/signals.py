@@ -5,6 +5,8 @@ Derivations: `docs/theory/components.md`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from signalprop.network.duals import dual
 from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import pairs
 from signalprop.theory import duals_of_nodes
 from signalprop.theory.duals_of_nodes import dual_of_nodes
 from signalprop.theory.log_arithmetic import correlation, inverse_roots, log_add
@@ -24,7 +27,8 @@ class Signal(NamedTuple):
     """What the features of tokens have in common: of a stream's entries, or a gradient's.
 
     Of one node, for equivalent tokens, two floats, or arrays over a sweep, or over sublayers; of n nodes, positions
-    of a sequence, (n,) and (n, n), whose diagonal is of two tokens at one place.
+    of a sequence, (n,) and (n, n), whose diagonal is of two tokens at one place; of members that are followed together
+    (members, n) and (members, n, n).
 
     Attributes:
         per_token: mean square of a token's entry. shared: mean product of the same feature at two different tokens.
@@ -43,11 +47,11 @@ class Signal(NamedTuple):
         if isinstance(self[1], float) or not self.has_nodes:
             return correlation(self[1], self[0])
         root = inverse_roots(np.asarray(self.per_token))
-        return np.asarray(np.clip(self.shared * root * root[:, None], -1.0, 1.0))
+        return np.asarray(np.clip(self.shared * pairs(root, root), -1.0, 1.0))
 
     def of_pairs(self, per_token: Array) -> Array:
         """Of a number per token, the product for every pair of them."""
-        return np.multiply.outer(per_token, per_token) if self.has_nodes else per_token * per_token
+        return pairs(np.asarray(per_token), np.asarray(per_token)) if self.has_nodes else per_token * per_token
 
     def times(self, other: Signal) -> Signal:
         """Products of features that are independent."""
@@ -110,6 +114,9 @@ def linear(x: Pair, gain: Array, bias: Array = 0.0) -> Signal:
 
     One draw of a random bias, of variance `bias`, serves all tokens. A gradient goes back with fan_out * variance.
     """
+    if isinstance(gain, np.ndarray) and np.ndim(x[1]) == 3:  # of members
+        gain, bias = gain[:, None], np.broadcast_to(bias, gain.shape)[:, None]
+        return Signal(gain * x[0] + bias, gain[..., None] * x[1] + bias[..., None])
     if isinstance(bias, float) and bias == 0:
         return Signal(gain * x[0], gain * x[1])
     return Signal(gain * x[0] + bias, gain * x[1] + bias)
@@ -120,10 +127,17 @@ def dropped(x: Pair, p: float) -> Signal:
     return Signal(x[0] / (1 - p), x[1])
 
 
+def _of_members(of_one: Callable[..., tuple[FloatArray, ...]], *of_all: FloatArray) -> tuple[FloatArray, ...]:
+    """A function of nodes, of each of several members, (members, n, ...)."""
+    if of_all[0].ndim == 1:
+        return of_one(*of_all)
+    return tuple(np.stack(column) for column in zip(*map(of_one, *of_all), strict=True))
+
+
 def activated(x: Pair, name: str) -> Signal:
     """An element-wise activation of a Gaussian of mean 0, Q(r) of TGS; as exact as `signalprop.network.duals.dual`."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        return Signal(*dual_of_nodes(name, 0, np.asarray(x[0]), np.asarray(x[1])))
+        return Signal(*_of_members(partial(dual_of_nodes, name, 0), np.asarray(x[0]), np.asarray(x[1])))
     q = dual(name, x[0], correlation(x[1], x[0]))
     return Signal(q.second_moment, q.covariance_moment)
 
@@ -131,14 +145,14 @@ def activated(x: Pair, name: str) -> Signal:
 def slope_of_unlike(x: Pair, name: str) -> Array:
     """E f'(x) f'(y) of two tokens of the size of each that share nothing."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        return duals_of_nodes.slope_of_unlike(name, np.asarray(x[0]))
+        return _of_members(lambda y: (duals_of_nodes.slope_of_unlike(name, y) + 0 * y,), np.asarray(x[0]))[0]
     return dual(name, x[0], x[0] * 0.0).slope_moment
 
 
 def activated_back(g: Pair, x: Pair, name: str) -> Signal:
     """The gradient before an activation of x, from the one after it; arrays of it may have more axes."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        per_token, shared = dual_of_nodes(name, 1, np.asarray(x[0]), np.asarray(x[1]))
+        per_token, shared = _of_members(partial(dual_of_nodes, name, 1), np.asarray(x[0]), np.asarray(x[1]))
         return Signal(g[0] * per_token, g[1] * shared)
     q = dual(name, x[0], correlation(x[1], x[0]))
     return Signal(g[0] * q.slope_second_moment, g[1] * q.slope_moment)

@@ -11,13 +11,12 @@ import math
 
 import numpy as np
 
-from signalprop.kernels.scaled_kernel import exp_of
 from signalprop.kernels.streams.gates import gates_of
 from signalprop.network.layer_inputs import changed, matrices
 from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.theory.log_arithmetic import log
+from signalprop.theory.log_arithmetic import log, safe_exp
 
 
 def connections_of(p: Parametrization) -> Connections:
@@ -153,7 +152,7 @@ class Siamese(Connections):
         self.skip_factors: dict[int, FloatArray] = {}
 
     def norm_streams(self, i: int, parts: FloatArray, log_scale: float) -> None:
-        x, y = (1 / np.sqrt(np.diagonal(parts[k]) * exp_of(log_scale) + self.epsilon) for k in (0, 3))
+        x, y = (1 / np.sqrt(np.diagonal(parts[k]) * safe_exp(log_scale) + self.epsilon) for k in (0, 3))
         one = np.ones_like(x)
         self.read_factors[i] = np.stack([np.outer(a, b) for a in (x, y) for b in (x, y)])
         self.skip_factors[i] = np.stack([np.outer(a, b) for a in (x, one) for b in (x, one)])

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.position_grid import Grid
-from signalprop.kernels.scaled_kernel import State, exp_of, normalised
+from signalprop.kernels.scaled_kernel import State, normalised
 from signalprop.kernels.stack import Back, Read, Stack
 from signalprop.kernels.streams.connections import Connections, Earlier, Gated, connections_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.results.between_streams import over_their_mean
-from signalprop.theory.log_arithmetic import inverse_roots
+from signalprop.theory.log_arithmetic import inverse_roots, safe_exp
 from signalprop.theory.network import log_of_row
 
 Keep = NDArray[np.bool_] | Grid | None
@@ -134,8 +134,8 @@ class BackOfStreams(Back):
             added = given.times(float(self.p.branch[i]) ** 2)
             root = inverse_roots(np.diagonal(streams.kernel))
             size = root * root[:, None]
-            branch = added.kernel * exp_of(added.log_scale - streams.log_scale) * size
-            in_units = at_read.kernel * exp_of(at_read.log_scale - at_sum.log_scale)
+            branch = added.kernel * safe_exp(added.log_scale - streams.log_scale) * size
+            in_units = at_read.kernel * safe_exp(at_read.log_scale - at_sum.log_scale)
             gates = connections.through_gates(i, at_sum.parts, streams.parts * size, branch, in_units, rho)
             out = out.plus(gates, at_sum.log_scale)
         return out

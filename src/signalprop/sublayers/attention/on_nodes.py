@@ -111,10 +111,17 @@ def normed(row: Row, kernel: FloatArray, eps: float) -> Normed:
     return Normed(size, kernel * np.outer(norms**-0.5, norms**-0.5), kernel / size, norms)
 
 
-def score_variance(row: Row, kernel: FloatArray, cap: float | None) -> float:
+def of_tokens(column: Array) -> Array:
+    """A number, or one for each member as it multiplies their tokens, (members, 1)."""
+    return column[:, None] if isinstance(column, np.ndarray) else float(column)
+
+
+def score_variance(row: Row, kernel: FloatArray, cap: float | None) -> Array:
     """Score variance on an input of second moment 1; capped as it is on this one."""
+    if cap is None:
+        return of_tokens(row.qk)
     qk = float(row.qk)
-    if cap is None or qk == 0:
+    if qk == 0:
         return qk
     per_token = max(float(np.diagonal(kernel).mean()), 1e-150)
     raw = qk * (per_token + float(row.query_bias)) * per_token

@@ -153,9 +153,16 @@ class SelfAttention(Heads):
         return OneNode(read, x.per_token, (row.value_skip, row.attention_gain) if self.mixes else None)
 
     def _on_nodes(self, i: int, row: Row, x: Signal) -> Averages:
-        from signalprop.sublayers.attention.on_nodes import Normed, Shaped, Softmax, normed, score_variance
+        from signalprop.sublayers.attention.on_nodes import (
+            Normed,
+            Shaped,
+            Softmax,
+            normed,
+            of_tokens,
+            score_variance,
+        )
 
-        skip, gain = float(row.value_skip), float(row.attention_gain)
+        skip, gain = (float(row.value_skip), float(row.attention_gain)) if self.mixes else (0.0, 1.0)
         if self.nodes.shapes[i]:
             fields = {"shapes": self.nodes.shapes[i], "dropout": self.attention_dropout, "value_skip": skip}
             return Shaped(x, self.nodes, fields | {"gain": gain})
@@ -165,7 +172,7 @@ class SelfAttention(Heads):
             "qk": score_variance(row, read.kernel, self.given.score_cap),
             "d_model": self.d_model,
             "dropout": self.attention_dropout,
-            "query_bias": float(row.query_bias) / read.size,
+            "query_bias": of_tokens(row.query_bias) / read.size,
             "value_skip": skip,
             "gain": gain,
             "d_head": self.d_head,

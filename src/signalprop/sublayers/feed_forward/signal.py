@@ -60,7 +60,7 @@ class FeedForward(Sublayers):
 
     def silent(self, i: int) -> bool:
         row = self.at(i)
-        return row.down == 0 and row.down_bias == 0
+        return not (np.any(row.down) or np.any(row.down_bias))
 
     def forward(self, i: Rows, x: Signal, memory: Signal | None = None) -> Signal:
         row = self.at(i)
@@ -76,7 +76,10 @@ class FeedForward(Sublayers):
     def _by_chance(self, row: Row, x: Signal, gate: Signal) -> Array:
         """What two tokens share after a gate by the chance overlap of their vectors, of order 1/d."""
         slope = slope_of_unlike(gate, self.activation)
-        root = x.per_token * np.sqrt(row.gate * row.up * np.maximum(slope, 0.0) / self.d_model)
+        width = row.gate * row.up
+        if np.ndim(slope) == 2:  # of members
+            width = np.reshape(width, (-1, 1))
+        root = x.per_token * np.sqrt(width * np.maximum(slope, 0.0) / self.d_model)
         return plain(x.of_pairs(root) * (1 - x.cosine() ** 2) ** 2)
 
     def backward(self, i: Rows, x: Signal, g: Signal, memory: Signal | None = None) -> Sent:
