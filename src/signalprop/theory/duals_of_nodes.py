@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from signalprop.network.activations import Activation, activation, numbers_of
 from signalprop.network.duals import Hermite, central_dual, dual, hermite
 from signalprop.network.moments import Array, FloatArray
-from signalprop.network.products import product
+from signalprop.network.products import pairs, product
 from signalprop.theory.log_arithmetic import inverse_roots
 from signalprop.theory.remembered import remembered
 
@@ -36,11 +36,13 @@ _FEW_PAIRS = 1600  # entries of one variance up to which duals themselves are ch
 _BOUNDS = (0.7, 0.9, 0.97, 0.99)  # of correlations that are summed together, with as many terms as they need
 # Variances between which coefficients are interpolated, at most, and how exactly.
 _MOST_NODES, _INTERPOLATED = 128, 1e-13
+_APART = 1e-4  # ratio of the variances that coefficients are interpolated between
 
 # (variances of the rows (m, 1), of the columns (n,), correlations (m, n)) -> moments (m, n)
 Pair = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 Places = NDArray[np.intp]
-# (positions (m, 1), positions (n,) or (m, 1), their correlations, to be overwritten) -> what stands there, to keep
+# (positions (..., m, 1), positions (n,), (..., 1, n) or (m, 1), their correlations, to be overwritten) -> what stands
+# there, to keep
 Block = Callable[[Places, Places, FloatArray], FloatArray]
 
 
@@ -52,8 +54,15 @@ def dual_of_nodes(
 
     Args:
         per_token: variances, (n,). shared: covariances of two different tokens, (n, n); the diagonal is of two at one
-            place.
+            place. Both may have a leading axis of members.
     """
+    if per_token.ndim > 1:
+        root, mean = inverse_roots(per_token), per_token.mean(-1, keepdims=True)
+        s = mean if (np.ptp(per_token, axis=-1) <= _SPREAD * mean[:, 0]).all() else per_token
+        of, place = dual_of(name, derivative, s.ravel()), np.arange(s.size).reshape(s.shape)
+        rows, r = place[..., None], shared * pairs(root, root)
+        alone = np.broadcast_to(of(rows, rows, np.ones(rows.shape))[..., 0], per_token.shape)
+        return alone, of(rows, place[..., None, :], r.clip(-1.0, 1.0, out=r))
     of, n = dual_of(name, derivative, per_token), len(per_token)
     if (one := one_variance(per_token)) is not None:
         q = dual(name, one, 1.0)
@@ -65,11 +74,12 @@ def dual_of_nodes(
 
 
 def slope_of_unlike(name: str, per_token: FloatArray) -> Array:
-    """E f'(x) f'(y) of two tokens that share nothing, of the size of each, (n,)."""
+    """E f'(x) f'(y) of two tokens that share nothing, of the size of each, (..., n), or one number for all."""
     act, one = activation(name), one_variance(per_token)
     if one is not None or act.closed_form is not None:
         return dual(name, per_token if one is None else one, 0.0).slope_moment
-    return np.asarray(_hermite_at(act, np.maximum(per_token, 0.0)).slopes[0] ** 2)
+    slopes = _hermite_at(act, np.maximum(per_token.ravel(), 0.0)).slopes[0]
+    return np.asarray(slopes.reshape(per_token.shape) ** 2)
 
 
 def dual_of(name: str, derivative: int, variance: Array) -> Block:
@@ -321,7 +331,7 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
         largest = float(size.max(initial=0.0))
         bounds = [*(bound for bound in _BOUNDS if bound < largest), largest]
         sum_ = summed(i, j, r, bounds[0])
-        rows, columns = np.broadcast_arrays(i, j)
+        rows, columns, _ = np.broadcast_arrays(i, j, r)
         for low, high in pairwise(bounds):
             which = np.nonzero((size > low) & (size <= high))
             if (count := len(which[0])) == 0:
@@ -333,11 +343,18 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
     return block
 
 
-@remembered(results=4, entries=256)  # a sublayer asks for values and slopes: 1 MB each at most
+@remembered(results=4, entries=1024)  # a sublayer asks for values and slopes: 4 MB each at most
 def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
     """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
     low, high, nodes = float(s.min()), float(s.max()), 16
-    while low > 1e-4 * high and nodes <= _MOST_NODES:
+    if 0 < low <= _APART * high:  # of members: those of about one size each
+        group = np.floor(np.log(s) / -math.log(_APART))
+        parts = [(which, _hermite_at(act, s[which])) for which in (group == k for k in np.unique(group))]
+        found = np.zeros((3 + max(len(part.slopes) for _, part in parts), len(s)))
+        for which, part in parts:
+            found[: 3 + len(part.slopes), which] = np.vstack([*part[:3], part.slopes])
+        return Hermite(found[0], found[1], found[2], found[3:])
+    while low > _APART * high and nodes <= _MOST_NODES:
         # between whole numbers of ln s, which sublayers share
         h = _interpolated(act, s, float(math.floor(math.log(low))), math.floor(math.log(high)) + 1.0, nodes)
         if h is not None:

@@ -5,8 +5,6 @@ Derivations: `docs/theory/components.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -127,17 +125,10 @@ def dropped(x: Pair, p: float) -> Signal:
     return Signal(x[0] / (1 - p), x[1])
 
 
-def _of_members(of_one: Callable[..., tuple[FloatArray, ...]], *of_all: FloatArray) -> tuple[FloatArray, ...]:
-    """A function of nodes, of each of several members, (members, n, ...)."""
-    if of_all[0].ndim == 1:
-        return of_one(*of_all)
-    return tuple(np.stack(column) for column in zip(*map(of_one, *of_all), strict=True))
-
-
 def activated(x: Pair, name: str) -> Signal:
     """An element-wise activation of a Gaussian of mean 0, Q(r) of TGS; as exact as `signalprop.network.duals.dual`."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        return Signal(*_of_members(partial(dual_of_nodes, name, 0), np.asarray(x[0]), np.asarray(x[1])))
+        return Signal(*dual_of_nodes(name, 0, np.asarray(x[0]), np.asarray(x[1])))
     q = dual(name, x[0], correlation(x[1], x[0]))
     return Signal(q.second_moment, q.covariance_moment)
 
@@ -145,14 +136,14 @@ def activated(x: Pair, name: str) -> Signal:
 def slope_of_unlike(x: Pair, name: str) -> Array:
     """E f'(x) f'(y) of two tokens of the size of each that share nothing."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        return _of_members(lambda y: (duals_of_nodes.slope_of_unlike(name, y) + 0 * y,), np.asarray(x[0]))[0]
+        return duals_of_nodes.slope_of_unlike(name, np.asarray(x[0]))
     return dual(name, x[0], x[0] * 0.0).slope_moment
 
 
 def activated_back(g: Pair, x: Pair, name: str) -> Signal:
     """The gradient before an activation of x, from the one after it; arrays of it may have more axes."""
     if isinstance(x[1], np.ndarray) and x[1].ndim > np.ndim(x[0]):
-        per_token, shared = _of_members(partial(dual_of_nodes, name, 1), np.asarray(x[0]), np.asarray(x[1]))
+        per_token, shared = dual_of_nodes(name, 1, np.asarray(x[0]), np.asarray(x[1]))
         return Signal(g[0] * per_token, g[1] * shared)
     q = dual(name, x[0], correlation(x[1], x[0]))
     return Signal(g[0] * q.slope_second_moment, g[1] * q.slope_moment)
