@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from signalprop import prediction
 from signalprop.data.batches import default_statistics
 from signalprop.kernels import predicting as tokens
 from signalprop.kernels.causal_attention import TokenAttention
@@ -19,7 +20,7 @@ from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.softmax_rows import rotation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, from_tokens
-from signalprop.prediction import predict, predict_for_ranking
+from signalprop.prediction import predict, predict_all_for_ranking, predict_for_ranking
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
 
@@ -192,3 +193,45 @@ def test_a_class_head_reads_one_position_of_the_last_node() -> None:
     share = _answering(a, 8, InputStatistics(), grid)
     assert share[:4] @ grid.weights == share[4:] @ grid.weights == pytest.approx(1.0)
     assert (share[[0, 1, 2]] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, ("xavier", "deepscalelm", "layerscale")),
+        ({"dropout": 0.1, "attention_dropout": 0.1, "positions": "rotary"}, ("xavier", "lns")),
+        ({"gated": True, "norm": "rmsnorm", "activation": "silu"}, ("xavier", "takase", "mup")),
+        ({"norm_placement": "post", "activation": "relu"}, ("xavier", "deepnorm")),
+        ({"norm_placement": "sandwich", "norm_bias": True}, ("xavier", "peri-ln")),
+        ({}, ("fixup", "rezero", "t-fixup")),  # the second one is silent
+        ({"parallel": True}, ("xavier", "ds-init")),
+    ],
+)
+def test_tables_that_go_together_are_those_of_each(
+    changes: dict[str, object], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = Architecture.preset("gpt2", n_layers=2, seq_len=128, **changes)
+    tables, inputs = [scheme(name)(a) for name in names], default_statistics(a)
+    alone = [predict_for_ranking(table, inputs) for table in tables]
+    monkeypatch.setattr(prediction, "predict_for_ranking", None)
+    together = dict(predict_all_for_ranking(tables, inputs))
+    for place, expected in enumerate(alone):
+        found = together[place]
+        assert found.notes == expected.notes
+        assert found.scheme == expected.scheme
+        for one, other in ((found.forward, expected.forward), (found.gradient, expected.gradient)):
+            for point, series in other.items():
+                np.testing.assert_allclose(one[point].log_variance, series.log_variance, atol=1e-5)
+                np.testing.assert_allclose(one[point].token_correlation, series.token_correlation, atol=1e-5)
+
+
+def test_what_does_not_fit_together_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = Architecture.preset("gpt2", n_layers=1, seq_len=128)
+    tables, inputs = [scheme(name)(a) for name in ("xavier", "takase", "gpt2", "value-skipinit")], default_statistics(a)
+    whole = dict(predict_all_for_ranking(tables, inputs))
+    monkeypatch.setattr(tokens, "_ALL_KEPT", 2 * 6 * tables[0].n_sublayers * 8 * 64**2)
+    parts = dict(predict_all_for_ranking(tables, inputs))
+    assert parts.keys() == whole.keys() == set(range(4))
+    for place, profile in whole.items():
+        for point, series in profile.gradient.items():
+            np.testing.assert_allclose(parts[place].gradient[point].log_variance, series.log_variance, atol=1e-6)

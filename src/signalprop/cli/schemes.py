@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,18 +107,13 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
             costs.append(expected_cost_of_ranking(tables[name], inputs))
             output.refuse_hours(costs)  # before the tables alone take minutes
     output.announce(costs, chosen=False)
-    different: list[tuple[Parametrization, list[str]]] = []
+    alike: dict[Any, list[str]] = {}
     for name, table in tables.items():
-        signals = _signals(table)
-        same = next((names for other, names in different if other == signals), None)
-        if same is None:
-            different.append((signals, [name]))
-        else:
-            same.append(name)
-    firsts = [tables[names[0]] for _, names in different]
+        alike.setdefault(_signals(table), []).append(name)
+    firsts, groups = [tables[names[0]] for names in alike.values()], list(alike.values())
     with output.progress("predicting") as step:
         for done, (place, profile) in enumerate(predict_all_for_ranking(firsts, inputs), start=1):
-            for name in different[place][1]:
+            for name in groups[place]:
                 if isinstance(profile, InputError):
                     everything[name]["prediction"] = {"refused": str(profile)}
                 else:
@@ -128,14 +123,17 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
     return {name: everything[name] for name in sorted(everything, key=lambda name: (ranks[name], name))}
 
 
-def _signals(table: Parametrization) -> Parametrization:
-    """A table without what no signal depends on: learning rates, and the shape of draws."""
-    from signalprop.network.kinds import drawn_rows
-    from signalprop.network.parametrization import LEARNING_RATES
+def _signals(table: Parametrization) -> tuple[Any, ...]:
+    """What signals depend on in a table, as a key: all but learning rates and the shape of draws."""
+    import numpy as np
 
-    rates = dict.fromkeys(LEARNING_RATES, 0 * table.skip)
-    distribution = table.distribution if drawn_rows(table).any() else {}
-    return replace(table, scheme="", options={}, learning_rates=rates, distribution=distribution)
+    from signalprop.network.kinds import drawn_rows
+
+    columns = (x for name, x in table.columns().items() if not name.startswith("learning_rate"))
+    drawn = tuple(table.distribution.items()) if drawn_rows(table).any() else ()
+    models = (table.architecture, table.embedding, table.head, table.shaping)
+    numbers = b"".join(np.ascontiguousarray(x).tobytes() for x in (table.placement, *columns))
+    return numbers, drawn, *(model.model_dump_json() for model in models)
 
 
 def _in_json(profile: Profile) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class UnmaskedAttention(TokenAttention):
         out = gradient * (np.sqrt(np.outer(slope, slope)) + similar)
         alone = dropped * w.spread * float(w.slope[1] ** 2 @ np.diagonal(self._values))
         np.fill_diagonal(out, per_token * (slope + self.qk * w.rows.jacobian * (itself + alone)))
-        return out
+        return np.asarray(out)
 
     # --- keys ------------------------------------------------------------------------------------------------------
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from signalprop.kernels.causal_sums import Sums
 from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, of_rows, rows_of
-from signalprop.network.moments import Array, FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.network.products import diagonal, of_matrix, pairs
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
@@ -31,7 +32,8 @@ class TokenAttention(Sums):
 
     Attributes:
         kernel: S, (T, T).
-        qk: score variance of uncorrelated unit tokens (of members on a grid, here and for query_bias, (members, 1)). d_model: width of the input. dropout: on attention weights.
+        qk: score variance of uncorrelated unit tokens; of members on a grid, as query_bias, (members, 1).
+        d_model: width of the input. dropout: on attention weights.
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M in both.
@@ -40,12 +42,12 @@ class TokenAttention(Sums):
     """
 
     kernel: FloatArray
-    qk: Array
+    qk: Any
     d_model: int
     dropout: float = 0.0
     rho: FloatArray | None = None
     omega: FloatArray | None = None
-    query_bias: Array = 0.0
+    query_bias: Any = 0.0
     value_skip: float = 0.0
     gain: float = 1.0
     d_head: float = math.inf

@@ -44,8 +44,10 @@ class Columns:
 
     def of_member(self, which: int) -> Columns:
         """Those of one of several members."""
-        sides = ({k: x[:, which] for k, x in side.items()} for side in (self.log_variance, self.correlation))
-        return Columns(*sides, self.overlap, keep=self.keep, bands=False)
+        logs, correlations = (
+            {k: x[:, which] for k, x in side.items()} for side in (self.log_variance, self.correlation)
+        )
+        return Columns(logs, correlations, self.overlap, keep=self.keep, bands=False)
 
     @staticmethod
     def pooled(parts: Sequence[Columns], counts: FloatArray) -> Columns:

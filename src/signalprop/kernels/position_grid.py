@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from signalprop.kernels.softmax_rows import held
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
-from signalprop.network.moments import Array, FloatArray
+from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.products import diagonal, pairs, product, transposed
 from signalprop.theory.log_arithmetic import plain
@@ -160,7 +161,7 @@ class Grid:
         out.reshape(*lead, -1)[..., :: 2 * m + 1].reshape(*lead, 2, m)[:] = per_token[..., None, :]
         return out
 
-    def sums(self, kernel: FloatArray) -> tuple[Array, Array]:
+    def sums(self, kernel: FloatArray) -> tuple[Any, Any]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
         (off, per_token), w = self.split(kernel), self.weights
         return plain(per_token @ w), plain(off @ w @ w - diagonal(off) @ w)

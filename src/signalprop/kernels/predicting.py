@@ -337,8 +337,10 @@ class _Ahead:
         self.columns.add_overlap(i, layer_in, branch)
         if i in self.stack.sum_divisors:
             divisors, keep = self.stack.sum_divisors[i], self.columns.keep
-            on_grid = isinstance(keep, Grid)
-            mean = divisors[..., : len(keep.n)] @ keep.weights / keep.tokens if on_grid else divisors.mean()
+            if isinstance(keep, Grid):
+                mean = divisors[..., : len(keep.n)] @ keep.weights / keep.tokens
+            else:
+                mean = divisors.mean()
             self.log_norm[i] = np.log(np.maximum(mean, 1e-300))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +60,10 @@ class State:
     """
 
     kernel: FloatArray
-    log_scale: Array = 0.0
+    log_scale: Any = 0.0
 
     @cached_property
-    def size(self) -> Array:
+    def size(self) -> Any:
         """The mean of the kernel's diagonal."""
         if self.kernel.ndim > 2:
             return np.asarray(diagonal(self.kernel).mean(-1, keepdims=True))
@@ -98,7 +99,7 @@ class State:
         if isinstance(self.size, float):
             if min(self.size, other.size) <= 0:  # nothing has no scale
                 return (self if other.size <= 0 else other).rescaled()
-            top: Array = max(self.log_scale, other.log_scale)
+            top = max(self.log_scale, other.log_scale)
             left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
         else:
             one, two = (np.where(part.size > 0, part.log_scale, -np.inf) for part in (self, other))
@@ -118,7 +119,7 @@ class State:
             return State(self.kernel, self.log_scale + math.log(factor))
         return State(np.broadcast_to(0.0, self.kernel.shape), self.log_scale)
 
-    def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[Array, Array]:
+    def moments(self, keep: NDArray[np.bool_] | Grid | None = None) -> tuple[Any, Any]:
         """(log variance, token correlation), averaged over positions and pairs of positions.
 
         Args:
@@ -141,7 +142,9 @@ class State:
             return self.log_scale + math.log(total / t), min(1.0, max(-1.0, pairs / (total / t)))
         mean = np.where(total > 0, total, 1.0) / t
         log_scale = np.ravel(self.log_scale)
-        return np.where(total > 0, log_scale + np.log(mean), NO_SIGNAL), np.where(total > 0, np.clip(pairs / mean, -1, 1), 0)
+        return np.where(total > 0, log_scale + np.log(mean), NO_SIGNAL), np.where(
+            total > 0, np.clip(pairs / mean, -1, 1), 0
+        )
 
     def overlap(self, other: State, keep: NDArray[np.bool_] | Grid | None = None) -> float:
         """sum_ij A_ij B_ij / (tr A tr B) over positions that count; 0 where one of them is zero."""

@@ -19,9 +19,9 @@ from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.products import diagonal, of_matrix
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.branch_inputs import LARGEST_MEMORY, check_norms_divide
-from signalprop.network.products import diagonal, of_matrix
 from signalprop.theory.log_arithmetic import HELD, inverse_roots, log, safe_exp, within
 from signalprop.theory.network import token_share
 from signalprop.theory.signals import Signal, Sublayers
@@ -105,9 +105,9 @@ class Read(NamedTuple):
 Record = Callable[[int, State, State, State], None]
 
 
-def _at(column: FloatArray, i: int) -> Array:
+def _at(column: FloatArray, i: int) -> Any:
     """Entry i of a column; of a sweep one for each member, (members, 1)."""
-    return column.item(i) if column.ndim == 1 else column[..., i, None]
+    return float(column[i]) if column.ndim == 1 else column[..., i, None]
 
 
 class Stack:
@@ -249,7 +249,9 @@ class Stack:
         if self.a.dropout:
             np.einsum("...ii->...i", out)[...] /= 1 - self.a.dropout
         output = State(out).rescaled()
-        beyond = np.any(read.beyond) and not self.across[i]  # what is averaged across does not grow with what asks for it
+        beyond = (
+            np.any(read.beyond) and not self.across[i]
+        )  # what is averaged across does not grow with what asks for it
         return replace(output, log_scale=output.log_scale + read.beyond) if beyond else output
 
     def skipped(self, i: int, stream: State) -> State:
