@@ -229,7 +229,7 @@ def test_what_does_not_fit_together_goes_in_parts(monkeypatch: pytest.MonkeyPatc
     a = Architecture.preset("gpt2", n_layers=1, seq_len=128)
     tables, inputs = [scheme(name)(a) for name in ("xavier", "takase", "gpt2", "value-skipinit")], default_statistics(a)
     whole = dict(predict_all_for_ranking(tables, inputs))
-    monkeypatch.setattr(tokens, "_ALL_KEPT", 2 * 6 * tables[0].n_sublayers * 8 * 64**2)
+    monkeypatch.setattr(tokens, "_ALL_STORED", 2 * 6 * tables[0].n_sublayers * 8 * 64**2)
     parts = dict(predict_all_for_ranking(tables, inputs))
     assert parts.keys() == whole.keys() == set(range(4))
     for place, profile in whole.items():

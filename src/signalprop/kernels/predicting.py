@@ -145,7 +145,7 @@ def predict_together(tables: Sequence[Parametrization], inputs: InputStatistics,
 
 def most_together(p: Parametrization, grid: Grid) -> int:
     """How many fit into the memory that is allowed."""
-    return int(_ALL_KEPT // (_EACH * p.n_sublayers * 8 * (2 * len(grid.n)) ** 2))
+    return int(_ALL_STORED // (_EACH * p.n_sublayers * 8 * (2 * len(grid.n)) ** 2))
 
 
 def _counting(
