@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commandline import Command, Refused
+from signalprop.cli import loading
 from signalprop.network.architecture import Architecture
 from signalprop.schemes import scheme
 
@@ -73,3 +75,19 @@ def test_bad_input(refused: Refused, hf_directories: Path, tmp_path: Path, monke
     config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=50, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     assert "only the stream is known" in refused("check", str(tmp_path / "mamba"), "--scheme", "gpt2")
+
+
+def test_a_model_in_bfloat16_is_read_as_it_is_stored(
+    command: Command, hf_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    read: list[Any] = []
+    model = transformers.GPT2LMHeadModel.from_pretrained(hf_directories / "gpt2")
+    folders = {dtype: tmp_path / str(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    for dtype, folder in folders.items():  # the same numbers
+        model.to(torch.bfloat16).to(dtype).save_pretrained(folder)
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: read.append(load(*a, **k)) or read[-1])
+    half, single = (command("check", str(folder), "--scheme", "huggingface") for folder in folders.values())
+    assert [{p.dtype for p in model.parameters()} for model in read] == [{dtype} for dtype in folders]
+    assert half.status == 0 and half.out == single.out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,8 +21,15 @@ if TYPE_CHECKING:
     from signalprop.attachment.anatomy import Anatomy
 
 
-def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, hint: str = "") -> nn.Module:
-    """The model in a directory or a .gguf file in float32, as `signalprop.diagnosis.loading.read_model` reads it.
+def load_model(
+    source: str | Path,
+    *,
+    random_init: bool = False,
+    seed: int = 0,
+    hint: str = "",
+    dtype: Literal["float32", "auto"] = "float32",
+) -> nn.Module:
+    """The model in a directory or a .gguf file in float32 (`auto`: in a directory, as it is stored), as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
         source: text may also be the name of a model on the hub.
@@ -39,7 +46,7 @@ def load_model(source: str | Path, *, random_init: bool = False, seed: int = 0, 
             raise InputError(f"cannot read {source}: there is no such file or directory{preset_instead(source)}")
         source = folder_of(source)
     hint = hint or "--random-init of `signalprop measure` takes a fresh model instead"
-    return read_model(source, random_init=random_init, seed=seed, hint=hint)
+    return read_model(source, dtype=dtype, random_init=random_init, seed=seed, hint=hint)
 
 
 def announce_model(source: str | Path, tokens: float = 0, less: str = "") -> None:
