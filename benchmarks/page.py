@@ -26,6 +26,7 @@ MODULES = (
     "prediction",
     "watching",
     "compiled_probes",
+    "monitored_step",
     "kernels",
     "variances",
     "weights",

@@ -23,9 +23,11 @@ waiting_gpt2 waiting_llama waiting_smollm2`.
 """
 OF_MODELS = """
 As above, of a checkpoint with random weights. Commands stand over their floor: a process that imports PyTorch and
-transformers, loads the same checkpoint and does the passes that the result is made of: for `measure` one forward and
-backward pass over 4 sequences of 128 tokens, for `diagnose` one over its tokens, for `apply` and `check` none. A table
-whose first round takes longer than a minute of CPU time has one round.
+transformers, loads the same checkpoint, reads every weight once (transformers only maps the file into memory), and does
+what the result is made of: for `apply` all weights drawn and written, for `measure` one forward and backward pass over
+4 sequences of 128 tokens, for `diagnose` one over its tokens, for `anatomy` and `check` nothing more. Until 28 November
+2026 the floor neither read, drew nor wrote. A table whose first round takes longer than a minute of CPU time has one
+round.
 """
 START = "signalprop --version"
 OVER_START, OVER_FLOOR = 0.5, 1.3  # goals: seconds beyond the start of `predict` of a preset; times the floor
@@ -40,6 +42,11 @@ import sys, torch
 from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+with torch.no_grad():
+    for p in model.parameters():
+        p.sum() if {drawn} is None else p.normal_(std=0.02)
+if {drawn}:
+    model.save_pretrained({drawn})
 for sequences, tokens in {passes}:
     ids = torch.randint(0, 10_000, (sequences, tokens))
     model(ids, labels=ids).loss.backward()
@@ -69,12 +76,24 @@ def without_a_model() -> Commands:
     }
 
 
+def _floor(model: str, passes: str = "()", drawn: str | None = None) -> tuple[str, ...]:
+    """A process that loads a checkpoint, reads its weights (or draws them and writes them there), and runs it."""
+    return "-c", _LOAD.format(passes=passes, drawn=repr(drawn)), model
+
+
 def looking(model: str) -> Commands:
     """Commands that load a model, and their floor."""
     return {
-        "floor: load": ("-c", _LOAD.format(passes="()"), model),
+        "floor: load and read": _floor(model),
         "anatomy": (*COMMAND, "anatomy", model),
         "check --scheme huggingface": (*COMMAND, "check", model, "--scheme", "huggingface"),
+    }
+
+
+def applying(model: str) -> Commands:
+    """A scheme put into a checkpoint, and its floor."""
+    return {
+        "floor: load, draw, write": _floor(model, drawn=f"{model}-drawn"),
         "apply --scheme lns": ("-c", _AFRESH, *COMMAND, "apply", model, "--scheme", "lns", "--out", f"{model}-applied"),
     }
 
@@ -82,7 +101,7 @@ def looking(model: str) -> Commands:
 def running(model: str) -> Commands:
     """Commands that run a model, and their floor."""
     return {
-        "floor: load, one pass of 4 x 128": ("-c", _LOAD.format(passes="((4, 128),)"), model),
+        "floor: load, one pass of 4 x 128": _floor(model, "((4, 128),)"),
         "measure": (*COMMAND, "measure", model),
         "compare": (*COMMAND, "compare", model),
         "diagnose --tokens 512": (*COMMAND, "diagnose", model, "--tokens", "512"),
@@ -92,7 +111,7 @@ def running(model: str) -> Commands:
 def diagnosing(model: str) -> Commands:
     """A diagnosis over one pass."""
     return {
-        "floor: load, one pass of 1 x 2,048": ("-c", _LOAD.format(passes="((1, 2048),)"), model),
+        "floor: load, one pass of 1 x 2,048": _floor(model, "((1, 2048),)"),
         "diagnose --tokens 2048": (*COMMAND, "diagnose", model, "--tokens", "2048"),
     }
 

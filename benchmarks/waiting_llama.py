@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.waiting import OF_MODELS, looking, with_a_model
+from benchmarks.waiting import OF_MODELS, applying, looking, with_a_model
 
 TITLE = "What users wait for: a Llama of 1.2B"
 ABOUT = f"A Llama of 1.2B parameters in bfloat16. {OF_MODELS.strip()}"
@@ -17,4 +17,4 @@ CONFIG: dict[str, object] = {
 
 def measured() -> Iterator[str]:
     """The section of the page."""
-    return with_a_model(CONFIG, looking)
+    return with_a_model(CONFIG, looking, applying)

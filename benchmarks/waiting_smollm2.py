@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.waiting import OF_MODELS, diagnosing, looking, with_a_model
+from benchmarks.waiting import OF_MODELS, applying, diagnosing, looking, with_a_model
 
 TITLE = "What users wait for: SmolLM2-135M's shape"
 ABOUT = f"SmolLM2-135M's shape, in single precision. {OF_MODELS.strip()}"
@@ -17,4 +17,4 @@ CONFIG: dict[str, object] = {
 
 def measured() -> Iterator[str]:
     """The section of the page."""
-    return with_a_model(CONFIG, looking, diagnosing)
+    return with_a_model(CONFIG, looking, applying, diagnosing)
