@@ -29,11 +29,11 @@ def load_model(
     hint: str = "",
     dtype: Literal["float32", "auto"] = "float32",
 ) -> nn.Module:
-    """The model in a directory or a .gguf file in float32 (`auto`: in a directory, as it is stored), as `signalprop.diagnosis.loading.read_model` reads it.
+    """The model in a directory or a .gguf file, as `signalprop.diagnosis.loading.read_model` reads it.
 
     Args:
         source: text may also be the name of a model on the hub.
-        hint: what to do instead if no weights can be read.
+        hint: what to do instead if no weights can be read. dtype: `auto`: as a directory has it.
     """
     from signalprop.diagnosis.loading import load, read_model
 
