@@ -18,7 +18,7 @@ import numpy as np
 from signalprop.kernels.causal_sums import Sums
 from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, of_rows, rows_of
 from signalprop.network.moments import FloatArray
-from signalprop.network.products import diagonal, of_matrix, pairs
+from signalprop.network.products import of_matrix, pairs
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 from signalprop.theory.softmax import vanishing
@@ -99,8 +99,8 @@ class TokenAttention(Sums):
             1 / (1 - self.dropout),
         )
         double_mean, mean_square = self._of_values.double_mean, self._of_values.mean_square
-        per_token = diagonal(double_mean)
-        if np.all(self.qk == 0):  # all that scores do is left out: weights are 1/n
+        per_token = double_mean.diagonal(0, -2, -1)
+        if self.kernel.ndim == 2 and self.qk == 0:  # all that scores do is left out: weights are 1/n
             out = np.broadcast_to(double_mean, self._asks.shape).copy()
             return out, np.maximum(per_token, 0.0) + mean_square / n * (dropped - 1)
         second = self._rows.second
@@ -202,7 +202,7 @@ class TokenAttention(Sums):
         return self._apart(self._mean_square, self._means[1])
 
     def _apart(self, mean_square: FloatArray, double_mean: FloatArray) -> FloatArray:
-        centred = mean_square - diagonal(double_mean)
+        centred = mean_square - double_mean.diagonal(0, -2, -1)
         return np.maximum(np.where(self._row_length > 1, centred / self._finite, 0.0), 0.0)
 
     @cached_property
@@ -296,7 +296,7 @@ class TokenAttention(Sums):
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
         """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
         mean, double = self._means if self._turn is None else self._sums(self._turned, self._per_token)
-        return mean, diagonal(double)
+        return mean, double.diagonal(0, -2, -1)
 
     @cached_property
     def _random_slope(self) -> FloatArray:
@@ -321,8 +321,10 @@ class TokenAttention(Sums):
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values
         squares = self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1]
-        total = diagonal(v.double_mean)
-        centred = diagonal(squares) - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
+        total = v.double_mean.diagonal(0, -2, -1)
+        centred = (
+            squares.diagonal(0, -2, -1) - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
+        )
         per_token = v.per_token[..., None, :] - 2 * v.mean + total[..., None]
         turned_diagonal = per_token if self._turn is None else self._from_mean
         # equal keys have this much: each is part of the mean, which the moments of a row count
@@ -347,7 +349,7 @@ class TokenAttention(Sums):
         """Per row, what is left of its mean value: keys in a crowd get less than their share."""
         mean, n = self._of_values.mean, self._row_length
         moved = self._sum_over_visible((self._shared_out(self._rows.favour[0]) - 1) * mean) / n
-        size = diagonal(self._of_values.double_mean)
+        size = self._of_values.double_mean.diagonal(0, -2, -1)
         far = size > 1e-9 * self._of_values.mean_square
         found = np.divide(moved, size, out=np.zeros_like(moved), where=far)
         return self._per_row(1 + np.clip(found, -1.0, 0.0))

@@ -24,8 +24,7 @@ from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.products import diagonal, pairs, product, transposed
-from signalprop.theory.log_arithmetic import plain
+from signalprop.network.products import pairs, product, transposed
 
 _DENSE, _GEOMETRIC = 24, 64
 _COARSE = 8, 24  # nodes of both kinds for rankings
@@ -151,7 +150,7 @@ class Grid:
     def split(self, kernel: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(what two tokens share, with its limit on the diagonal; what a token is by itself), (m, m) and (m,)."""
         m = len(self.n)
-        return kernel[..., :m, m:], diagonal(kernel)[..., :m]
+        return kernel[..., :m, m:], kernel.diagonal(0, -2, -1)[..., :m]
 
     def joined(self, off: FloatArray, per_token: FloatArray) -> FloatArray:
         """The kernel of both, (2 m, 2 m)."""
@@ -164,7 +163,7 @@ class Grid:
     def sums(self, kernel: FloatArray) -> tuple[Any, Any]:
         """(trace, sum over pairs of different positions) of the kernel of all positions."""
         (off, per_token), w = self.split(kernel), self.weights
-        return plain(per_token @ w), plain(off @ w @ w - diagonal(off) @ w)
+        return per_token @ w, off @ w @ w - off.diagonal(0, -2, -1) @ w
 
     def total(self, off: FloatArray, per_token: FloatArray) -> float:
         """Sum over all pairs of positions, each with itself included, of a kernel as `split` gives it."""
@@ -267,7 +266,7 @@ class GridAttention(TokenAttention):
         return self.per_token
 
     def _value_per_token(self, values: FloatArray) -> FloatArray:
-        return diagonal(values) if self.value_per_token is None else self.value_per_token
+        return values.diagonal(0, -2, -1) if self.value_per_token is None else self.value_per_token
 
     @property
     def _turn(self) -> FloatArray | None:
@@ -299,7 +298,7 @@ class GridAttention(TokenAttention):
         return np.asarray((shares @ values[..., None])[..., 0])
 
     def _sums(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
-        visible, n, e = self.grid.visible, self.grid.n, per_token - diagonal(shared)
+        visible, n, e = self.grid.visible, self.grid.n, per_token - shared.diagonal(0, -2, -1)
         averaged = product(visible, shared)
         single = e @ visible.T
         double = product(averaged, visible.T) + self._of_pair(single)
@@ -310,22 +309,24 @@ class GridAttention(TokenAttention):
         kernel, per_token, double_mean = self.kernel, self.per_token, self._means[1]
         if not value:
             kernel, _, double_mean, per_token, *_ = self._of_values
-        e = per_token - diagonal(kernel)
+        e = per_token - kernel.diagonal(0, -2, -1)
         apart = product(self.grid.visible, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
-        overlap = diagonal(h)
+        overlap = h.diagonal(0, -2, -1)
 
         def both(values: FloatArray) -> FloatArray:
             """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
-            return product(product(one, values), one.T) - self._of_longer(diagonal(values) @ two.T)
+            return product(product(one, values), one.T) - self._of_longer(values.diagonal(0, -2, -1) @ two.T)
 
         over_second = product(h, one.T)
         core = product(one, over_second) - self._of_longer(overlap @ two.T)
         step = product(two, e[..., None, :] * over_second - apart * overlap[..., None]) - pairs(overlap @ three.T, e)
-        mixed = product(one, apart * over_second) + np.where(self._visible, step, diagonal(step)[..., None, :])
+        mixed = product(one, apart * over_second) + np.where(
+            self._visible, step, step.diagonal(0, -2, -1)[..., None, :]
+        )
         rest = value * both(gradient) - mixed - transposed(mixed) + both(h * double_mean)
-        return kernel * core + rest, per_token * diagonal(core) + diagonal(rest)
+        return kernel * core + rest, per_token * core.diagonal(0, -2, -1) + rest.diagonal(0, -2, -1)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
         return np.where(self._visible, per_row[..., None], per_row[..., None, :])

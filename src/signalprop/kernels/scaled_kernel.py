@@ -80,7 +80,7 @@ class State:
 
     def rescaled(self) -> State:
         """The same kernel; where its size has left _ORDINARY, and is not zero, with size 1."""
-        if isinstance(self.size, float):
+        if self.kernel.ndim == 2:
             if self.size <= 0 or _ORDINARY[0] < self.size < _ORDINARY[1]:
                 return self
             return State(self.kernel / self.size, self.log_scale + math.log(self.size))
@@ -96,7 +96,7 @@ class State:
 
     def plus(self, other: State) -> State:
         """The sum of two kernels, rescaled."""
-        if isinstance(self.size, float):
+        if self.kernel.ndim == 2:
             if min(self.size, other.size) <= 0:  # nothing has no scale
                 return (self if other.size <= 0 else other).rescaled()
             top = max(self.log_scale, other.log_scale)
@@ -108,9 +108,9 @@ class State:
         total = combined(self.kernel, left, other.kernel, right)
         return State(total, top).rescaled()
 
-    def times(self, factor: Array) -> State:
+    def times(self, factor: Any) -> State:
         """The kernel times a number >= 0, or one for each member, (members, 1)."""
-        if isinstance(factor, np.ndarray):
+        if self.kernel.ndim > 2:
             kernel = self.kernel if (factor > 0).all() else self.kernel * (factor > 0)[..., None]
             return State(kernel, self.log_scale + np.log(np.where(factor > 0, factor, 1.0)))
         if factor == 1:
@@ -136,7 +136,7 @@ class State:
             t, total = len(kernel), float(np.trace(kernel))
             pairs = float(kernel.sum()) - total
         pairs = pairs / (t * (t - 1)) if t > 1 else 0.0 * total
-        if isinstance(total, float):
+        if self.kernel.ndim == 2:
             if total <= 0:
                 return NO_SIGNAL, 0.0
             return self.log_scale + math.log(total / t), min(1.0, max(-1.0, pairs / (total / t)))

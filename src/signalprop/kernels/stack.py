@@ -19,7 +19,7 @@ from signalprop.network.kinds import drawn_rows, kind_of, rows_where
 from signalprop.network.layout import PLACEMENTS, STACKS
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.products import diagonal, of_matrix
+from signalprop.network.products import of_matrix
 from signalprop.network.residual import NORM_BEFORE, NORM_ON_BRANCH, step, step_back, through
 from signalprop.theory.branch_inputs import LARGEST_MEMORY, check_norms_divide
 from signalprop.theory.log_arithmetic import HELD, inverse_roots, log, safe_exp, within
@@ -135,6 +135,7 @@ class Stack:
         check_norms_divide(a)
         self.p, self.a = p, a
         self.norm_output, self.norm_shift = p.norm_output, p.norm_shift
+        self.shifted, self.skips = ((x != 0).reshape(-1, p.n_sublayers).any(0).tolist() for x in (p.norm_shift, p.skip))
         self.shapes = attention_shapes(p)
         self.n = p.n_sublayers
         drawn = drawn_rows(p) if grid is None else np.zeros(self.n, np.bool_)
@@ -222,14 +223,16 @@ class Stack:
     def read_normed(self, i: int, stream: State) -> Read:
         """A stream after a norm."""
         scale = safe_exp(stream.log_scale)
-        divisor = diagonal(stream.kernel) * scale + self.a.norm_eps
+        divisor = stream.kernel.diagonal(0, -2, -1) * scale + self.a.norm_eps
         root = inverse_roots(divisor) * abs(_at(self.norm_output, i))
         return Read(self._with_bias(i, on_both_sides(stream.kernel, root * scale**0.5)), divisor)
 
     def _with_bias(self, i: int, kernel: FloatArray) -> FloatArray:
         """What a norm gives plus its bias, which all tokens share."""
+        if not self.shifted[i]:
+            return kernel
         shift = _at(self.norm_shift, i)
-        return kernel + of_matrix(shift) if np.any(shift) else kernel
+        return kernel + of_matrix(shift)
 
     def output(self, i: int, read: Read) -> State:
         """The branch's output, after a norm on it."""
@@ -237,7 +240,7 @@ class Stack:
         if self.placements[i] not in NORM_ON_BRANCH:
             return raw
         gain = self.p.post_norm_gain if self.placements[i] == "sandwich" else self.norm_output
-        sum_divisors = diagonal(raw.kernel) + self.a.norm_eps * safe_exp(-raw.log_scale)
+        sum_divisors = raw.kernel.diagonal(0, -2, -1) + self.a.norm_eps * safe_exp(-raw.log_scale)
         root = inverse_roots(sum_divisors) * abs(_at(gain, i))
         self.branch_norms[i] = root, raw.log_scale
         return State(on_both_sides(raw.kernel, root)).rescaled()
@@ -263,12 +266,12 @@ class Stack:
         if self.silent[i]:
             return skipped
         added = output.times(_at(self.p.branch, i) ** 2)
-        return skipped.plus(added) if self.parallel[i] or np.any(_at(self.p.skip, i)) else added
+        return skipped.plus(added) if self.parallel[i] or self.skips[i] else added
 
     def norm_sum(self, i: int, total: State) -> State:
         """The sum after a post-norm."""
         scale = safe_exp(total.log_scale)
-        sum_divisors = diagonal(total.kernel) * scale + self.a.norm_eps
+        sum_divisors = total.kernel.diagonal(0, -2, -1) * scale + self.a.norm_eps
         self.sum_divisors[i] = sum_divisors
         root = inverse_roots(sum_divisors) * (abs(_at(self.norm_output, i)) * scale**0.5)
         return State(self._with_bias(i, on_both_sides(total.kernel, root)))

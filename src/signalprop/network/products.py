@@ -50,4 +50,4 @@ def transposed(matrix: FloatArray) -> FloatArray:
 
 def of_matrix(factor: Array) -> Array:
     """What multiplies vectors, a number or one for each member, (members, 1), as it multiplies matrices."""
-    return factor[..., None] if isinstance(factor, np.ndarray) else factor
+    return factor[..., None] if factor.__class__ is np.ndarray else factor

@@ -112,7 +112,7 @@ def linear(x: Pair, gain: Array, bias: Array = 0.0) -> Signal:
 
     One draw of a random bias, of variance `bias`, serves all tokens. A gradient goes back with fan_out * variance.
     """
-    if isinstance(gain, np.ndarray) and np.ndim(x[1]) == 3:  # of members
+    if gain.__class__ is np.ndarray and np.ndim(x[1]) > np.ndim(x[0]):  # nodes of members
         gain, bias = gain[:, None], np.broadcast_to(bias, gain.shape)[:, None]
         return Signal(gain * x[0] + bias, gain[..., None] * x[1] + bias[..., None])
     if isinstance(bias, float) and bias == 0:

@@ -77,7 +77,7 @@ class FeedForward(Sublayers):
         """What two tokens share after a gate by the chance overlap of their vectors, of order 1/d."""
         slope = slope_of_unlike(gate, self.activation)
         width = row.gate * row.up
-        if np.ndim(slope) == 2:  # of members
+        if x.has_nodes and np.ndim(slope) == 2:  # of members
             width = np.reshape(width, (-1, 1))
         root = x.per_token * np.sqrt(width * np.maximum(slope, 0.0) / self.d_model)
         return plain(x.of_pairs(root) * (1 - x.cosine() ** 2) ** 2)
