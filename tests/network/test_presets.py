@@ -62,7 +62,10 @@ def test_every_preset_is_valid_and_small_ones_follow(name: str) -> None:
         assert tiny.target_len == (16 if a.target_len == a.seq_len else a.target_len)
 
 
-@pytest.mark.parametrize("name", ["brt-base", ""])
-def test_an_unknown_preset_lists_the_known_ones(name: Any) -> None:
-    with pytest.raises(InputError, match="known presets: tgs, bert-base"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("brt-base", r"did you mean bert-base\? \d+ presets are known"), ("", "known presets: tgs, bert-base")],
+)
+def test_an_unknown_preset_names_the_nearest_or_all(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
         Architecture.preset(name)
