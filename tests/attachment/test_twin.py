@@ -56,6 +56,7 @@ def test_layers_beyond_the_twins_two_are_carried_over_and_a_twin_is_proved_once(
         assert by_twin.architecture == table.architecture
         torch.testing.assert_close(by_twin.weights["query"], table.weights["query"], rtol=1e-2, atol=0)
     assert made == [2]
+    assert "with 2 layers" in require_roles(attach(model)).mapping.notes[-1]
 
 
 def test_a_scheme_on_the_meta_device_is_the_one_that_is_drawn_later() -> None:

@@ -111,6 +111,7 @@ def _shortened(config: Any, layers: int) -> bool:
 def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mapping) -> Mapping | None:
     """What was proved of a twin, of the model with layers at these paths; None where the twin's two layers differ."""
     a, items = proved.architecture, list(proved.sublayers)
+    note = "this was proved on a random model of the same configuration, in single precision"
     if a.n_layers_total < len(paths):
         half = len(items) // KEPT
         first, second = [_moved(item, paths[0], paths[1]) for item in items[:half]], items[half:]
@@ -119,6 +120,7 @@ def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mappi
             return None
         a = a.replace(n_layers=len(paths), branches=a.layer_branches[:1] * len(paths))
         items += [_moved(item, paths[KEPT - 1], path) for path in paths[KEPT:] for item in second]
+        note += f", with {KEPT} layers: the others hold modules of the same names, and were taken to be wired like them"
     for i, (item, here) in enumerate(zip(items, mapping.sublayers, strict=True)):
         trained = [name for name in ("skip", "multiplier") if isinstance(getattr(item, name), Tensor)]
         items[i] = replace(item, **{name: getattr(here, name) for name in trained})
@@ -126,7 +128,6 @@ def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mappi
     if isinstance(made, BatchArguments):
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), made.dtype)
         made = replace(made, architecture=a, dtype=dtype)
-    note = "this was proved on a random model of the same configuration, in single precision"
     return replace(
         proved, architecture=a, sublayers=items, arguments=made, layers=mapping.layers, found=mapping.found,
         notes=(*proved.notes, note),
