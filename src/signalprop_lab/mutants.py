@@ -141,6 +141,7 @@ class Hunt:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         theory = Loaded({one.file for one in self._chosen})
         probes = [pair for file in {one.file for one in self._chosen} for pair in self._probes(theory, file)]
+        assert probes or not self._chosen, "no function with a mutant is found in memory"
         gc.freeze()
         notes: list[tuple[list[int], float, pytest.Item]] = []  # numbers of the mutants that a test reaches; seconds
         for _, group in groupby(session.items, key=lambda item: item.path):
@@ -230,6 +231,7 @@ class Loaded:
     def __init__(self, files: Iterable[Path]) -> None:
         self._modules = {str(file.resolve()): importlib.import_module(_module_of(file)) for file in files}
         self._functions: dict[str, list[FunctionType]] = {name: [] for name in self._modules}
+        gc.unfreeze()  # get_objects leaves out what is frozen
         for one in gc.get_objects():
             if type(one) is FunctionType and one.__code__.co_filename in self._functions:
                 self._functions[one.__code__.co_filename].append(one)
