@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.similar_keys import centred, similar_keys
 
 IDS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 3 + list(range(4, 16)))
@@ -14,7 +15,9 @@ IDS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 3 + list(range(4, 16)))
 ALIKE = (IDS[:, None] == IDS) & ~np.eye(len(IDS), dtype=bool)
 
 
-def sampled(kernel: np.ndarray, gradient: np.ndarray, s0: float, draws: int) -> tuple[np.ndarray, np.ndarray]:
+def sampled(
+    kernel: np.ndarray, gradient: np.ndarray, s0: float, draws: int, causal: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Of heads of 32 features, (draws, T, T) both: output kernels, and those of the gradient of all three paths.
 
     What values send back sums to the sum of `gradient`; its deviation in a draw is taken from every pair.
@@ -29,6 +32,7 @@ def sampled(kernel: np.ndarray, gradient: np.ndarray, s0: float, draws: int) -> 
     g = root(gradient) @ rng.normal(size=(draws, t, width))
     q, k = q * s0**0.25, k * s0**0.25
     a = np.exp(q @ k.swapaxes(1, 2) / np.sqrt(width))
+    a = np.tril(a) if causal else a
     a /= a.sum(2, keepdims=True)
     moved = g @ v.swapaxes(1, 2)
     moved = a * (moved - (a * moved).sum(2, keepdims=True)) / np.sqrt(width)
@@ -69,15 +73,19 @@ def test_keys_that_are_alike_by_some_degree(s0: float, degree: float) -> None:
     assert agrees(made.forward().sum(), out.sum((1, 2)), 0.03)
 
 
-@pytest.mark.parametrize("s0", [1.0, 16.0])
-def test_two_queries_share_a_key(s0: float) -> None:
-    """The sum of gradients over pairs of tokens, which is 2 to 12 % low without what two queries share."""
+@pytest.mark.parametrize(("causal", "s0"), [(False, 1.0), (False, 16.0), (True, 1.0), (True, 4.0)])
+def test_two_queries_share_a_key(s0: float, causal: bool) -> None:
+    """The sum of gradients over pairs of tokens, which is 1 to 12 % low without what two queries share."""
     both = 0.3 + 0.7 * np.eye(40)
-    made = UnmaskedAttention(both, qk=s0, d_model=10**9, d_head=32)
-    drawn = sampled(both, both, s0, 150)[1].sum((1, 2))
-    assert agrees(made.backward(both).sum(), drawn, 0.005)
-    alone = made.backward(both).sum() - (made._to_queries(both, np.ones(40)) * (1 - np.eye(40))).sum()
-    assert not agrees(alone, drawn, 0.005)
+    attention = (TokenAttention if causal else UnmaskedAttention)(both, qk=s0, d_model=10**9, d_head=32)
+    drawn = sampled(both, both, s0, 150, causal)[1].sum((1, 2))
+    found = attention.backward(both).sum()
+    assert agrees(found, drawn, 0.005)
+    if isinstance(attention, UnmaskedAttention):
+        shared = (attention._to_queries(both, np.ones(40)) * (1 - np.eye(40))).sum()
+    else:
+        shared = (both * attention._keys_in_common * (1 - np.eye(40))).sum()
+    assert not agrees(found - shared, drawn, 0.005)
 
 
 @pytest.mark.parametrize("length", [1, 7])

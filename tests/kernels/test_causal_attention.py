@@ -156,16 +156,40 @@ def test_keys_that_lie_apart_get_more_of_what_comes_back(causal: bool) -> None:
     part = np.where(near, 0.5, 0.0)[:, None]
     x = np.sqrt(part) * rng.normal(size=d) + np.sqrt(1 - part) * rng.normal(size=(length, d))
     x *= np.sqrt(d) / np.linalg.norm(x, axis=1, keepdims=True)
-    back = random_heads(x, 16.0, 250, causal, shared=0.0)[1]
+    out, back = random_heads(x, 16.0, 250, causal, shared=0.0)
     own = np.diagonal(back, axis1=1, axis2=2)
     share = own[:, near].sum(1) / own.sum(1)
     attention = attention_of(x @ x.T / d, 16.0, d, causal, d_head=d // 2)
     found = np.diagonal(attention.backward(np.eye(length)))
     assert found[near].sum() / found.sum() == pytest.approx(share.mean(), rel=0.06)
     assert found.sum() == pytest.approx(2 * own.sum(1).mean(), rel=0.06)
+    # keys in a crowd get less than their share of the weights: causal outputs have a sum that is 26 % too large without
+    assert attention.forward().sum() == pytest.approx(out.sum((1, 2)).mean(), rel=0.08)
     if causal:
         attention.__dict__["_rows"] = attention._rows._replace(favour=0 * attention._rows.favour)
         assert np.diagonal(attention.backward(np.eye(length)))[near].sum() / found.sum() > 1.15 * share.mean()
+        # keys in a crowd get less than their share of the weights: the output's sum is 26 % too large without
+        assert attention.forward().sum() == pytest.approx(out.sum((1, 2)).mean(), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("d", "d_head", "s0"),
+    [
+        pytest.param(16, 64, 1.0, id="keys that overlap by chance"),  # 18 % too small without
+        pytest.param(64, 4, 4.0, id="scores of heads that differ in size"),  # 9 % too large without
+    ],
+)
+def test_narrow_heads_that_read_drawn_tokens(d: int, d_head: int, s0: float) -> None:
+    """Monte Carlo over tokens and weights: variance of the output, within four standard errors and 2 %."""
+    rng, n, draws = np.random.default_rng(0), 32, 300
+    x = rng.normal(size=(draws, n, d))
+    q, k = (x @ rng.normal(size=(draws, d, d_head)) / np.sqrt(d) for _ in range(2))
+    a = np.tril(np.exp(q @ k.swapaxes(1, 2) * np.sqrt(s0 / d_head)))
+    a /= a.sum(2, keepdims=True)
+    variance = np.square(a @ x).sum((1, 2)) / d
+    found = np.trace(TokenAttention(np.eye(n), s0, d, d_head=d_head).forward())
+    error = variance.std(ddof=1) / np.sqrt(draws)
+    assert abs(found - variance.mean()) < 4 * error + 0.02 * variance.mean(), (found, variance.mean(), error)
 
 
 @pytest.mark.parametrize("causal", [True, False])
