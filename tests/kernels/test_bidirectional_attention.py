@@ -120,3 +120,16 @@ def test_how_far_equal_keys_lie_from_their_mean() -> None:
     found = UnmaskedAttention(kernel, 1.0, d_head=64, d_model=256)
     np.testing.assert_allclose(found._about_mean, np.diagonal(centred(kernel)))
     np.testing.assert_allclose(found._about_mean, 1 - np.array([3, 3, 3, 2, 2, 1]) / 3 + 14 / 36)
+    np.testing.assert_allclose(found._distance, 1)
+
+
+@pytest.mark.parametrize("s0", [1.0, 4.0, 16.0])
+def test_how_weights_of_equal_keys_scatter(s0: float) -> None:
+    """Against 40,000 rows of weights: their means, and standard deviations over that of a key that has no equal."""
+    words = np.array([0, 0, 0, 1, 1, 2])
+    weights = UnmaskedAttention((words[:, None] == words).astype(float), s0, d_head=10**9, d_model=10**9)._weights
+    rows = np.exp(np.sqrt(s0) * np.random.default_rng(0).normal(size=(40_000, 3))[:, words])
+    rows /= rows.sum(1, keepdims=True)
+    np.testing.assert_allclose(weights.mean, rows.mean(0), rtol=0.02)
+    deviation = rows.std(0)
+    np.testing.assert_allclose(weights.moves / weights.moves[-1], deviation / deviation[-1], rtol=0.02)

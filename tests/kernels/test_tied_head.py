@@ -10,6 +10,8 @@ import pytest
 import signalprop as sp
 from signalprop.data.batches import default_batch
 from signalprop.kernels import predicting as tokens
+from signalprop.kernels.scaled_kernel import State
+from signalprop.kernels.tied_head import Along
 from signalprop.measurement.simulation import simulate
 
 SHALLOW: dict[str, Any] = {
@@ -35,6 +37,18 @@ def test_first_gradients(a: sp.Architecture, monkeypatch: pytest.MonkeyPatch) ->
     above_alone, apart_alone = first()
     assert above_alone > 0.2 and abs(above) < above_alone / 2
     assert apart < apart_alone
+
+
+def test_what_arrives_at_an_encoder_by_vectors() -> None:
+    """Sums of outputs of one length, less what lies along the output at which they arrive; and what comes beside."""
+    rng = np.random.default_rng(0)
+    outputs, sent, root = rng.normal(size=(5, 7)), rng.normal(size=(5, 5)), rng.normal(size=(5, 5))
+    outputs /= np.linalg.norm(outputs, axis=1, keepdims=True)
+    arrives = sent @ outputs
+    arrives -= (arrives * outputs).sum(1, keepdims=True) * outputs
+    along = Along(None, np.zeros((5, 5)), np.zeros((5, 5)), sent, root @ root.T)  # type: ignore[arg-type]
+    found = along.at_memory(outputs @ outputs.T, State(np.eye(5), np.log(2.0)))
+    np.testing.assert_allclose(found, (arrives @ arrives.T + root @ root.T) / 2)
 
 
 def notes_of(a: sp.Architecture, **how: Any) -> int:
