@@ -212,8 +212,7 @@ def forward(x: Attention) -> Pair:
     rescaling = 1.0 / (1.0 - sizes.p)
     per_token = rescaling * scores.second
     variance = x.r_key * (1.0 + sizes.p * per_token) + (1.0 - x.r_key) * per_token
-    longer = 4.0 * sizes.p * per_token * scores.squared_tilt
-    variance = variance + scores.q0 * (scores.response + longer)
+    variance = variance + scores.q0 * scores.response
     if sizes.causal:
         score_pairs = sizes.pairs[1]
         overlap = sizes.mean_overlap + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
@@ -238,9 +237,8 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     h = sizes.p * rescaling
     tilt = scores.squared_tilt * scores.q0
     noise = rescaling - x.r_key + (4.0 * h + 1.0) * tilt
-    # the same tilt lengthens the keys that a query's gradient sums up; those far from the others count twice
-    twice = (2.0 * rescaling - 1.0) * (1.0 - x.r_key) / sizes.d
-    longer = noise * (1.0 + sizes.spread / 2.0 * scores.s * scores.squared_tilt) + twice
+    # the same tilt lengthens the keys that a query's gradient sums up
+    longer = noise * (1.0 + sizes.spread / 2.0 * scores.s * scores.squared_tilt)
 
     through_value = _through_value(x, scores)
     popular = x.r_g * score_pairs * back.weighted_overlap
