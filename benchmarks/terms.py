@@ -2,7 +2,7 @@
 
     python -m benchmarks.terms                              # every term: the cells that move
     python -m benchmarks.terms --tests                      # the fast test that fails without each
-    python -m benchmarks.terms --only "logarithm of the others' sum" --sets fresh --every 8
+    python -m benchmarks.terms --only "output along the query" --sets fresh --every 8
 
 A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. It
 prints, of every term: the cells that move by more than their standard error without it, how many of them come nearer
@@ -73,8 +73,6 @@ TERMS = [
          "linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2", "linear = 0.0", 2),
     Term("the tied head along the stream", "kernels/predicting.py",
          "ahead.along = along_of(stack, inputs, last, log_share)", "ahead.along = None", 150),
-    Term("logarithm of the others' sum", "theory/loss_gradient.py",
-         "    at, std = raised - others", "    scatter = 0 * scatter\n    at, std = raised - others", 38),
     Term("chance overlap of gates", "sublayers/feed_forward/signal.py",
          "hidden.shared + self._by_chance(row, x, gate)", "hidden.shared", 6),
     Term("bands: tokens' sizes in post-norms", "theory/scatter/response.py",

@@ -155,8 +155,5 @@ def test_the_logarithm_of_the_sum_against_draws(length: int) -> None:
     z = np.random.default_rng(0).normal(size=(4000, length))
     for s in (0.1, 4.0, 16.0, 256.0):
         drawn = np.logaddexp.reduce(z * s**0.5, axis=1)
-        mean, variance = log_sum(s, length)
-        assert mean == pytest.approx(drawn.mean(), abs=4 * drawn.std() / len(drawn) ** 0.5)
-        fourth = np.mean((drawn - drawn.mean()) ** 4)
-        assert variance == pytest.approx(drawn.var(), abs=4 * ((fourth - drawn.var() ** 2) / len(drawn)) ** 0.5)
-    assert log_sum(0.0, length) == (pytest.approx(np.log(length)), 0.0)
+        assert log_sum(s, length) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / len(drawn) ** 0.5)
+    assert log_sum(0.0, length) == pytest.approx(np.log(length))

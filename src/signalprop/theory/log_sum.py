@@ -1,4 +1,4 @@
-"""The logarithm of a sum of exponentials of Gaussian logits: its mean and variance, tabulated once per length."""
+"""The logarithm of a sum of exponentials of Gaussian logits: its mean, tabulated once per length."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from signalprop.theory.softmax import STEP, Spline, check, node_laplace, node_va
 
 @lru_cache(maxsize=256)
 def _sum_table(length: int) -> Spline:
-    """(E ln Σa - ln L)/√s and Var ln Σa / s: ln of an exponential variable over Σa exceeds u with probability φ^L."""
+    """(E ln Σa - ln L)/√s: ln of an exponential variable over Σa exceeds u with probability φ^L."""
     x = node_laplace()
     low, beyond = x.u[x.start], STEP * np.exp(length * x.log_phi)
     mean = low - STEP / 2 + np.add.reduceat(beyond, x.start)
-    square = low**2 - STEP * low + 2 * np.add.reduceat(x.u * beyond, x.start) + STEP**2 / 6  # Euler-Maclaurin
     s = node_variances()[1:]
     rises = (-np.euler_gamma - mean[1:] - math.log(length)) / np.sqrt(s)
-    scatters = np.maximum(square - mean**2 - math.pi**2 / 6, 0.0)[1:] / s
-    return Spline(np.stack([np.append(0.0, rises), np.append(1.0 / length, scatters)], axis=1))
+    return Spline(np.append(0.0, rises)[:, None])
 
 
-def log_sum(variance: Array, length: int) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance of ln Σ e^logit over `length` independent N(0, variance) logits, by interpolation.
+def log_sum(variance: Array, length: int) -> FloatArray:
+    """Mean of ln Σ e^logit over `length` independent N(0, variance) logits, by interpolation.
 
-    Measured error for lengths 1 to 1e6 and variances 1e-3 to 1e4: 7e-6 of the mean, .0012 of the standard deviation.
+    Measured error for lengths 1 to 1e6 and variances 1e-3 to 1e4: 7e-6.
 
     Raises:
         InputError: a negative variance, or a length out of range.
     """
     check(variance, length)
     s = np.asarray(variance, dtype=np.float64)
-    rise, scatter = _sum_table(int(length))(s)
-    return np.asarray(math.log(length) + rise * np.sqrt(s)), np.maximum(scatter, 0.0) * s
+    (rise,) = _sum_table(int(length))(s)
+    return np.asarray(math.log(length) + rise * np.sqrt(s))

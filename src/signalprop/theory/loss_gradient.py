@@ -186,10 +186,9 @@ def _favoured(s: Array, raised: Array, aligned: Array, classes: int) -> tuple[Ar
     """Means of the probability of the token read, and of its square; of a kernel's pairs at its positions, (T, 1).
 
     Its logit is normal with mean `raised` and, as rows differ in length and a norm divides by it, variance
-    s (1 - aligned / 2); ln of what the others sum to is taken for normal too, with the mean and variance that it has.
+    s (1 - aligned / 2); ln of what the others sum to is taken for its mean.
     """
-    others, scatter = log_sum(s, max(classes - 1, 1))
-    at, std = raised - others, np.sqrt(scatter + s * (1 - aligned / 2))
+    at, std = raised - log_sum(s, max(classes - 1, 1)), np.sqrt(s * (1 - aligned / 2))
     if np.ndim(at) == 2:
         at, std = (np.diagonal(x)[:, None] for x in (at, std))
     logit = at[..., None] + _NODES * std[..., None]
