@@ -177,8 +177,8 @@ class Response:
         """Covariance of (variance, covariance) from the variances of the sizes of modes, (..., 2, 2)."""
         t = self.tokens
         one, other = np.array([1.0, 1.0]) / t, np.array([t - 1, -1.0]) / t
-        by_own = np.multiply.outer(specific / max(t - 1, 1.0), np.outer(other, other))
-        return np.asarray(np.multiply.outer(shared, np.outer(one, one)) + by_own)
+        by_specific = np.multiply.outer(specific / max(t - 1, 1.0), np.outer(other, other))
+        return np.asarray(np.multiply.outer(shared, np.outer(one, one)) + by_specific)
 
     def noise(self, skipped: Pair, added: Pair) -> FloatArray:
         """Covariance of (variance, covariance) of a sum of variance 1 by the draws of its branch, (sublayers, 2, 2).
@@ -280,11 +280,11 @@ class Response:
         sent = self.returned[1][0]
         size = congruent(self.by_sum, read)[:, 0, 0] + self.of_one_sequence.sums[:, 0, 0]
         bend = np.where(self.before, sent * (2 - sent), 0.0) * read[:, 0, 0] / 2
-        bend = np.where(self.after, self._by_own_sizes(sent) - size / 2, bend)
+        bend = np.where(self.after, self._by_sizes_of_tokens(sent) - size / 2, bend)
         lifted = means(self.through[_UP], np.einsum("nij,nj->ni", self.by_signal, mean)[_UP], np.zeros(2))[_UP, 0]
         return np.append(np.cumsum(bend[_UP])[_UP] + one.by_signals[:, 0, 0] / 2 + lifted, 0.0)
 
-    def _by_own_sizes(self, sent: FloatArray) -> FloatArray:
+    def _by_sizes_of_tokens(self, sent: FloatArray) -> FloatArray:
         """ln of the mean factor of a post-norm's token sizes on a gradient, less what a branch does not see.
 
         Args:
