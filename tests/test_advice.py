@@ -37,6 +37,14 @@ def test_nothing_is_wrong_with_models_that_train(name: str) -> None:
     advice = sp.advise(name)
     assert advice.findings == () and advice.options == ()
     assert "nothing" in str(advice)
+    frame = advice.to_dataframe()
+    assert len(frame) == 0 and {"change", "gradient_ratio"} <= set(frame.columns)
+
+
+def test_a_large_ratio_that_is_not_wrong_is_beside_those_of_models_that_train() -> None:
+    text = str(sp.advise("gpt2", scheme="running-mean"))
+    assert "gradient ratio" in text and "these train: OPT 125M" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_change_is_predicted_for_this_very_network() -> None:

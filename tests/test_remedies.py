@@ -39,6 +39,32 @@ def test_branches_that_no_module_gives() -> None:
     with pytest.raises(sp.InputError, match=r"let it pass through an nn.Identity\(\) of the layer"):
         sp.measure(LM(Bare), ids())
     assert sp.measure(LM(BareSeen), ids()).forward["branch"].variance.shape == (8,)
+    (stack,) = sp.anatomy(LM(BareSeen), ids()).stacks
+    assert [branch.sort for branch in stack.branches] == ["attention", "feed_forward"] * 4
+
+
+class Einsums(nn.Module):
+    """Its branches are einsums, whose results are views in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(D) for _ in range(2))
+        self.qkv, self.out = nn.Parameter(torch.randn(3, 4, D, D // 4) / 4), nn.Parameter(torch.randn(4, D // 4, D) / 4)
+        self.up, self.down = nn.Parameter(torch.randn(4, D, D) / 4), nn.Parameter(torch.randn(4, D, D) / 4)
+        self.seen = nn.ModuleList(nn.Identity() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = torch.einsum("btd,nhde->nbhte", self.norms[0](x), self.qkv)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.seen[0](torch.einsum("bhte,hed->btd", mixed, self.out))
+        inner = torch.einsum("btd,hde->bhte", self.norms[1](x), self.up).relu()
+        return x + self.seen[1](torch.einsum("bhte,hed->btd", inner, self.down))
+
+
+def test_an_identity_after_an_einsum() -> None:
+    (stack,) = sp.anatomy(LM(Einsums), ids()).stacks
+    assert [branch.sort for branch in stack.branches] == ["attention", "feed_forward"] * 4
+    assert all(branch.proved and ".seen." in branch.module for branch in stack.branches)
 
 
 def test_half_precision() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture, Config, architecture_of
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.shown import Shown
+from signalprop.network.shown import Shown, report_module
 from signalprop.prediction import parametrization_of_model, predict, predict_for_ranking
 from signalprop.prediction_notes import scores_of
 from signalprop.results.findings import Finding, Findings
@@ -99,6 +99,9 @@ class Advice(Shown):
     refused: dict[str, str]
     findings: Findings
     seen: str = ""
+    _columns: ClassVar[tuple[str, ...]] = (
+        "change", "cost", "findings", "gradient_ratio", "uneven", "stream_variance"
+    )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -125,7 +128,9 @@ class Advice(Shown):
         if len(self.findings) > _SHOWN:
             lines.append(headed("", f"and {len(self.findings) - _SHOWN} more"))
         if not self.findings:
-            return "\n".join([*lines, headed("wrong", "nothing"), _wrapped("", UNKNOWN)])
+            known = report_module("findings").as_known(p)  # a large ratio that models which train have too
+            ratio = [headed("gradient ratio", number(p.gradient_ratio)), *known] if known and p.gradient_ratio else []
+            return "\n".join([*lines, headed("wrong", "nothing"), *ratio, _wrapped("", UNKNOWN)])
         rows = [
             [f"{i}", item.name, ", ".join(found.name for found in item.findings) or "nothing wrong",
              number(item.gradient_ratio)] for i, item in enumerate(self.options, 1)

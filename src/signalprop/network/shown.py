@@ -8,7 +8,7 @@ import importlib
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from signalprop.errors import InputError, MissingExtra, require
 
@@ -41,6 +41,8 @@ def _folded(line: str, columns: int) -> str:
 class Shown:
     """What results have for their readers."""
 
+    _columns: ClassVar[tuple[str, ...] | None] = None  # of rows that there may be none of
+
     def summary(self) -> str:
         """The result in words."""
         return str(self)
@@ -51,7 +53,7 @@ class Shown:
         Raises:
             MissingExtra: pandas is not installed.
         """
-        return cast("DataFrame", require("pandas", "pandas").DataFrame(self._rows()))
+        return cast("DataFrame", require("pandas", "pandas").DataFrame(self._rows(), columns=self._columns))
 
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         raise NotImplementedError

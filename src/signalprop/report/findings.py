@@ -11,9 +11,11 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from signalprop.errors import InputError
+from signalprop.network.shown import COLUMNS, LABEL
 from signalprop.report.tables import agreement_table, variance
 from signalprop.results.comparison import Comparison
 from signalprop.results.profile import Profile
@@ -121,7 +123,7 @@ def as_known(profile: Profile) -> list[str]:
     near = [name for name in near if name == near[0] or apart[name] < math.log(10)]
     names = ", ".join(f"{name} ({known_good()[name]['gradient_ratio']:.3g})" for name in near)
     return [
-        f"{'':<20}these train: {names}, at 128 tokens",
+        *fill(f"{'':<20}these train: {names}, at 128 tokens", COLUMNS, subsequent_indent=" " * LABEL).split("\n"),
         f"{'':<20}{number(math.exp(parts.lower))} over the lower half, {number(math.exp(parts.upper))} over the upper",
     ]
 

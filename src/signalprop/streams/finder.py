@@ -254,7 +254,8 @@ class Finder:
             return "branch"
         begins = main.begins
         if next(main.module.children(), None) is None:  # the last map alone: look at all since the stream was read
-            begins = max([step.before.time, *(p.node.time for p in step.parts if p.node.time < main.begins)])
+            earlier = (p.node.time for p in step.parts if p.node.time < min(main.begins, made))
+            begins = max([step.before.time, *earlier])
         if any(begins <= time <= main.ends for time in self.tape.mixed):
             return "attention"
         mixes = any(begins <= time <= main.ends for time in self.tape.shifted)

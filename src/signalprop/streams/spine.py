@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -202,6 +202,7 @@ def parts_of(
 ) -> list[Part]:
     """What is added, down to the outputs of modules, and to the `stream` itself."""
     part = Part(node, list(factors), [])
+    handed_on: Part | None = None  # for want of a module that gives it
     while True:
         here = part.node.numbers
         part.node = here
@@ -217,9 +218,12 @@ def parts_of(
         if calls:
             part.calls = calls
             return [part]
+        if handed_on is None and ~id(here) in given:
+            handed_on = replace(part, factors=list(part.factors), calls=given[~id(here)])
         if here.operation == "add" and len(here.inputs) > 1:
             pairs = zip(here.inputs, here.factors, strict=True)
-            return [inner for one, factor in pairs for inner in parts_of(one, [*part.factors, factor], given, stream)]
+            terms = [inner for one, factor in pairs for inner in parts_of(one, [*part.factors, factor], given, stream)]
+            return terms if handed_on is None or any(one.calls or one.again for one in terms) else [handed_on]
         if here.operation == "scale" or (here.operation == "add" and here.inputs):  # with a bias: proved where it is 0
             part.factors.append(here.factors[0])
             part.node = here.inputs[0]
@@ -237,5 +241,4 @@ def parts_of(
             part.normed = True
             part.node = here.inputs[0]
         else:
-            part.calls = given.get(~id(here), [])
-            return [part]
+            return [handed_on or part]
