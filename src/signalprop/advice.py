@@ -122,7 +122,7 @@ class Advice(Shown):
 
     def __str__(self) -> str:
         p = self.profile
-        lines = [headed("network", network_in_words(p.architecture)), headed("scheme", p.scheme)]
+        lines = [_wrapped("network", network_in_words(p.architecture)), headed("scheme", p.scheme)]
         lines += [_wrapped("seen", self.seen)] if self.seen else []
         lines += [_wrapped("wrong", f"{item.name}: {item.text}{_where(item)}") for item in self.findings[:_SHOWN]]
         if len(self.findings) > _SHOWN:

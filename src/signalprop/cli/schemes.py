@@ -27,8 +27,8 @@ SCHEMA = "signalprop/schemes/1"
 _BEST = 12  # of the schemes for a network
 _KEY = (
     "gradient: variance, first layer over last; stream: variance at the top; tokens: their correlation there. Schemes "
-    "without a warning come first, on top the most even gradient after the first layer (small embeddings raise the first "
-    "layer's, as in models that train); their numbers are within 1 %"
+    "without a warning come first, on top the most even gradient after the first layer (small embeddings raise the "
+    "first layer's, as in models that train); their numbers are within 1 %"
 )
 
 
