@@ -18,7 +18,7 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
     "TGS": [
         ("gallery", "tgs-fig1"), ("gallery", "tgs-fig4"), ("gallery", "tgs-fig8"),
         ("gallery", "tgs-tab3"),
-        ("depth-postln", "DeepScaleLM leaves the plateau at every depth"),
+        ("past-the-peak", "DeepScaleLM trains at every depth"),
         (
             "depth-postln",
             "plain Post-LN does not leave the plateau within 1,500 steps at 48 and 96 layers, at any rate and warm-up",
