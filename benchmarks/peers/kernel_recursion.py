@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import one_thread, take_turns
-from signalprop.kernels.predicting import passes
+from signalprop.kernels.passes import passes
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
 from signalprop.network.architecture import Architecture

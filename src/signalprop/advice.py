@@ -18,8 +18,9 @@ from signalprop.files.validation import typed
 from signalprop.network.architecture import Architecture, Config, architecture_of
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.shown import Shown, report_module
-from signalprop.prediction import parametrization_of_model, predict, predict_for_ranking
+from signalprop.prediction import parametrization_of_model, predict
 from signalprop.prediction_notes import scores_of
+from signalprop.ranking import predict_for_ranking
 from signalprop.results.findings import Finding, Findings
 from signalprop.results.profile import Profile
 from signalprop.results.text import headed, network_in_words, number, text_table

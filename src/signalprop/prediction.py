@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
@@ -21,8 +21,7 @@ from signalprop.results.cost import count_parameters
 from signalprop.results.profile import EXPERT_LOAD, Profile
 from signalprop.results.verdicts import SCORE_VARIANCE
 from signalprop.schemes.base import parametrized
-from signalprop.sublayers.attention.heads import mixes
-from signalprop.sublayers.attention.roles import Settings, has_window
+from signalprop.sublayers.attention.roles import has_window
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,61 +78,10 @@ def predict(
     statistics = inputs or default_statistics(parametrization.architecture)
     check_fidelity(fidelity)
     expected_cost(parametrization, statistics, fidelity)  # refuses what does not fit
-    return _predicted(parametrization, statistics, fidelity, backward, progress, alike)
+    return predicted(parametrization, statistics, fidelity, backward, progress, alike)
 
 
-def predict_for_ranking(parametrization: Parametrization, inputs: InputStatistics) -> Profile:
-    """`predict` in about half the time: without bands, and token kernels on a coarse grid where one stands.
-
-    Gradients below 1e6 are within .6 % of `predict`, streams within .05 % (`grid_for`).
-    """
-    return _predicted(parametrization, inputs, "auto", roughly=True)
-
-
-def predict_all_for_ranking(
-    tables: Sequence[Parametrization], inputs: InputStatistics
-) -> Iterator[tuple[int, Profile | InputError]]:
-    """`predict_for_ranking` of each table, with its place, in any order; or why it cannot be predicted.
-
-    Those of one architecture and placement of norms are followed together where they stand on a grid.
-    """
-    from signalprop.kernels.position_grid import grid_for
-    from signalprop.kernels.predicting import most_together, predict_together
-
-    groups: dict[Any, list[int]] = {}
-    for place, table in enumerate(tables):
-        grid = grid_for(table, inputs, coarse=True) if _goes_together(table) else None
-        key = place if grid is None else (table.architecture.model_dump_json(), table.placement.tobytes())
-        groups.setdefault(key, []).append(place)
-    for places in groups.values():
-        first = tables[places[0]]
-        grid = grid_for(first, inputs, coarse=True) if len(places) > 1 else None
-        most = 1 if grid is None else max(most_together(first, grid), 1)
-        for some in (places[i : i + most] for i in range(0, len(places), most)):
-            if grid is not None and len(some) > 1:
-                note = cheapest(first, inputs)[1]
-                found = predict_together([tables[place] for place in some], inputs, grid)
-                for place, profile in zip(some, found, strict=True):
-                    yield place, _finished(tables[place], inputs, profile, (note,))
-                continue
-            for place in some:
-                try:
-                    yield place, predict_for_ranking(tables[place], inputs)
-                except InputError as error:
-                    yield place, error
-
-
-_TOGETHER = {"attention", "feed_forward"}
-
-
-def _goes_together(p: Parametrization) -> bool:
-    """Whether a decoder has only feed-forwards and attention of the usual kind."""
-    a = p.architecture
-    usual = not (a.qk_norm or a.layer_inputs or a.several_streams or mixes(p)) and Settings.of(a) == Settings()
-    return a.kind == "decoder" and usual and {kind.name for kind in kinds_in(p)} <= _TOGETHER
-
-
-def _predicted(
+def predicted(
     parametrization: Parametrization,
     statistics: InputStatistics,
     fidelity: Fidelity,
@@ -142,6 +90,7 @@ def _predicted(
     alike: str = "",
     roughly: bool = False,
 ) -> Profile:
+    """`predict` of a parametrization whose cost has been looked at; roughly: for `ranking`."""
     chosen, note, loads = fidelity, "", None
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)
@@ -174,10 +123,10 @@ def _predicted(
         profile = simulate(parametrization, statistics, backward=backward)
     if chosen != "simulate" and parametrization.skip.ndim == 1:
         profile = _with_expert_loads(parametrization, profile, loads)
-    return _finished(parametrization, statistics, profile, (note, alike))
+    return finished(parametrization, statistics, profile, (note, alike))
 
 
-def _finished(p: Parametrization, inputs: InputStatistics, profile: Profile, notes: tuple[str, ...]) -> Profile:
+def finished(p: Parametrization, inputs: InputStatistics, profile: Profile, notes: tuple[str, ...]) -> Profile:
     """A Profile of formulas or draws, with its largest score variance, these notes and what is left out of it."""
     if p.skip.ndim == 1:
         largest = float(scores_of(p, profile).max(initial=0.0))
@@ -290,13 +239,6 @@ def expected_cost(p: Parametrization, inputs: InputStatistics, fidelity: Fidelit
     cure = "take fewer layers" if chosen == "moments" else "take fewer layers or tokens, or fidelity moments"
     check_fits(needed, f"a prediction of {n:,} sublayers", cure)
     return Cost(seconds, needed)
-
-
-def expected_cost_of_ranking(p: Parametrization, inputs: InputStatistics) -> Cost:
-    """What `predict_for_ranking` takes of what `predict` does: measured on token kernels (gpt2 of 48 layers), at most
-    .4, and .1 of tables that go together."""
-    cost = expected_cost(p, inputs, "auto")
-    return cost._replace(seconds=(0.1 if _goes_together(p) else 0.4) * cost.seconds)
 
 
 # What a network takes that is built and run: floating-point operations in a second of one core, bytes of a parameter

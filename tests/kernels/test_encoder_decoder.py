@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import signalprop as sp
-from signalprop.kernels import cross_attention
-from signalprop.kernels import predicting as tokens
+from signalprop.kernels import cross_attention, passes
 from signalprop.kernels.cross_attention import GridCrossAttention, TokenCrossAttention
 from signalprop.kernels.position_grid import EqualTokens, Grid
 from signalprop.kernels.scaled_kernel import State
@@ -151,7 +150,7 @@ def test_the_way_back_takes_attention_as_the_pass_before_left_it(monkeypatch: py
     found, counts = [], []
     for name in (None, "_ALL_STORED", "_STORED_LENGTH"):  # all kept, those of a segment, none
         if name is not None:
-            monkeypatch.setattr(tokens, name, 0)
+            monkeypatch.setattr(passes, name, 0)
         found.append(sp.predict(p, fidelity="kernel").gradient["stream_in"].variance)
         counts.append(len(made) - sum(counts))
     assert counts == [2, 4, 6]  # each time once more for each layer

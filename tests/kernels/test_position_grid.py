@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from signalprop import prediction
+from signalprop import ranking
 from signalprop.data.batches import default_statistics
-from signalprop.kernels import predicting as tokens
+from signalprop.kernels import passes
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.embedding_and_loss import _answering
 from signalprop.kernels.position_grid import Grid, GridAttention, grid_for, grid_of
@@ -20,7 +20,8 @@ from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.softmax_rows import rotation
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics, from_tokens
-from signalprop.prediction import predict, predict_all_for_ranking, predict_for_ranking
+from signalprop.prediction import predict
+from signalprop.ranking import predict_all_for_ranking, predict_for_ranking
 from signalprop.results.profile import POINTS, Profile
 from signalprop.schemes import scheme
 
@@ -165,7 +166,7 @@ def test_what_positions_differ_in_otherwise_takes_all_of_them() -> None:
 def test_what_does_not_fit_is_computed_again_and_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     table = scheme("huggingface")(Architecture.preset(name, n_layers=9))
     kept = predict(table)
-    monkeypatch.setattr(tokens, "_ALL_STORED", 0)
+    monkeypatch.setattr(passes, "_ALL_STORED", 0)
     again = predict(table)
     assert "the others interpolated" in kept.notes[0]
     for point, series in kept.gradient.items():
@@ -213,7 +214,7 @@ def test_tables_that_go_together_are_those_of_each(
     a = Architecture.preset("gpt2", n_layers=2, seq_len=128, **changes)
     tables, inputs = [scheme(name)(a) for name in names], default_statistics(a)
     alone = [predict_for_ranking(table, inputs) for table in tables]
-    monkeypatch.setattr(prediction, "predict_for_ranking", None)
+    monkeypatch.setattr(ranking, "predict_for_ranking", None)
     together = dict(predict_all_for_ranking(tables, inputs))
     for place, expected in enumerate(alone):
         found = together[place]
@@ -229,7 +230,7 @@ def test_what_does_not_fit_together_goes_in_parts(monkeypatch: pytest.MonkeyPatc
     a = Architecture.preset("gpt2", n_layers=1, seq_len=128)
     tables, inputs = [scheme(name)(a) for name in ("xavier", "takase", "gpt2", "value-skipinit")], default_statistics(a)
     whole = dict(predict_all_for_ranking(tables, inputs))
-    monkeypatch.setattr(tokens, "_ALL_STORED", 2 * 6 * tables[0].n_sublayers * 8 * 64**2)
+    monkeypatch.setattr(passes, "_ALL_STORED", 2 * 6 * tables[0].n_sublayers * 8 * 64**2)
     parts = dict(predict_all_for_ranking(tables, inputs))
     assert parts.keys() == whole.keys() == set(range(4))
     for place, profile in whole.items():

@@ -9,7 +9,7 @@ import pytest
 
 import signalprop as sp
 from signalprop.data.batches import default_batch
-from signalprop.kernels import predicting as tokens
+from signalprop.kernels import passes
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.tied_head import Along
 from signalprop.measurement.simulation import simulate
@@ -33,7 +33,7 @@ def test_first_gradients(a: sp.Architecture, monkeypatch: pytest.MonkeyPatch) ->
         return float(measured.log_variance[0] - found.log_variance[0]), float(np.median(apart))
 
     above, apart = first()
-    monkeypatch.setattr(tokens, "along_of", lambda *_: None)
+    monkeypatch.setattr(passes, "along_of", lambda *_: None)
     above_alone, apart_alone = first()
     assert above_alone > 0.2 and abs(above) < above_alone / 2
     assert apart < apart_alone

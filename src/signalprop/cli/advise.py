@@ -38,7 +38,7 @@ def advise(
     from signalprop.advice import advise as advised
     from signalprop.cli.advise_input import subject_of
     from signalprop.data.batches import default_statistics
-    from signalprop.prediction import expected_cost_of_ranking
+    from signalprop.ranking import expected_cost_of_ranking
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)

@@ -92,7 +92,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
     """The schemes with the prediction for an architecture, the best first, or the reason why one refuses."""
     from signalprop.advice import rank_of
     from signalprop.data.batches import default_statistics, shortened
-    from signalprop.prediction import expected_cost_of_ranking, predict_all_for_ranking
+    from signalprop.ranking import expected_cost_of_ranking, predict_all_for_ranking
     from signalprop.schemes import scheme
 
     a = shortened(architecture)
@@ -105,7 +105,7 @@ def _predict_all(everything: dict[str, dict[str, Any]], architecture: Architectu
         except InputError as error:
             item["prediction"] = {"refused": str(error)}
         else:
-            costs.append(expected_cost_of_ranking(tables[name], inputs))
+            costs.append(expected_cost_of_ranking(tables[name], inputs, together=True))
             output.refuse_hours(costs)  # before the tables alone take minutes
     output.announce(costs, chosen=False)
     alike: dict[Any, list[str]] = {}

@@ -8,15 +8,11 @@ nothing, and a non-linear function of an average over sequences is not the avera
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from signalprop.kernels.embedding_and_loss import (
     input_kernel,
@@ -28,39 +24,22 @@ from signalprop.kernels.embedding_and_loss import (
 from signalprop.kernels.layer_moments import Columns
 from signalprop.kernels.mean_over_draws import mean_of_networks
 from signalprop.kernels.memory_limits import check_fits_of
+from signalprop.kernels.passes import Ahead, Keep, Record, backward, passes, passes_of_both, unseen
 from signalprop.kernels.position_grid import EqualTokens, Grid
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
-from signalprop.kernels.streams.stack import Kernels, back_of, stack_of
-from signalprop.kernels.tied_head import Along, along_of
+from signalprop.kernels.streams.stack import stack_of
 from signalprop.network.inputs import InputStatistics
-from signalprop.network.layout import layer_starts, stacks_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.residual import back_through
 from signalprop.results.between_streams import STREAM_COVARIANCE
 from signalprop.results.profile import Profile
 from signalprop.theory.network import sensitivity_gain, token_share
 from signalprop.theory.scatter.bands import with_scatter
 from signalprop.theory.scatter.response import Overlaps
 
-# Called with a sublayer's index and the stream that it reads, or the gradient there; and with the number of sublayers
-# and what leaves the stack.
-Record = Callable[[int, State], None]
-# (the last stream, ln of the share of its variance that a token's embedding still has) -> as `ends.top_kernel`
-Top = Callable[[State, float], tuple[FloatArray, FloatArray]]
-Keep = NDArray[np.bool_] | None
 # (a stack, which positions of each of its halves count, or the grid) -> what is called in one pass
 Watch = Callable[[Stack, Sequence[Keep | Grid]], Record]
-
-
-_STORED_LENGTH = 640  # tokens up to which a segment's attentions are stored for the way back: 3 MiB a matrix
-_ALL_STORED = 512 * 2**20  # bytes up to which all are, and no segment is computed again
-_EACH = 6  # matrices of a sublayer that are stored, on average: 11 of attention, one of a feed-forward
-
-
-def _unseen(_: int, __: State) -> None:
-    pass
 
 
 def predict_token_kernels(
@@ -105,7 +84,7 @@ def predict_token_kernels(
             top = partial(top_kernel, p, part, grid=grid) if backward else None
             start = input_kernel(p, part, None if grid is None else 2 * len(grid.n))
             counted = keep if grid is None else grid
-            record = _unseen if watch is None else watch(stack, (counted,))
+            record = unseen if watch is None else watch(stack, (counted,))
             ahead, back = _counting(progress, stack.n, done, len(parts), backward)
             passed.append(passes(stack, State(start).rescaled(), top, counted, _both(record, ahead), back, part, bands))
         return profile_of(p, passed, counts, note, bands)
@@ -123,7 +102,7 @@ def predict_together(tables: Sequence[Parametrization], inputs: InputStatistics,
     p = Parametrization.sweep([replace(table, embedding=first.embedding, head=first.head) for table in tables])
     stack, rows, members = Stack(p, grid), 2 * len(grid.n), (len(tables),)
     columns, back = (Columns.empty(n, grid, False, members) for _ in range(2))
-    ahead = _Ahead(stack, columns, np.zeros((n, *members)), all_count=True)
+    ahead = Ahead(stack, columns, np.zeros((n, *members)), all_count=True)
     starts = np.stack([input_kernel(table, inputs, rows) for table in tables])
     last = ahead.run(State(starts, np.zeros((*members, 1))).rescaled(), range(n))
     tops: list[tuple[State, State]] = []
@@ -136,16 +115,11 @@ def predict_together(tables: Sequence[Parametrization], inputs: InputStatistics,
         State(np.stack([x.kernel for x in side]), np.array([[x.log_scale] for x in side]))
         for side in zip(*tops, strict=True)
     )
-    _backward(ahead, at_last, at_norm, back)
+    backward(ahead, at_last, at_norm, back)
     return [
         profile_of(table, [(columns.of_member(i), back.of_member(i))], [grid.tokens], _on_grid(grid), bands=False)
         for i, table in enumerate(tables)
     ]
-
-
-def most_together(p: Parametrization, grid: Grid) -> int:
-    """How many fit into the memory that is allowed."""
-    return int(_ALL_STORED // (_EACH * p.n_sublayers * 8 * (2 * len(grid.n)) ** 2))
 
 
 def _counting(
@@ -153,7 +127,7 @@ def _counting(
 ) -> tuple[Record, Record]:
     """Progress on the way forward and on the way back, each `n` sublayers."""
     if progress is None:
-        return _unseen, _unseen
+        return unseen, unseen
     ways = 1 + backward
     every = max(1, n * ways * parts // 100)
 
@@ -166,7 +140,7 @@ def _counting(
 
 
 def _both(one: Record, other: Record) -> Record:
-    if other is _unseen:
+    if other is unseen:
         return one
 
     def record(i: int, state: State) -> None:
@@ -195,7 +169,7 @@ def _of_encoder_decoder(
             top = partial(top_kernel, p, written, grid=grid) if backward else None
             states = State(starts[0]).rescaled(), State(starts[1]).rescaled()
             counted = (encoder_keep, decoder_keep) if grid is None else (encoder_grid, grid)
-            record = _unseen if watch is None else watch(stack, counted)
+            record = unseen if watch is None else watch(stack, counted)
             passed.append(passes_of_both(stack, states, top, counted, record, written, bands))
             lengths = [_tokens(start, of) for start, of in zip(starts, counted, strict=True)]
             counts.append(np.array(lengths)[p.stack])
@@ -251,186 +225,3 @@ def profile_of(
     if not bands:
         return profile
     return with_scatter(parametrization, profile, Overlaps(ahead.overlap, back_overlap))
-
-
-def passes(
-    stack: Stack,
-    start: State,
-    top: Top | None,
-    keep: NDArray[np.bool_] | Grid | None = None,
-    record: Record = _unseen,
-    see_back: Record = _unseen,
-    inputs: InputStatistics | None = None,
-    bands: bool = True,
-) -> tuple[Columns, Columns | None]:
-    """Forward and backward moments of one token kernel.
-
-    Args:
-        start: what enters the first sublayer.
-        top: gradient kernels at the head's input, given the last stream; None: no backward pass.
-        keep: which positions count, None: all; or the grid that kernels stand on.
-        record, see_back: called with every stream, and with every gradient (on its way back).
-        inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are stored.
-    """
-    columns, log_norm = Columns.empty(stack.n, keep, bands), np.zeros(stack.n)
-    entering = stack.enter(start)
-    ahead = _Ahead(stack, columns, log_norm, record, top is not None and _all_count(stack, entering))
-    last = ahead.run(entering, range(stack.n))
-    record(stack.n, last)
-    if top is None:
-        return columns, None
-    gradient, across = _at_last(ahead, last, top, inputs)
-    back = Columns.empty(stack.n, keep, bands)
-    see_back(stack.n, gradient)
-    _backward(ahead, gradient, across, back, see_back)
-    return columns, back
-
-
-def _all_count(stack: Stack, start: State) -> bool:
-    """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
-    return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_STORED
-
-
-@dataclass
-class _Ahead:
-    """The way forward through one stack, and what the way back needs of it.
-
-    Attributes:
-        columns, log_norm: where its rows' moments, and logs of what its post-norms divide by, are put.
-        all_count: as `_all_count`. along: of the gradient on its way back, where a tied head favours tokens.
-        checkpoints: some of the streams; reads: all of them, where they are stored.
-    """
-
-    stack: Stack
-    columns: Columns
-    log_norm: FloatArray
-    record: Record = _unseen
-    all_count: bool = False
-    along: Along | None = None
-    rows: range = range(0)
-    checkpoints: dict[int, State] = field(default_factory=dict)
-    reads: dict[int, State] = field(default_factory=dict)
-
-    def run(self, start: State, rows: range) -> State:
-        """The last stream."""
-        self.rows = rows
-        starts = [i for i in layer_starts(self.stack.p).tolist() if i in rows]
-        self.segment_starts = set(starts[:: max(1, math.isqrt(len(starts)))])
-        self.stack.cache_attention(self.all_count)
-        last = self.stack.run(start, rows, self.record_sublayer)
-        self.stack.cache_attention(False)
-        return last
-
-    def record_sublayer(self, i: int, layer_in: State, branch: State, stream_out: State) -> None:
-        """Keep what is needed of a sublayer."""
-        if not self.stack.parallel[i]:
-            self.record(i, layer_in)
-        if i in self.segment_starts:
-            self.checkpoints[i] = layer_in
-        if self.all_count:
-            self.reads[i] = layer_in
-        for point, state in (("stream_in", layer_in), ("branch", branch), ("stream_out", stream_out)):
-            self.columns.put(point, i, state)
-        streams: Any = stream_out
-        if isinstance(streams, Kernels) and self.stack.a.streams is not None:
-            self.columns.between.append(streams.between(self.columns.keep))
-        self.columns.add_overlap(i, layer_in, branch)
-        if i in self.stack.sum_divisors:
-            divisors, keep = self.stack.sum_divisors[i], self.columns.keep
-            if isinstance(keep, Grid):
-                mean = divisors[..., : len(keep.n)] @ keep.weights / keep.tokens
-            else:
-                mean = divisors.mean()
-            self.log_norm[i] = np.log(np.maximum(mean, 1e-300))
-
-
-def _at_last(ahead: _Ahead, last: State, top: Top, inputs: InputStatistics | None) -> tuple[State, State]:
-    """The gradient at the last stream, and what a post-norm there sends back."""
-    stack = ahead.stack
-    last = stack.leave(last)
-    log_share = stack.log_token_share(ahead.log_norm)
-    kernel, across = top(last, log_share)
-    if inputs is not None and not isinstance(ahead.columns.keep, Grid):
-        ahead.along = along_of(stack, inputs, last, log_share)
-    gradient = through_final_norm(stack.p, last, kernel)
-    return stack.back(gradient), gradient if stack.a.has_final_norm else State(across)
-
-
-def _backward(ahead: _Ahead, gradient: State, across: State, columns: Columns, record: Record = _unseen) -> list[State]:
-    """Puts the gradient's moments into `columns`; gives what was sent to an encoder's output.
-
-    Args:
-        gradient: at the last stream. across: what a post-norm there sends back.
-    """
-    stack, memory = ahead.stack, list[State]()
-
-    def record_gradient(point: str, i: int, gradient: State) -> None:
-        columns.put(point, i, gradient)
-        if point == "stream_in" and not stack.parallel[i]:
-            record(i, gradient)
-
-    borders = [*sorted(ahead.checkpoints), ahead.rows.stop]
-    for first, end in reversed(list(pairwise(borders))):
-        back = back_of(stack, across, columns.add_overlap)
-        back.along = ahead.along
-        if ahead.reads:
-            back.reads = ahead.reads
-        else:
-            stack.cache_attention(len(gradient.kernel) <= _STORED_LENGTH)
-            stack.run(ahead.checkpoints[first], range(first, end), back.keep)
-            stack.cache_attention(False)
-        rows, between = range(first, end), back.entering_back if stack.a.layer_inputs else None
-        gradient = back_through(
-            rows, stack.parallel, back.sublayer, back.together, lambda share: share, gradient, record_gradient, between
-        )
-        memory += back.memory
-    return memory
-
-
-def passes_of_both(
-    stack: Stack,
-    starts: tuple[State, State],
-    top: Top | None,
-    counted: tuple[Keep | Grid, Keep | Grid] = (None, None),
-    record: Record = _unseen,
-    inputs: InputStatistics | None = None,
-    bands: bool = True,
-) -> tuple[Columns, Columns | None]:
-    """`passes` of an encoder-decoder: the encoder, then the decoder whose cross-attentions read it.
-
-    Args:
-        starts, counted: of encoder and decoder. record: called with every stream that a sublayer reads.
-        inputs, bands: as of `passes`, of the decoder.
-    """
-    p, n = stack.p, stack.n
-    columns, log_norm = Columns.empty(n, bands=bands), np.zeros(n)
-    (_, encoder), (_, decoder) = stacks_of(p)
-    every = top is not None and _all_count(stack, max(starts, key=lambda start: start.kernel.size))
-    first, second = (_Ahead(stack, replace(columns, keep=keep), log_norm, record, every) for keep in counted)
-    read = first.run(starts[0], encoder)
-    memory = stack.read_memory(read)
-    encoder_grid, keep = (counted[0], None) if isinstance(counted[0], Grid) else (None, counted[0])
-    stack.remember(memory if keep is None else memory[np.ix_(keep, keep)], encoder_grid)
-    last = second.run(starts[1], decoder)
-    if top is None:
-        return columns, None
-    gradient, across = _at_last(second, last, top, inputs)
-    back = Columns.empty(n, bands=bands)
-    sent = _backward(second, gradient, across, replace(back, keep=counted[1]))
-    total = sent[0]
-    for one in sent[1:]:
-        total = total.plus(one)
-    arrived = total.kernel
-    if second.along is not None:
-        arrived = arrived + second.along.at_memory(memory if keep is None else memory[np.ix_(keep, keep)], total)
-        first.along = second.along.of_encoder(read) if keep is None else None
-    if keep is not None:
-        whole = np.zeros_like(memory)
-        whole[np.ix_(keep, keep)], arrived = arrived, whole
-    at_last = through_final_norm(stack.p, read, arrived)
-    log_scale = at_last.log_scale + total.log_scale
-    if stack.a.has_final_norm:
-        log_scale += math.log(max(p.head.final_norm_gain**2, 1e-300))
-    at_last = State(at_last.kernel, log_scale)
-    _backward(first, at_last, at_last, replace(back, keep=counted[0]))
-    return columns, back

@@ -114,7 +114,7 @@ class Stack:
     """One stack: its sublayers' steps on kernels, forward and back; the algebra of `signalprop.network.residual`.
 
     Of a sweep, whose members are followed together, on a grid and where every sublayer is attention or a feed-forward
-    of the usual kind (`predicting.together`).
+    of the usual kind (`predicting.predict_together`).
 
     Attributes:
         draws: whether some are drawn (`sublayers/drawn.py`).

@@ -22,7 +22,8 @@ from signalprop.kernels.embedding_and_loss import each, input_kernel, top_kernel
 from signalprop.kernels.given_kernels import checked_kernel
 from signalprop.kernels.kernel_statistics import RANGE, KernelSeries, distances, effective_rank, lag_cosine, pooled
 from signalprop.kernels.memory_limits import check_covered
-from signalprop.kernels.predicting import Top, passes, profile_of
+from signalprop.kernels.passes import Top, passes
+from signalprop.kernels.predicting import profile_of
 from signalprop.kernels.scaled_kernel import State, normalised
 from signalprop.kernels.stack import Stack
 from signalprop.network.inputs import InputStatistics

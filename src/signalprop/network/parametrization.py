@@ -344,6 +344,7 @@ class Parametrization(Document, Shown):
         self._refuse_sweep("a data frame")
         return records({x: getattr(self, x) for x in ("stack", "kind", "placement", "layer")} | self.columns())
 
+    @typed
     def table(self, most: int | None = None) -> str:
         """The table as text, whole or in `most` lines; consecutive layers with equal numbers share an entry."""
         self._refuse_sweep("table")

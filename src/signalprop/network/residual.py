@@ -1,7 +1,7 @@
 """The residual recursion, once: skip, branch, where norms stand, parallel branches; forward and back.
 
 It says in which order things happen, and leaves what happens to the signal to an algebra: scalars in logarithms
-(`theory/scalar_recursion.py`), token kernels (`kernels/stack.py`, `kernels/predicting.py`), tensors
+(`theory/scalar_recursion.py`), token kernels (`kernels/stack.py`, `kernels/passes.py`), tensors
 (`models/residual.py`, `models/layerwise.py`). A row is whatever the
 algebra knows a sublayer by: its index in the table, or its module.
 """

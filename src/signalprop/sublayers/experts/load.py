@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from signalprop.kernels.passes import Keep, Record
 from signalprop.kernels.position_grid import Grid
-from signalprop.kernels.predicting import Keep, Record
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import OnNodes, Stack
 from signalprop.network.kinds import kind_named
