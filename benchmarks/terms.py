@@ -71,7 +71,7 @@ TERMS = [
          "_Scores(r_query, s, c, q0, xp.exp(value), *rows)", "_Scores(r_query, s, c, q0, 0 * value + 1, *rows)", 212),
     Term("output along the query", "theory/attention.py",
          "linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2", "linear = 0.0", 2),
-    Term("the tied head along the stream", "kernels/predicting.py",
+    Term("the tied head along the stream", "kernels/passes.py",
          "ahead.along = along_of(stack, inputs, last, log_share)", "ahead.along = None", 150),
     Term("chance overlap of gates", "sublayers/feed_forward/signal.py",
          "hidden.shared + self._by_chance(row, x, gate)", "hidden.shared", 6),

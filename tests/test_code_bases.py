@@ -30,6 +30,7 @@ WORKS = [
     ("nanoGPT, ids alone", "diagnose"),  # logits of the last position
     ("gives the loss alone", "diagnose"),
     ("double precision", "diagnose"),
+    ("decision transformer", "diagnose"),  # of its stream alone
     ("U-Net skips with scalars", "measure"),
     ("torch encoder, batch_first=False, norm_first=True", "measure"),
     ("prefix tuning (PEFT)", "measure"),
@@ -40,7 +41,6 @@ REFUSED = [
     ("DenseFormer", "predict", "final: what it reads is 1 x what left blocks.3"),
     ("one block in a loop (ALBERT)", "predict", "serves several layers"),
     ("prefix tuning (PEFT)", "predict", "only the stream is known: base_model.transformer.h.0 attention"),
-    ("decision transformer", "diagnose", "does not begin with a sum of tables"),
 ]
 
 

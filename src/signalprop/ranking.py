@@ -30,8 +30,8 @@ def predict_all_for_ranking(
 
     Those of one architecture and placement of norms are followed together where they stand on a grid.
     """
-    from signalprop.kernels.position_grid import grid_for
     from signalprop.kernels.passes import most_together
+    from signalprop.kernels.position_grid import grid_for
     from signalprop.kernels.predicting import predict_together
 
     groups: dict[Any, list[int]] = {}

@@ -48,9 +48,11 @@ def activation(name: str) -> Activation:
     """The activation of that name or Hugging Face alias; InputError listing the names if there is none.
 
     Two names take numbers: `leaky_relu(slope)`, and `transformed(name, a, b, c, d)`, which is d (f(a x + b) + c), as
-    `signalprop.kernels.transforms` makes them. For an f with a kink b has to be 0.
+    `signalprop.kernels.transforms` makes them. For an f with a kink b has to be 0. Where only the stream of a model is
+    known, its activation is `unknown` and counts as a GELU: multipliers need none, and weights are not drawn.
     """
     try:
+        name = "gelu" if name == UNKNOWN_ACTIVATION else name
         return _with_numbers(name) if isinstance(name, str) and "(" in name else ACTIVATIONS[name]
     except (KeyError, TypeError):
         known = ", ".join(sorted(ACTIVATIONS))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from signalprop.errors import InputError
-from signalprop.network.activations import UNKNOWN_ACTIVATION, activation
+from signalprop.network.activations import activation
 from signalprop.network.architecture_fields import ArchitectureFields, is_one_layer
 from signalprop.network.kinds import KINDS, ROLES, kind_named, kinds_where
 from signalprop.network.layer_inputs import check
@@ -62,8 +62,7 @@ def check_consistent(a: ArchitectureFields) -> None:
     if a.input == "frames":
         _check_convolutions(a)
     _check_streams(a)
-    if a.activation != UNKNOWN_ACTIVATION:
-        activation(a.activation)  # raises with the list of names
+    activation(a.activation)  # raises with the list of names
 
 
 def _missing(names: Iterable[str], a: ArchitectureFields) -> list[str]:

@@ -147,11 +147,9 @@ def _refuse_other_wiring(attached: Anatomy, p: Parametrization) -> None:
     if p.architecture.has_final_norm != a.has_final_norm:
         what = "a norm after the last layer" if p.architecture.has_final_norm else "no norm after the last layer"
         _refuse_wiring(a, p, "the model", what)
-    names = a.activation, p.architecture.activation
-    if names[0] != names[1]:  # where both are unknown, they are one model's
-        mine, theirs = (activation(name).name for name in names)
-        if mine != theirs:
-            _refuse_wiring(a, p, "the model", f"activation {theirs!r:.60} (the model has {mine!r:.60})")
+    mine, theirs = activation(a.activation).name, activation(p.architecture.activation).name
+    if mine != theirs:
+        _refuse_wiring(a, p, "the model", f"activation {theirs!r:.60} (the model has {mine!r:.60})")
 
 
 def _refuse_wiring(a: Architecture, p: Parametrization, where: str, what: str) -> None:
