@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from signalprop.errors import InputError
 from signalprop.network.inputs import InputStatistics
@@ -13,6 +13,9 @@ from signalprop.prediction import Cost, cheapest, expected_cost, finished, predi
 from signalprop.results.profile import Profile
 from signalprop.sublayers.attention.heads import mixes
 from signalprop.sublayers.attention.roles import Settings
+
+if TYPE_CHECKING:
+    from signalprop.kernels.position_grid import Grid
 
 
 def predict_for_ranking(parametrization: Parametrization, inputs: InputStatistics) -> Profile:
@@ -34,14 +37,13 @@ def predict_all_for_ranking(
     from signalprop.kernels.position_grid import grid_for
     from signalprop.kernels.predicting import predict_together
 
-    groups: dict[Any, list[int]] = {}
+    groups: dict[Any, tuple[Grid | None, list[int]]] = {}
     for place, table in enumerate(tables):
         grid = grid_for(table, inputs, coarse=True) if _goes_together(table) else None
         key = place if grid is None else (table.architecture.model_dump_json(), table.placement.tobytes())
-        groups.setdefault(key, []).append(place)
-    for places in groups.values():
+        groups.setdefault(key, (grid, []))[1].append(place)
+    for grid, places in groups.values():
         first = tables[places[0]]
-        grid = grid_for(first, inputs, coarse=True) if len(places) > 1 else None
         most = 1 if grid is None else max(most_together(first, grid), 1)
         for some in (places[i : i + most] for i in range(0, len(places), most)):
             if grid is not None and len(some) > 1:

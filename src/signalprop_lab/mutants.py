@@ -202,7 +202,7 @@ def _said(mutant: Change) -> str:
 
 
 def _forked(act: Callable[[], Any], limit: int | None) -> Any:
-    """What a function answers in a silent process of its own; None if it is cut short after so many seconds."""
+    """What a function returns in a silent process; None if it is stopped after so many seconds."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,18 @@ class TestRefused:
         model, ids = tiny("llama", 1), torch.arange(16).reshape(2, 8)
         options: dict[str, Any] = {"trials": False, "jacobian_sequences": 0}
         assert diagnose(model, ids, **options) == diagnose(model, inputs=ids, **options)
+
+    def test_a_loader_of_batches(self) -> None:
+        """What is neither a list nor an iterator gives Batches, too."""
+        model = tiny("llama", 1)
+        batch = text_batch(model)
+
+        class Loader:
+            def __iter__(self) -> Iterator[Batch]:
+                yield batch
+
+        options: dict[str, Any] = {"trials": False, "jacobian_sequences": 0}
+        assert diagnose(model, Loader(), **options) == diagnose(model, [batch], **options)
 
     def test_images_are_what_the_theory_is_given(self) -> None:
         """The stream of a fresh ViT on dark images is predicted from these images, not from white patches."""

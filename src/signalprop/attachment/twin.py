@@ -29,7 +29,7 @@ _PROVED: dict[Any, Mapping | None] = {}
 
 
 def mapping_by_twin(model: nn.Module, mapping: Mapping) -> Mapping | None:
-    """The mapping with what the weights are, as the model's twin proves it; None where there is no twin.
+    """The mapping with the roles of the weights that the model's twin proves; None if no twin can be built.
 
     Args:
         mapping: what the model's streams say of it.
@@ -60,6 +60,13 @@ def depths(model: nn.Module, paths: list[str]) -> tuple[int | None, ...]:
     """How many layers a twin may have, the fewest first; None: as many as the model."""
     inside = {frozenset(_names(model.get_submodule(path))) for path in paths}
     return (KEPT, None) if len(paths) > KEPT and len(inside) == 1 else (None,)
+
+
+def first_twin(model: nn.Module, found: Streams) -> nn.Module | None:
+    """The smallest twin that can be made of a model with these streams."""
+    paths = layer_paths(model, found)
+    twins = (twin_of(model, paths, layers) for layers in depths(model, paths))
+    return next((twin for twin in twins if twin is not None), None)
 
 
 def twin_of(model: Any, paths: list[str], layers: int | None) -> nn.Module | None:

@@ -73,16 +73,14 @@ def anatomy(
 def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]]:
     """What every weight is, as far as that can be proved: as a JSON value, and in words."""
     from signalprop.attachment.found_roles import mapping_of_roles, roles_of, without_replay
-    from signalprop.attachment.twin import depths, layer_paths, twin_of
+    from signalprop.attachment.twin import first_twin
 
     branches: list[dict[str, Any]] = []
     lines: list[str] = []
     streams: Streams | None = found.streams
     try:
-        if without_replay(live, found.streams):
-            paths = layer_paths(live, found.streams)
-            twins = (twin_of(live, paths, layers) for layers in depths(live, paths))
-            live, streams = next(((twin, None) for twin in twins if twin is not None), (live, streams))
+        if without_replay(live, found.streams) and (twin := first_twin(live, found.streams)) is not None:
+            live, streams = twin, None
         roles = roles_of(live, found=streams)
         for label, one in zip(roles.labels, roles.proof.branches, strict=True):
             what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Mapping as Dictionary
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy, attach, reading_batches
 from signalprop.attachment.arguments import BatchArguments, batch_in, read_by
@@ -95,7 +95,7 @@ def diagnose(
     _check_counts(jacobian_sequences=jacobian_sequences, skip_first=skip_first)
     if batches is not None and inputs is not None:
         raise InputError("batches and inputs= are both what the model reads; give one of them")
-    if not (batches is None or isinstance(batches, Iterator) or _are_batches(batches)):
+    if not (batches is None or _are_batches(batches)):
         batches, inputs = None, batches
     attached = _understood(model, batches, name, mapping, inputs, skip_first)
     if isinstance(attached, Diagnosis):
@@ -224,7 +224,10 @@ def _understood(
 
 
 def _are_batches(batches: Any) -> bool:
-    return isinstance(batches, (list, tuple)) and all(isinstance(batch, Batch) for batch in batches)
+    """Whether these are Batches, or an iterable that is to give them, as a loader; else they are inputs."""
+    if isinstance(batches, (list, tuple)):
+        return all(isinstance(batch, Batch) for batch in batches)
+    return isinstance(batches, Iterable) and not isinstance(batches, (Tensor, np.ndarray, Dictionary, str))
 
 
 def batch_of(mapping: Mapping, arguments: Dictionary[str, Any]) -> Batch:
