@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from signalprop.kernels.softmax_rows import mirrored, rows_of, running
+from signalprop.kernels.softmax_rows import knots, mirrored, rows_of, running
 from signalprop.theory.softmax import softmax_moments
 
 
@@ -43,3 +43,11 @@ def test_how_rows_of_different_score_variances_scatter() -> None:
     response = weights @ ((m.mean_score_squared - m.second) / s)  # of s, not of s times its size
     rows = rows_of(np.array([s]), np.array([n]), spread)
     assert [rows.scatter[0], rows.response[0]] == pytest.approx([scatter, response], rel=5e-3)
+
+
+@pytest.mark.parametrize("length", [2, 3, 12, 100, 1000, 4096])
+def test_row_lengths_that_are_tabulated_lie_near_each_other(length: int) -> None:
+    """From 2 to the longest, by ratios of at most 1.6, but that lengths are whole."""
+    found = np.array(knots(length))
+    assert (found[0], found[-1]) == (2, length)
+    assert (found[1:] <= 1.6 * (found[:-1] + 0.5) + 0.5).all()

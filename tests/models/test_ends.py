@@ -13,17 +13,18 @@ import torch.nn.functional as F
 from signalprop import read_parametrization
 from signalprop.data.batches import default_batch, default_statistics
 from signalprop.errors import InputError
+from signalprop.kernels.embedding_and_loss import input_kernel
 from signalprop.measurement import measure
 from signalprop.measurement.simulation import simulate
 from signalprop.models import build
-from signalprop.models.ends import FrontEnd
+from signalprop.models.ends import Embeddings, FrontEnd
 from signalprop.models.transformer import batch_tensors
 from signalprop.network.architecture import Architecture
 from signalprop.network.embedding_and_head import Embedding
 from signalprop.network.inputs import InputStatistics, from_frames, tensor_moments
 from signalprop.network.parametrization import Parametrization
 from signalprop.schemes import scheme
-from signalprop.theory.embedding import front_end
+from signalprop.theory.embedding import embed, front_end
 
 WHISPER: dict[str, Any] = {
     "kind": "encoder-decoder", "n_layers": 2, "d_model": 256, "n_heads": 4, "positions": "sinusoidal",
@@ -139,3 +140,58 @@ class TestStacks:
         assert simulate(scheme("xavier")(a), default_statistics(a), n_seeds=1, batch_size=2).gradient is not None
         batch = default_batch(a, batch_size=2)
         assert build(scheme("xavier")(a), seed=0)(**batch_tensors(batch)).logits.shape == (2, 7)
+
+
+# Every field of an embedding counts in one of them.
+ENTERING: dict[str, dict[str, Any]] = {
+    "segments": {"n_segments": 2},
+    "sinusoids": {"kind": "decoder", "positions": "sinusoidal"},
+    "norm": {"n_segments": 2, "embedding_norm": True, "norm_eps": 0.5},
+    "patches": {"input": "patches", "class_token": True, "head": "classes", "seq_len": 5, "patch_dim": 12},
+    "decoder": {"kind": "encoder-decoder", "positions": "learned", "target_len": 6},
+}
+
+
+@pytest.mark.parametrize("name", ENTERING)
+def test_the_kernel_that_enters_against_draws(name: str) -> None:
+    """Entry by entry, to a 40th of the largest one; and the averages are those over its positions and pairs."""
+    a = Architecture(**{"n_layers": 1, "d_model": 2048, "n_heads": 2, "seq_len": 6, "vocab_size": 40, **ENTERING[name]})
+    sizes = {
+        "token": 0.5, "position": 0.7, "segment": 0.8 * (a.n_segments > 1), "patch_bias": 0.6, "scale": 1.5,
+        "norm_gain": 1.3, "decoder_position": 1.1,
+    }  # fmt: skip
+    p = scheme("xavier")(a)
+    p = replace(p, embedding=p.embedding.model_copy(update=sizes))
+    stack = "encoder" if a.kind == "encoder" else "decoder"
+    ids, segments = np.array([[3, 7, 3, 3, 9, 7]]), np.array([[0, 0, 0, 1, 1, 1]])
+    images = torch.randn(8, 4, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.4
+    read: tuple[torch.Tensor, ...] = (images,) if a.input == "patches" else (torch.tensor(ids), torch.tensor(segments))
+    drawn = []
+    for seed in range(8):
+        x = Embeddings(p, stack, seed, torch.float64)(*read).detach().numpy()
+        x -= x.mean(-1, keepdims=True)
+        drawn.append(np.einsum("btd,bud->tu", x, x) / x.shape[-1] / len(x))
+    if a.input == "patches":
+        moments = torch.einsum("btd,bud->tu", images, images).numpy() / 96
+        square, product = np.diagonal(moments).mean(), _between(moments)
+        mean = float(images.mean())
+        inputs = InputStatistics(
+            kind="patches", mean=mean, variance=square - mean**2, second_moments=moments,
+            token_correlation=(product - mean**2) / (square - mean**2),
+        )  # fmt: skip
+    else:
+        equal = (_between(x[0][:, None] == x[0]) for x in (ids, segments))
+        inputs = InputStatistics(
+            tokens=ids, segments=segments, token_correlation=next(equal), segment_correlation=next(equal)
+        )
+    kernel = input_kernel(p, inputs, decoder=a.kind == "encoder-decoder")
+    np.testing.assert_allclose(kernel, np.mean(drawn, 0), rtol=0, atol=kernel.max() / 40)
+    averages = embed(a, p.embedding, inputs, decoder=a.kind == "encoder-decoder")
+    close = 5e-3 if name == "sinusoids" else 1e-9  # whose rows' means differ a little
+    assert averages.variance == pytest.approx(np.diagonal(kernel).mean(), rel=close)
+    assert averages.covariance == pytest.approx(_between(kernel), rel=close)
+
+
+def _between(kernel: np.ndarray) -> float:
+    """The mean over pairs of different positions."""
+    return float((kernel.sum() - np.trace(kernel)) / (kernel.size - len(kernel)))

@@ -58,7 +58,7 @@ class Rows(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def _knots(length: int) -> tuple[int, ...]:
+def knots(length: int) -> tuple[int, ...]:
     """Row lengths from 2 to `length`, by ratios of at most _RATIO."""
     n = max(2, math.ceil(math.log(max(length, 2) / 2) / math.log(_RATIO)) + 1)
     return tuple(sorted(set(np.round(np.geomspace(2, max(length, 2), n)).astype(int).tolist())))
@@ -95,7 +95,7 @@ def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, l
         flat = rows_of(score_variance.ravel(), row_length.ravel(), spread, longest)
         return Rows(*(x.reshape(*x.shape[:-1], *score_variance.shape) for x in flat))
     one_length = np.ptp(row_length) == 0 and longest is None
-    lengths = (max(int(row_length[0]), 2),) if one_length else _knots(longest or int(row_length.max()))
+    lengths = (max(int(row_length[0]), 2),) if one_length else knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
     within, beyond = map(np.asarray, within_table(s))

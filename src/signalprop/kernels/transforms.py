@@ -49,7 +49,7 @@ def _plain(act: Activation, scale: float, shift: float) -> _Moments:
     curved = float(_WEIGHT @ h**2)
     variance = linear**2 + curved
     bend = float(_WEIGHT @ back**2) - curved
-    growth = linear * float(_WEIGHT @ ((_Z**2 - 1) * back)) + float(_WEIGHT @ (_Z * h * back)) - curved
+    growth = linear * float(_WEIGHT @ (_Z**2 * back)) + float(_WEIGHT @ (_Z * h * back)) - curved
     return _Moments(mean, variance, bend / variance, growth / variance)
 
 

@@ -149,7 +149,7 @@ class DrawnSublayers(BranchKernel):
 def _root(kernel: FloatArray) -> Tensor:
     """R with R R^T = kernel, (tokens, tokens), where it has no negative direction."""
     try:
-        found = np.linalg.cholesky(kernel + np.diag(1e-9 * np.diagonal(kernel) + 1e-300))
+        found = np.linalg.cholesky(kernel + np.diag(1e-9 * np.diagonal(kernel)))
     except np.linalg.LinAlgError:
         size, axes = np.linalg.eigh(kernel)
         found = axes * np.sqrt(np.maximum(size, 0.0))

@@ -78,9 +78,9 @@ def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
 
 
 def read_memory(p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
-    """What a decoder reads of the encoder's last stream: second moment, correlation; and what its norm divides by."""
+    """What a decoder reads of the encoder's last stream: second moment, correlation; and ln of what its norm divides by."""
     a = p.architecture
     if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
         return (safe_exp(within(log_v, LARGEST_MEMORY)), r), log_v * 0.0
     out, divisor = normed(log_v, log(float(a.norm_eps)))
-    return (safe_exp(out) * p.head.final_norm_gain**2, r), divisor
+    return (safe_exp(out) * p.head.final_norm_gain**2, r), divisor - log(p.head.final_norm_gain**2)

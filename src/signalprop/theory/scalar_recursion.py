@@ -187,8 +187,7 @@ class Back:
         gradient: Gradient = (self.zero, self.top)
         for number, (_, rows) in enumerate(reversed(list(stacks_of(p)))):
             if number:  # the encoder's last stream is read through its final norm
-                gain2 = log(p.head.final_norm_gain**2)
-                gradient = (self.memory[0] - self.ahead.memory_norm + gain2, self.memory[1])
+                gradient = (self.memory[0] - self.ahead.memory_norm, self.memory[1])
             back_through(rows, self.parallel, self.sublayer, self.together, self.whole, gradient, self.record)
         last = np.array(self.out["stream_out"][0][-1])
 

@@ -17,7 +17,7 @@ from signalprop.sublayers.attention.heads import Row
 from signalprop.theory.attention_variants import capped
 from signalprop.theory.signals import Signal, linear
 
-_EVEN = 1e-4  # how far sizes of tokens may lie apart, over their mean, to count as one
+_EVEN = 1e-4  # how far sizes of tokens may lie from their mean, over it, to count as one
 Turned = tuple[FloatArray | None, FloatArray | None, FloatArray | None]
 
 
@@ -106,7 +106,7 @@ def normed(row: Row, kernel: FloatArray, eps: float) -> Normed:
     query, key = (per_token + float(x) for x in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
     norms = np.asarray(np.maximum(np.sqrt(query * key), 1e-150))
     size = float(norms.mean())
-    if np.ptp(norms) <= _EVEN * size:
+    if np.allclose(norms, size, rtol=_EVEN, atol=0.0):
         return Normed(size, kernel / size, kernel / size, None)
     return Normed(size, kernel * np.outer(norms**-0.5, norms**-0.5), kernel / size, norms)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from signalprop.models.shaping import TorchShape
 from signalprop.models.surroundings import Surroundings
@@ -35,8 +36,7 @@ class GlobalAttention(Attention):
         if not self.proportional or rest == 0:
             return cos, sin
         (cos, _), (sin, _) = cos.chunk(2, -1), sin.chunk(2, -1)
-        still = cos.new_zeros(len(cos), rest)
-        cos, sin = torch.cat([cos, still + 1], -1), torch.cat([sin, still], -1)
+        cos, sin = F.pad(cos, (0, rest), value=1.0), F.pad(sin, (0, rest))
         return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
 
 

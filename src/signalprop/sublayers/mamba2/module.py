@@ -46,10 +46,10 @@ class Mamba2Module(WithMaps):
         step = F.softplus(self.scan_step(stream) + self.dt_bias)
         heads = split_features(value, s.n_heads)
         y = self._scanned(heads * step[..., None], key, query, -self.A_log.float().exp() * step.float())
-        y = (y + self.D[:, None] * heads).flatten(-2) * F.silu(self.scan_gate(stream))
+        y = (y + self.D[:, None] * heads).flatten(2) * F.silu(self.scan_gate(stream))
         if self.norm is not None:
             groups = F.rms_norm(split_features(y, s.n_groups), (s.inner // s.n_groups,), eps=s.eps)
-            y = groups.flatten(-2) * self.norm
+            y = groups.flatten(2) * self.norm
         out: Tensor = self.scan_out(y)
         return out
 

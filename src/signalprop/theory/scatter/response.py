@@ -99,8 +99,8 @@ class Response:
     """Of one network and its profile, to the draws of its weights.
 
     Attributes:
-        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (0 where the
-            profile has none). here: all sublayers at the forward signal of the profile.
+        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (without gradients
+            nothing depends on it). here: all sublayers at the forward signal of the profile.
         by_stream, by_sum: derivatives of branch and sum by the stream that is read, in (ln variance, correlation);
             passed: of what leaves the sublayer, after a norm on the sum.
         sum_of: (variance, covariance) of skip and branch, over the variance of their sum.
@@ -117,7 +117,7 @@ class Response:
         self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
         self.branches = branches_of(p)
         self.r = profile.forward["stream_in"].token_correlation
-        self.r_g = 0 * self.r if profile.gradient is None else profile.gradient["stream_out"].token_correlation
+        self.r_g = (profile.gradient or profile.forward)["stream_out"].token_correlation
         self.turn = np.where(self.r > 0.5, -_STEP, _STEP)
         self.here, self.by_v, self.by_r = self.at(0.0, 0.0), self.at(_STEP, 0.0), self.at(0.0, self.turn)
         self.by_stream = self.derivative(lambda point: point.branch)
