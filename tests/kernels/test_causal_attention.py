@@ -45,6 +45,18 @@ def test_scores_of_any_size_leave_a_kernel(qk: float, causal: bool) -> None:
     assert found == pytest.approx(attention_of(kernel_of(16, 3), 2 * qk, 64, causal, d_head=32).forward(), abs=0.1)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_the_unit_of_what_is_read_says_nothing(unit: float, causal: bool) -> None:
+    """Times c, with scores over c^2 and a query bias of c: outputs are c times as large, and gradients stay."""
+    s, g, rho = kernel_of(12, 0), kernel_of(12, 1), rotation(12, 16, 10.0, 0.5, causal)
+    fields = {"causal": causal, "d_head": 16, "dropout": 0.1, "rho": rho[0], "omega": rho[1]}
+    one = attention_of(s, 2.0, 64, query_bias=0.3, **fields)
+    other = attention_of(unit * s, 2.0 / unit**2, 64, query_bias=0.3 * unit, **fields)
+    np.testing.assert_allclose(other.forward(), unit * one.forward(), rtol=1e-6)
+    np.testing.assert_allclose(other.backward(g), one.backward(g), rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize(("skip", "gain"), [(0.0, 1.0), (0.7, -0.4)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_without_scores_attention_is_the_mean_of_what_a_row_sees(causal: bool, skip: float, gain: float) -> None:

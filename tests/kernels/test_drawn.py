@@ -21,6 +21,7 @@ from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import DRAWN
 from signalprop.sublayers.drawn import DrawnSublayers
+from signalprop.theory.signals import Signal
 
 TOKENS, WIDTH = 24, 128
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,7 +49,9 @@ def table(name: str, **changes: Any) -> sp.Parametrization:
         "norm": "rmsnorm", "norm_bias": False, "positions": "rotary", "vocab_size": 300, "seq_len": TOKENS,
         "branches": (name,), "settings": {name: SETTINGS[name]} if name in SETTINGS else {}, "attention_dropout": 0.0,
     }  # fmt: skip
-    p = sp.scheme("xavier")(sp.Architecture(**(fields | changes)))
+    a = sp.Architecture(**(fields | changes))
+    biased = {role.name for role in kind_named(name).roles if role.exists(a) and role.biased(a)} if a.bias else set()
+    p = sp.scheme("xavier")(a).with_columns(**{f"bias__{role}": 0.3 for role in biased})
     return p.with_columns(**{f"weight__{role}": 0.4 for role in p.weights if role.endswith("filter")})
 
 
@@ -73,7 +76,7 @@ def means(several: list[list[float]]) -> tuple[FloatArray, FloatArray]:
 
 def drawn(p: sp.Parametrization, networks: int) -> tuple[FloatArray, FloatArray]:
     """(variance, covariance) forward and back over draws, with standard errors; (4,) each."""
-    made, (read, gradient), found = DrawnSublayers(p, 1), kernels(), []
+    made, (read, gradient), found = DrawnSublayers(p, int(p.stack[0])), kernels(), []
     for number in range(networks):
         made.network = number
         found.append(sizes(made.forward(0, read)) + sizes(made.backward(0, read, gradient)))
@@ -85,14 +88,49 @@ def close(one: FloatArray, other: FloatArray, se: FloatArray, rtol: float) -> bo
     return bool((np.abs(one - other) < 4 * se + rtol * np.repeat(other[::2], 2)).all())
 
 
-@pytest.mark.parametrize("name", CLOSED)
-def test_closed_forms_are_what_draws_say(name: str) -> None:
+# What a kind can be beside its usual self: fields, or its settings by its name.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in CLOSED),
+    *((name, {"bias": True, "kind": "encoder", "positions": "none"}) for name in CLOSED if name != "gated_convolution"),
+    ("gated_convolution", {"bias": True}),
+    ("attention", {"settings": {"attention": {"gate": "features"}}, "n_kv_heads": 1, "bias": True}),
+    ("attention", {"settings": {"attention": {"gate": "heads", "window": 7}}}),
+    ("attention", {"settings": {"attention": {"sink": 1.0, "score_cap": 2.0}}}),
+    ("attention", {"settings": {"attention": {"value_norm": True}}, "qk_norm": True}),
+    ("feed_forward", {"gated": True, "activation": "silu", "bias": True}),
+    ("experts", {"gated": True, "settings": {"experts": SETTINGS["experts"] | {
+        "scores": "sigmoid", "scale": 1.7, "shared_width": 64, "shared_gated": True, "router_bias": True,
+    }}}),
+    ("experts", {"gated": True, "bias": True, "settings": {"experts": SETTINGS["experts"] | {
+        "normalised": False, "up_shift": 1.0,
+    }}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_closed_forms_are_what_draws_say(name: str, changes: dict[str, Any]) -> None:
     """The one test that every closed form has to pass: within 3 % of the variance, beside 4 standard errors."""
-    p, (read, gradient) = table(name), kernels()
+    p, (read, gradient) = table(name, **changes), kernels()
     closed = Stack(p).branches[0]
     found = np.array(sizes(closed.forward(0, read)) + sizes(closed.backward(0, read, gradient)))
     there, se = drawn(p, 24)
     assert close(found, there, se, 0.03), (found, there, se)
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+def test_one_node_is_the_average_of_tokens_that_are_equivalent(name: str, changes: dict[str, Any]) -> None:
+    """Of tokens that all have one correlation, forward and back; averages over causal rows differ, most with sinks."""
+    p = table(name, **changes)
+    same = np.full((TOKENS, TOKENS), 0.4) + 0.8 * np.eye(TOKENS)
+    gradient = np.full((TOKENS, TOKENS), 0.2) + 0.5 * np.eye(TOKENS)
+    closed = Stack(p).branches[0]
+    every = np.array(sizes(closed.forward(0, same)) + sizes(closed.backward(0, same, gradient)))
+    one = kind_named(name).part("signal").of(p, int(p.stack[0]), None)
+    x, g = Signal(1.2, 0.4), Signal(0.7, 0.2)
+    out, sent = one.forward(0, x), one.backward(0, x, g).stream
+    found = np.array([out.per_token, out.shared, sent.per_token, sent.shared])
+    allowed = 1e-9 if not kind_named(name).attends else 0.1 if p.architecture.causal else 0.003
+    np.testing.assert_allclose(found, every, rtol=allowed)
 
 
 @pytest.mark.parametrize("name", some(OPEN, set(OPEN) - {"shared_kv_attention", "heavily_compressed_attention"}))

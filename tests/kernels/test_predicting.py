@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 import pytest
 
 from signalprop.data.batches import default_batch, text_batch
+from signalprop.kernels import passes
 from signalprop.kernels.embedding_and_loss import input_kernel, sequences
+from signalprop.kernels.position_grid import Grid
 from signalprop.kernels.predicting import predict_token_kernels
+from signalprop.kernels.scaled_kernel import State
+from signalprop.kernels.stack import Stack
 from signalprop.measurement.simulation import simulate
 from signalprop.models.ends import sinusoidal_table
 from signalprop.network.architecture import Architecture
@@ -181,3 +186,18 @@ def test_sinusoidal_positions_are_those_of_the_built_table() -> None:
     table -= table.mean(1, keepdims=True)
     found = input_kernel(p, InputStatistics(tokens=ids, targets=ids))
     np.testing.assert_allclose(found, 4 * table @ table.T / 64, atol=1e-5)
+
+
+def test_what_the_way_back_keeps_is_as_large_as_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a factor of 2; where no more is allowed all is kept, and a grid's members go together one at a time."""
+    p = scheme("xavier")(Architecture(**FIELDS | {"n_layers": 12, "kind": "decoder", "seq_len": 96}))
+    predict(p, fidelity="kernel")  # what is remembered stays
+    tracemalloc.start()
+    predict_token_kernels(p, InputStatistics(token_correlation=0.1))
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    stack, start = Stack(p), State(np.eye(96))
+    for allowed, fits in ((held / 2, False), (2 * held, True)):
+        monkeypatch.setattr(passes, "_ALL_STORED", allowed)
+        assert passes._all_count(stack, start) is fits
+        assert (passes.most_together(p, Grid(96, np.arange(48))) > 0) is fits

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import signalprop as sp
 from signalprop.data.batches import default_batch
 from signalprop.kernels import passes
 from signalprop.kernels.scaled_kernel import State
+from signalprop.kernels.stack import Stack
 from signalprop.kernels.tied_head import Along
 from signalprop.measurement.simulation import simulate
+from signalprop.network.kinds import kind_named
 
 SHALLOW: dict[str, Any] = {
     "n_layers": 2, "d_model": 192, "n_heads": 4, "d_ff": 256, "vocab_size": 500, "seq_len": 32, "dropout": 0.0,
@@ -49,6 +52,44 @@ def test_what_arrives_at_an_encoder_by_vectors() -> None:
     along = Along(None, np.zeros((5, 5)), np.zeros((5, 5)), sent, root @ root.T)  # type: ignore[arg-type]
     found = along.at_memory(outputs @ outputs.T, State(np.eye(5), np.log(2.0)))
     np.testing.assert_allclose(found, (arrives @ arrives.T + root @ root.T) / 2)
+
+
+def test_what_lies_along_the_stream_below_maps_that_made_it() -> None:
+    """Linear sublayers (means over tokens; two maps), by networks of width 400: what of a gradient along the
+    last stream lies along the first, position by position; 24 networks know it to .03."""
+    a = sp.Architecture(
+        kind="decoder", n_layers=2, d_model=64, n_heads=2, d_ff=64, seq_len=4, vocab_size=9, activation="identity",
+        norm="rmsnorm", norm_eps=0.0,
+    )  # fmt: skip
+    p = sp.scheme("xavier")(a)
+    p = p.with_columns(weight__query=0.0, branch=[0.7, 1.2, 0.9, 0.6], norm_gain=[1.0, 1.3, 0.8, 1.1])
+    stack, reads = Stack(p), []
+    rng = np.random.default_rng(0)
+    kernel = np.full((4, 4), 0.3) + np.diag([0.7, 0.9, 1.1, 1.3])
+    stack.run(State(kernel), range(stack.n), lambda i, read, branch, left: reads.append(read))
+    top = np.diag([1.0, 0.6, 0.8, 1.2])
+    along = Along(stack, np.zeros((4, 4)), top)
+    for i in reversed(range(stack.n)):
+        along.added(i, stack.what_is_read(i, reads[i]), reads[i], State(np.eye(4)))
+
+    width, found, draws = 400, [], torch.Generator().manual_seed(0)
+    mean = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
+    for _ in range(24):
+        x = torch.tensor(np.linalg.cholesky(kernel) @ rng.normal(size=(4, width)), requires_grad=True)
+        stream = x
+        for i in range(stack.n):
+            two = (torch.randn(2, width, width, generator=draws) / width**0.5).double()
+            attends = kind_named("attention").of(p)[i]
+            gain = p.weights["value" if attends else "up"][i] * p.weights["output" if attends else "down"][i] * 64
+            normed = stream / stream.square().mean(-1, keepdim=True).sqrt() * p.norm_gain[i]
+            read = torch.tensor(mean) @ normed if attends else normed
+            stream = stream + float(p.branch[i]) * float(gain) * read @ two[0] @ two[1]
+        (sent,) = torch.autograd.grad(stream, x, torch.tensor(top) @ stream.detach())
+        rows = x.detach().numpy()
+        found.append(sent.numpy() @ rows.T @ np.linalg.inv(rows @ rows.T))
+    assert np.abs(along.curve - top).max() > 0.2
+    there = np.mean(found, 0)
+    np.testing.assert_allclose(along.curve, (there + there.T) / 2, atol=0.06)
 
 
 def notes_of(a: sp.Architecture, **how: Any) -> int:

@@ -187,6 +187,11 @@ def test_the_kernel_that_enters_against_draws(name: str) -> None:
     kernel = input_kernel(p, inputs, decoder=a.kind == "encoder-decoder")
     np.testing.assert_allclose(kernel, np.mean(drawn, 0), rtol=0, atol=kernel.max() / 40)
     averages = embed(a, p.embedding, inputs, decoder=a.kind == "encoder-decoder")
+    if a.input == "patches":  # of averages alone the kernel is that of the mean patches
+        without = input_kernel(p, replace(inputs, second_moments=None))
+        for of in (np.diagonal, _between):
+            assert np.mean(of(without)) == pytest.approx(np.mean(of(kernel)))
+        assert np.ptp(np.diagonal(without)[1:]) == pytest.approx(0, abs=1e-12)
     close = 5e-3 if name == "sinusoids" else 1e-9  # whose rows' means differ a little
     assert averages.variance == pytest.approx(np.diagonal(kernel).mean(), rel=close)
     assert averages.covariance == pytest.approx(_between(kernel), rel=close)

@@ -11,6 +11,7 @@ import pytest
 
 from signalprop.data.batches import Batch, image_batch, text_batch
 from signalprop.errors import InputError
+from signalprop.kernels.embedding_and_loss import input_kernel
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -19,7 +20,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from signalprop.theory import attention
-from signalprop.theory.network import predict_moments
+from signalprop.theory.network import log_of_row, predict_moments
 
 STREAM = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
 
@@ -78,6 +79,26 @@ def test_the_gain_of_an_encoders_last_norm_is_one_of_what_reads_it() -> None:
     one, other = (predict_moments(x, STREAM) for x in (p, replace(p.with_columns(**read), head=head)))
     np.testing.assert_allclose(other.forward["branch"].variance, one.forward["branch"].variance, rtol=1e-9)
     np.testing.assert_allclose(other.gradient["stream_in"].variance, one.gradient["stream_in"].variance, rtol=1e-9)
+
+
+def test_the_row_of_a_token_in_the_stream_that_enters() -> None:
+    """Two positions of one word share its row alone: alpha^2 times its size, after scale and norm."""
+    a = Architecture(kind="decoder", n_layers=1, d_model=64, n_heads=4, seq_len=2, embedding_norm=True, norm_eps=0.1)
+    p = scheme("xavier")(a)
+    sizes = {"token": 0.5, "position": 0.7, "scale": 1.3, "norm_gain": 1.8}
+    p = replace(p, embedding=p.embedding.model_copy(update=sizes))
+    kernel = input_kernel(p, InputStatistics(tokens=np.array([[3, 3]]), token_correlation=1.0))
+    assert math.exp(log_of_row(p)) * 0.5**2 == pytest.approx(kernel[0, 1])
+
+
+def test_a_layer_norm_after_a_sum_leaves_no_mean() -> None:
+    """Nor with a bias, whose features have mean 0."""
+    a = Architecture(n_layers=2, d_model=64, n_heads=4, seq_len=8, norm_placement="post", positions="none")
+    inputs = InputStatistics(kind="stream", mean=0.7, token_correlation=0.2)
+    for bias in (0.0, 0.3):
+        forward = predict_moments(scheme("xavier")(a).with_columns(norm_bias=bias), inputs).forward
+        assert forward["stream_in"].mean[0] == 0.7
+        np.testing.assert_array_equal(forward["stream_out"].mean, 0.0)
 
 
 def test_a_gain_after_a_sum_is_the_size_of_the_stream() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,3 +124,12 @@ def test_the_table_is_what_quadrature_gives() -> None:
 def test_overlap_of_one_softmax_is_its_second_moment() -> None:
     s = np.array([0.1, 2.0, 256.0])
     np.testing.assert_allclose(np.exp(log_overlap(s, s, 2000)) / 2000, softmax_moments(s, 2000).second, rtol=2e-3)
+
+
+@pytest.mark.parametrize("s", [0.0, np.zeros(3)])
+def test_rows_without_scores_are_even(s: Any) -> None:
+    """Both weigh all their keys by 1/n: their overlap is 1, and that of their Jacobians 1 - 1/n."""
+    np.testing.assert_allclose([log_overlap(s, s, 30), log_value(s, s, 30, 0.1)], 0, atol=1e-15)
+    overlap, weighted = slopes(s, s, 30, 0.1)
+    np.testing.assert_allclose(overlap, 1 - 1 / 30, rtol=1e-6)
+    np.testing.assert_allclose(weighted, 0, atol=1e-9)

@@ -169,12 +169,12 @@ class ESPA(AttentionShape):
 
     def apply(self, x: FloatArray) -> FloatArray:
         columns, rows = self._factor(self.zero, len(x)), 1 / self._factor(self.pole, len(x))
-        return self._filtered(x, (1 - self.diagonal) * columns[0] * x[0], columns, rows)
+        return self._filtered(x, (1 - self.diagonal) * x[0], columns, rows)
 
     def apply_transposed(self, x: FloatArray) -> FloatArray:
         columns, rows = self._factor(self.zero, len(x)), 1 / self._factor(self.pole, len(x))
         out = self._filtered(x[::-1], np.zeros(x.shape[1]), rows[::-1], columns[::-1])[::-1]
-        out[0] += (1 - self.diagonal) * columns[0] * ((self.pole ** np.arange(len(x)) * rows) @ x)
+        out[0] += (1 - self.diagonal) * ((self.pole ** np.arange(len(x)) * rows) @ x)
         return out
 
     def _filtered(self, x: FloatArray, carry: FloatArray, before: FloatArray, after: FloatArray) -> FloatArray:

@@ -77,7 +77,12 @@ def passes(
 
 def _all_count(stack: Stack, start: State) -> bool:
     """Whether the way back has every stream and attention of the way forward, so that nothing is computed again."""
-    return isinstance(start, State) and _EACH * stack.n * start.kernel.nbytes <= _ALL_STORED
+    return isinstance(start, State) and _stored(stack.n, start.kernel.nbytes) <= _ALL_STORED
+
+
+def _stored(sublayers: int, kernel: int) -> int:
+    """Bytes of all that the way back has of the way forward then, by those of one kernel."""
+    return _EACH * sublayers * kernel
 
 
 @dataclass
@@ -227,4 +232,4 @@ def passes_of_both(
 
 def most_together(p: Parametrization, grid: Grid) -> int:
     """How many fit into the memory that is allowed."""
-    return int(_ALL_STORED // (_EACH * p.n_sublayers * 8 * (2 * len(grid.n)) ** 2))
+    return int(_ALL_STORED // _stored(p.n_sublayers, 8 * (2 * len(grid.n)) ** 2))

@@ -100,11 +100,11 @@ class State:
             if min(self.size, other.size) <= 0:  # nothing has no scale
                 return (self if other.size <= 0 else other).rescaled()
             top = max(self.log_scale, other.log_scale)
-            left, right = (math.exp(max(part.log_scale - top, -745.0)) for part in (self, other))
+            left, right = (math.exp(part.log_scale - top) for part in (self, other))
         else:
             one, two = (np.where(part.size > 0, part.log_scale, -np.inf) for part in (self, other))
             top = np.where(np.maximum(one, two) > -np.inf, np.maximum(one, two), self.log_scale)
-            left, right = np.exp(np.maximum(one - top, -745.0)), np.exp(np.maximum(two - top, -745.0))
+            left, right = np.exp(one - top), np.exp(two - top)
         total = combined(self.kernel, left, other.kernel, right)
         return State(total, top).rescaled()
 

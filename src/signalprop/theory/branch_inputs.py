@@ -78,7 +78,8 @@ def _with_mean(log_second: Array, log_mean2: Array, r: Array) -> Array:
 
 
 def read_memory(p: Parametrization, log_v: Array, r: Array) -> tuple[tuple[Array, Array], Array]:
-    """What a decoder reads of the encoder's last stream: second moment, correlation; and ln of what its norm divides by."""
+    """What a decoder reads of the encoder's last stream: second moment, correlation; and ln of what its norm divides
+    by, over its gain."""
     a = p.architecture
     if not a.has_final_norm:  # of any size; held where products with other variances still fit a double
         return (safe_exp(within(log_v, LARGEST_MEMORY)), r), log_v * 0.0

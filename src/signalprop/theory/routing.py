@@ -142,7 +142,7 @@ def _table(router: Router, index: int) -> FloatArray:
     w, a, b = (one.astype(np.float32) for one in chosen(router, logits))
     hit = np.asarray(w > 0, np.float32)
     both, steep = _of_pairs(a, a), _of_pairs(a * b, a)
-    slope = both * (1 + _of_pairs(b, b)) - steep - steep.swapaxes(-1, -2)
+    slope = both * (1 + _of_pairs(b, b)) - steep - steep.swapaxes(1, 2)
     pairs = np.stack([one.mean(0, dtype=np.float64) for one in (_of_pairs(w, w), slope, _of_pairs(hit, hit))])
     at = np.arange(_ANGLES)
     found = np.stack([pairs[:, at, at - shift].mean(-1) for shift in range(_ANGLES // 2 + 1)])

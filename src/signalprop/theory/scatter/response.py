@@ -99,8 +99,8 @@ class Response:
     """Of one network and its profile, to the draws of its weights.
 
     Attributes:
-        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (without gradients
-            nothing depends on it). here: all sublayers at the forward signal of the profile.
+        r, r_g: correlation of the stream that is read, and of the gradient that arrives at a sublayer (of a profile
+            without gradients nothing depends on it). here: all sublayers at the forward signal of the profile.
         by_stream, by_sum: derivatives of branch and sum by the stream that is read, in (ln variance, correlation);
             passed: of what leaves the sublayer, after a norm on the sum.
         sum_of: (variance, covariance) of skip and branch, over the variance of their sum.
