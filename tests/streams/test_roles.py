@@ -262,3 +262,73 @@ def test_adapters_are_part_of_their_maps() -> None:
     assert adapted.tolist() == pytest.approx(merged.tolist(), rel=1e-6)
     assert plain.forward["stream_out"].variance.tolist() == adapted.tolist()
     assert without[-1] < 0.9 * adapted[-1]
+
+
+class _CachedRotation(nn.Module):
+    """An attention of torchtune: its frequencies are `theta`, its angles a buffer (tokens, width / 2, 2).
+
+    The buffer has as many rows as the key map, as a stack of experts has beside a router.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.output_proj = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+        self.k_proj, self.v_proj = nn.Linear(32, 16, bias=False), nn.Linear(32, 16, bias=False)
+        theta = 5000.0 ** (-torch.arange(4) / 4)
+        angles = torch.outer(torch.arange(16), theta)
+        self.register_buffer("theta", theta, persistent=False)
+        self.register_buffer("cache", torch.stack([angles.cos(), angles.sin()], -1), persistent=False)
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """(batch, tokens, features) -> (batch, heads, tokens, 8), neighbouring entries rotated."""
+        a, b = x.unflatten(-1, (-1, 4, 2)).unbind(-1)
+        cos, sin = self.cache[: x.shape[1], None].unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Causal attention with grouped keys."""
+        v = self.v_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+        heads = nn.functional.scaled_dot_product_attention(
+            self.rotated(self.q_proj(x)), self.rotated(self.k_proj(x)), v, is_causal=True, enable_gqa=True
+        )
+        return self.output_proj(heads.transpose(1, 2).flatten(-2))
+
+
+class _CachedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attn = nn.RMSNorm(32), _CachedRotation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attn(self.norm(x))
+
+
+class _Cached(nn.Module):
+    """A small model of such attentions that reads 16 tokens at most, and says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_seq_len = 16
+        self.embedding, self.head = nn.Embedding(50, 32), nn.Linear(32, 50, bias=False)
+        self.layers, self.norm = nn.ModuleList(_CachedLayer() for _ in range(3)), nn.RMSNorm(32)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits."""
+        assert ids.shape[1] <= self.max_seq_len, "the sequence is too long"
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def test_a_cache_of_rotations_is_no_stack_of_experts() -> None:
+    torch.manual_seed(0)
+    model = _Cached()
+    table = sp.read_parametrization(model)
+    assert table.architecture.seq_len == 16
+    assert table.weights["key"][0] == pytest.approx(model.layers[0].attn.k_proj.weight.std().item(), rel=0.02)
+    assert sp.diagnose(model).data.length == 16
+    with pytest.raises(sp.InputError, match="_Cached failed on ids: the sequence is too long"):
+        sp.diagnose(model, torch.zeros(1, 20, dtype=torch.long))
+    with pytest.raises(sp.InputError, match=r"batches is \[1, 2\]; expected Batches, or tensors"):
+        sp.diagnose(model, [1, 2])

@@ -24,7 +24,7 @@ from signalprop.streams.streams import Streams
 UNKNOWN = 2  # words, where no configuration says how many
 _IDENTITY = "let it pass through an nn.Identity() of the layer, where hooks see it"
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim")
-_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions")
+_LENGTH = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "block_size", "max_target_positions")
 
 
 def mapping_found(model: nn.Module, found: Streams) -> Mapping:
@@ -226,7 +226,7 @@ def _architecture(model: nn.Module, found: Streams, stacks: list[Stack]) -> Arch
     config, text = getattr(model, "config", None), text_config(model)
 
     def known(names: tuple[str, ...]) -> int | None:
-        values = (getattr(text, name, None) for name in names)
+        values = (getattr(place, name, None) for place in (text, model) for name in names)
         return next((int(value) for value in values if isinstance(value, int) and value > 0), None)
 
     two = len(stacks) > 1

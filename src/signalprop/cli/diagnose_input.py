@@ -46,6 +46,7 @@ NOTHING_MORE = More()
 # shared machine: 140 s at 1,024 tokens, 13 bytes a parameter.
 _PASSES = 4
 _SEQUENCES = 4  # per batch
+_SHORTEST = 16  # tokens of a sequence for fewer --tokens than a sequence usually has
 
 
 class Subject(NamedTuple):
@@ -108,12 +109,13 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
 def _batches(loaded: Loaded, a: Architecture, asked: Asked) -> Iterator[Batch]:
     from signalprop.diagnosis.stream import DEFAULT_LENGTH, token_batches
 
-    length = asked.seq_len or min(DEFAULT_LENGTH, a.target_len or a.seq_len)
+    longest = min(DEFAULT_LENGTH, a.target_len or a.seq_len)
+    length = asked.seq_len or min(longest, max(asked.tokens, _SHORTEST))
     start = getattr(getattr(loaded.model, "config", None), "decoder_start_token_id", None)  # built ones have no config
     return token_batches(
         asked.data,
         loaded.tokenizer,
-        asked.seq_len,
+        length if length < longest else asked.seq_len,
         _SEQUENCES,
         max(1, -(-asked.tokens // length)),
         architecture=a,

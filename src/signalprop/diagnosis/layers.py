@@ -17,6 +17,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, first_tensor, read_by, replaced
+from signalprop.measurement.measuring import refusing_inputs
 from signalprop.network.layout import Layout, layer_starts, layout
 from signalprop.streams.calls import first_sequence
 from signalprop.watching.first_positions import Positions
@@ -77,8 +78,13 @@ def lean(model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
 
 
 def run(model: nn.Module, arguments: dict[str, Any]) -> None:
-    """A pass whose streams alone are wanted: without logits where the model can leave them out."""
-    lean(model, arguments, logits_to_keep=1)
+    """A pass for its streams: the model leaves out its logits if it can.
+
+    Raises:
+        InputError: the model fails on them, for instance since the sequences are too long for it.
+    """
+    with refusing_inputs(model, arguments):
+        lean(model, arguments, logits_to_keep=1)
 
 
 class Call(NamedTuple):

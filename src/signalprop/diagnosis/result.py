@@ -66,7 +66,8 @@ class LayerSignal(Value):
         token_correlation: of the stream after the layer (as in a Profile).
         effective_rank: exp of the entropy of the eigenvalues of the kernel of normalised tokens, of up to 512 tokens.
         attention_share, feed_forward_share: variance that each branch adds (multiplier included) over that of the sum
-            that it makes with the stream, before a norm there. Cross-attention counts to attention.
+            that it makes with the stream, before a norm there. Cross-attention counts to attention; recurrences and
+            convolutions to the other.
         alignment: cosine between what the layer adds and the stream that enters it, mean over tokens.
         gradient: variance of d loss / d stream after the layer, relative to that after the last one.
         largest: |entry| of all tokens' streams, of what branches output and of what the maps that end them read.

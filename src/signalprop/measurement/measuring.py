@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
+from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -212,11 +214,18 @@ def output_of(model: nn.Module, arguments: Dictionary[str, Any], inputs: Any = N
     Raises:
         InputError: it fails on them.
     """
-    try:
+    with refusing_inputs(model, arguments):
         return inputs(model) if is_function(inputs) else call(model, arguments)
+
+
+@contextmanager
+def refusing_inputs(model: nn.Module, arguments: Dictionary[str, Any]) -> Iterator[None]:
+    """Report what a model raises on its inputs as an InputError; not a lack of memory."""
+    try:
+        yield
     except InputError:
         raise
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if "memory" in str(error):
             raise
         given = ", ".join(arguments) or "nothing"

@@ -197,7 +197,11 @@ class _Replay:
         inside = self.model.get_submodule(home)
         held = {f"{home}.{name}": whole(t) for name, t in (*inside.named_parameters(), *inside.named_buffers())}
         shapes = {tuple(t.shape) for t in held.values()}
-        return held if any(t.ndim == 3 and (len(t), width) in shapes and t.shape[1] > 1 for t in held.values()) else {}
+        return (
+            held
+            if any(t.ndim == 3 and (len(t), width) in shapes and width in t.shape[1:] for t in held.values())
+            else {}
+        )
 
     def _experts(
         self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], stored: dict[str, Tensor]
@@ -328,7 +332,7 @@ class _Replay:
         for module in self.model.modules():
             gain = getattr(module, "attention_scaling", 1.0)
             for name, buffer in module.named_buffers(recurse=False):
-                if "freq" in name and buffer.ndim == 1 and buffer.is_floating_point():
+                if ("freq" in name or name == "theta") and buffer.ndim == 1 and buffer.is_floating_point():
                     found.setdefault(tuple(buffer.double().tolist()), float(gain))
         bases = dict.fromkeys([v for n, v in _numbers(text) if n in ("rope_theta", "rotary_emb_base")] + [10_000.0])
         sizes = [v for n, v in _numbers(text) if n in ("rotary_dim", "head_dim", "rope_n_elem") and isinstance(v, int)]
