@@ -20,6 +20,7 @@ from commandline import Command
 from measurement.conftest import moved
 from signalprop.attachment.found import mapping_found
 from signalprop.attachment.found_roles import mapping_with_roles
+from signalprop.data import Batch
 from signalprop.network.parametrization import ROLES
 
 _LLAMA = {
@@ -329,6 +330,6 @@ def test_a_cache_of_rotations_is_no_stack_of_experts() -> None:
     assert table.weights["key"][0] == pytest.approx(model.layers[0].attn.k_proj.weight.std().item(), rel=0.02)
     assert sp.diagnose(model).data.length == 16
     with pytest.raises(sp.InputError, match="_Cached failed on ids: the sequence is too long"):
-        sp.diagnose(model, torch.zeros(1, 20, dtype=torch.long))
+        sp.diagnose(model, [Batch(np.zeros((2, 20), np.int64), np.zeros((2, 20), np.int64))])
     with pytest.raises(sp.InputError, match=r"batches is \[1, 2\]; expected Batches, or tensors"):
         sp.diagnose(model, [1, 2])

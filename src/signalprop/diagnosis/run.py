@@ -97,7 +97,7 @@ def diagnose(
         raise InputError("batches and inputs= are both what the model reads; give one of them")
     if not (batches is None or _are_batches(batches)):
         if isinstance(batches, (list, tuple)) and any(isinstance(one, (int, float, str)) for one in batches):
-            raise InputError(f"batches is {str(batches):.40}; expected Batches, or tensors as the model reads them")
+            raise InputError(f"batches is {batches!s:.40}; expected Batches, or tensors as the model reads them")
         batches, inputs = None, batches
     attached = _understood(model, batches, name, mapping, inputs, skip_first)
     if isinstance(attached, Diagnosis):

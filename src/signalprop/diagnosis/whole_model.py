@@ -334,8 +334,8 @@ def _unlike_initialiser(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
         + "; ".join(said[:4])
         + (f"; and {len(said) - 4} more" if len(said) > 4 else ""),
         cause=cause,
-        remedy="signalprop check MODEL --scheme huggingface lists every weight; if a scheme put them there, all is well: "
-        "check with its name",
+        remedy="signalprop check MODEL --scheme huggingface lists every weight; after apply, give that scheme's name "
+        "instead, since its weights are meant to differ",
     )
 
 

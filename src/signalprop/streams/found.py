@@ -46,7 +46,7 @@ def streams_of(model: nn.Module, arguments: Dictionary[str, Any] | None = None) 
         if not stacks:
             raise InputError(
                 "give a mapping, which names the branches: no residual stream was found, that is, no list of layers in "
-                f"which {type(model).__name__} adds to what it carries (layers whose weights are stacked in one parameter "
+                f"which {type(model).__name__} adds to what it carries (layers with stacked weights "
                 "first need a module each)"
             )
         silent = tuple(finder.not_run(stacks))

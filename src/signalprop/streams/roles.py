@@ -197,11 +197,8 @@ class _Replay:
         inside = self.model.get_submodule(home)
         held = {f"{home}.{name}": whole(t) for name, t in (*inside.named_parameters(), *inside.named_buffers())}
         shapes = {tuple(t.shape) for t in held.values()}
-        return (
-            held
-            if any(t.ndim == 3 and (len(t), width) in shapes and width in t.shape[1:] for t in held.values())
-            else {}
-        )
+        stacks = (t for t in held.values() if t.ndim == 3 and width in t.shape[1:])
+        return held if any((len(t), width) in shapes for t in stacks) else {}
 
     def _experts(
         self, layer: Layer, home: str, entry: Tensor, given: Tensor, ran: list[Map], stored: dict[str, Tensor]
