@@ -55,14 +55,14 @@ def test_what_arrives_at_an_encoder_by_vectors() -> None:
 
 
 def test_what_lies_along_the_stream_below_maps_that_made_it() -> None:
-    """Linear sublayers (means over tokens; two maps), by networks of width 400: what of a gradient along the
-    last stream lies along the first, position by position; 24 networks know it to .03."""
+    """Linear sublayers (means over tokens; two maps), by networks of width 256: what of a gradient along the
+    last stream lies along the first, position by position."""
     a = sp.Architecture(
-        kind="decoder", n_layers=2, d_model=64, n_heads=2, d_ff=64, seq_len=4, vocab_size=9, activation="identity",
+        kind="decoder", n_layers=1, d_model=64, n_heads=2, d_ff=64, seq_len=4, vocab_size=9, activation="identity",
         norm="rmsnorm", norm_eps=0.0,
     )  # fmt: skip
     p = sp.scheme("xavier")(a)
-    p = p.with_columns(weight__query=0.0, branch=[0.7, 1.2, 0.9, 0.6], norm_gain=[1.0, 1.3, 0.8, 1.1])
+    p = p.with_columns(weight__query=0.0, branch=[0.9, 0.8], norm_gain=[1.2, 0.8])
     stack, reads = Stack(p), []
     rng = np.random.default_rng(0)
     kernel = np.full((4, 4), 0.3) + np.diag([0.7, 0.9, 1.1, 1.3])
@@ -72,9 +72,9 @@ def test_what_lies_along_the_stream_below_maps_that_made_it() -> None:
     for i in reversed(range(stack.n)):
         along.added(i, stack.what_is_read(i, reads[i]), reads[i], State(np.eye(4)))
 
-    width, found, draws = 400, [], torch.Generator().manual_seed(0)
+    width, found, draws = 256, [], torch.Generator().manual_seed(0)
     mean = np.tril(np.ones((4, 4))) / np.arange(1, 5)[:, None]
-    for _ in range(24):
+    for _ in range(64):
         x = torch.tensor(np.linalg.cholesky(kernel) @ rng.normal(size=(4, width)), requires_grad=True)
         stream = x
         for i in range(stack.n):
@@ -87,9 +87,9 @@ def test_what_lies_along_the_stream_below_maps_that_made_it() -> None:
         (sent,) = torch.autograd.grad(stream, x, torch.tensor(top) @ stream.detach())
         rows = x.detach().numpy()
         found.append(sent.numpy() @ rows.T @ np.linalg.inv(rows @ rows.T))
-    assert np.abs(along.curve - top).max() > 0.2
-    there = np.mean(found, 0)
-    np.testing.assert_allclose(along.curve, (there + there.T) / 2, atol=0.06)
+    assert np.abs(along.curve - top).max() > 0.1
+    there, se = np.mean(found, 0), np.std(found, 0, ddof=1) / len(found) ** 0.5
+    assert se.max() < 0.04 and (np.abs(along.curve - there) < 3.5 * se).all()
 
 
 def notes_of(a: sp.Architecture, **how: Any) -> int:
