@@ -55,6 +55,8 @@ class TokenAttention(Sums):
 
     def forward(self) -> FloatArray:
         """Kernel of the heads' output."""
+        if self.gain == 0:
+            return self.value_skip**2 * (self.kernel if self.values is None else self.values)
         averages = self._averages() if self.gain == 1 else self.gain**2 * self._averages()
         if self.value_skip == 0:
             return averages
@@ -63,6 +65,8 @@ class TokenAttention(Sums):
 
     def backward(self, gradient: FloatArray) -> FloatArray:
         """Gradient kernel at the input, all three paths, from the gradient kernel at the heads' output."""
+        if self.gain == 0:
+            return self.value_skip**2 * gradient
         return self._past(gradient, self.gain**2 * held(self._averages_back(gradient)))
 
     def backward_apart(self, gradient: FloatArray) -> tuple[FloatArray, FloatArray]:

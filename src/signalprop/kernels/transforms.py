@@ -28,6 +28,7 @@ _WEIGHT = np.exp(-_Z * _Z / 2) * _STEP / math.sqrt(2 * math.pi)
 _FIRST = 0.05
 # and at which it gives up: f is a step or a kink by then.
 _LAST = 20.0
+_SAME = 1e-13  # share by which two steps of a root may differ; rounding leaves about that
 _SHIFTS: FloatArray = np.arange(1, 41) / 10
 
 
@@ -206,16 +207,19 @@ def _root(residual: Callable[[float], float], near: float, width: float) -> floa
     else:
         return math.nan
     last = math.inf
+    below = None  # whether the last step moved the lower end
     for _ in range(100):
         middle = (low * f_high - high * f_low) / (f_high - f_low)
         value = residual(middle)
-        if value == 0 or not abs(middle - last) > 4e-16 * abs(middle):
+        if value == 0 or not abs(middle - last) > _SAME * abs(middle):
             return middle
-        if (value < 0) == (f_high < 0):
-            high, f_high, f_low = middle, value, f_low / 2
+        moves_low = (value < 0) == (f_low < 0)
+        halved = 0.5 if moves_low == below else 1.0  # an end that stays twice
+        if moves_low:
+            low, f_low, f_high = middle, value, f_high * halved
         else:
-            low, f_low, f_high = middle, value, f_high / 2
-        last = middle
+            high, f_high, f_low = middle, value, f_low * halved
+        last, below = middle, moves_low
     return last
 
 

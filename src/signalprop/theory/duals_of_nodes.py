@@ -30,6 +30,7 @@ _ANGLES = np.linspace(0.0, math.pi, 4097)
 _ROWS, _COLUMNS = 64, 248
 # Share of E f f, and of E f' f', that a series may leave to its last term.
 _VALUE_TAIL, _SLOPE_TAIL = 1e-11, 1e-7
+_BEYOND = 1e-14  # share of Var f beyond the terms that are interpolated
 _MOST_TERMS = 512
 _FEW = 512  # entries of whose correlations all powers are held at once
 _FEW_PAIRS = 1600  # entries of one variance up to which duals themselves are cheaper than a table of them
@@ -378,7 +379,9 @@ def _polynomial(act: Activation, low: float, high: float, nodes: int) -> FloatAr
     """Chebyshev's coefficients of `hermite` over ln s from low to high, (3 + terms, nodes)."""
     angle = (np.arange(nodes) + 0.5) * (math.pi / nodes)
     h = hermite(act, np.exp((high + low) / 2 + (high - low) / 2 * np.cos(angle)), _MOST_TERMS)
-    values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes])
+    captured = np.cumsum(h.slopes**2 / np.arange(1, len(h.slopes) + 1)[:, None], axis=0)  # of Var f, over s
+    needed = int(np.count_nonzero((captured < (1 - _BEYOND) * captured[-1]).any(1))) + 1
+    values = np.vstack([h.mean, h.variance, h.slope_second_moment, h.slopes[:needed]])
     polynomial = product(values, np.cos(np.outer(angle, np.arange(nodes)))) * (2 / nodes)
     polynomial[:, 0] /= 2
     sizes = np.abs(values).max(1)

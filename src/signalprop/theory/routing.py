@@ -68,17 +68,29 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
 
 @remembered(results=256, entries=256**2)  # 1.6 MB each at most: the way back reads the logits of the way forward
 def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> Weights:
-    variance, correlation = np.broadcast_arrays(variance, correlation)
-    angle = np.arccos(np.clip(correlation, -1.0, 1.0))
     with np.errstate(divide="ignore"):
         place = np.clip(np.log(variance), _SMALLEST, _LARGEST) / _STEP
     lower = np.floor(place).astype(int)
-    out = np.zeros((3, *angle.shape))
-    for index in np.unique(np.concatenate([lower.ravel(), lower.ravel() + 1])).tolist():
-        part = np.clip(1 - np.abs(place - index), 0, None)  # of this table
-        if (part > 0).any():
-            out += part * np.asarray(chebyshev.chebval(2 * angle / np.pi - 1, _table(router, index)))
+    numbers = np.unique(np.concatenate([lower.ravel(), lower.ravel() + 1])).tolist()
+    parts = [(np.clip(1 - np.abs(place - number), 0, None), number) for number in numbers]
+    tables = [(part, _table(router, number)) for part, number in parts if part.any()]
+    if place.size == 1:
+        tables = [(np.ones(place.shape), sum(part.item() * table for part, table in tables))]
+    at = np.asarray(2 / np.pi * np.arccos(np.clip(np.broadcast_arrays(correlation, variance)[0], -1.0, 1.0)) - 1)
+    out = sum(part * _polynomials(table, at) for part, table in tables)
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
+
+
+def _polynomials(coefficients: FloatArray, x: FloatArray) -> FloatArray:
+    """In x, one for every column of coefficients of ascending powers."""
+    out = np.empty((coefficients.shape[1], *x.shape))
+    for i, column in enumerate(coefficients.T.tolist()):
+        one = out[i, ...]
+        one[...] = column[-1]
+        for c in column[-2::-1]:
+            one *= x
+            one += c
+    return out
 
 
 def load_variation(router: Router, shared: Array, tokens: int) -> Array:
@@ -114,45 +126,45 @@ def chosen(router: Router, logits: FloatArray) -> tuple[FloatArray, FloatArray, 
     return w, steep / total, w if router.normalised else np.zeros_like(w)
 
 
-def _mask(router: Router, scores: FloatArray) -> FloatArray:
-    """1 for the experts that a token chooses."""
+def _mask(router: Router, scores: FloatArray) -> NDArray[np.bool_]:
+    """Which experts a token chooses."""
     if router.n_groups > 1:
         grouped = scores.reshape(*scores.shape[:-1], router.n_groups, -1)
         best = np.sort(grouped, -1)[..., -1 if router.scores == "softmax" else -2 :].sum(-1)
         least = np.sort(best, -1)[..., -router.top_groups, None]
         scores = (grouped * (best >= least)[..., None]).reshape(scores.shape)
     if router.top_k == router.n_experts:
-        return np.ones_like(scores)
+        return np.ones(scores.shape, np.bool_)
     least = np.partition(scores, -router.top_k, -1)[..., -router.top_k, None]
-    return np.asarray(scores >= least, float)
+    return np.asarray(scores >= least)
 
 
 @lru_cache(maxsize=512)
 def _table(router: Router, index: int) -> FloatArray:
-    """Coefficients of the three averages in the angle, (degree + 1, 3), at log s^2 = index * step.
+    """Coefficients of the three averages in the angle's place from -1 to 1, (degree + 1, 3), at log s^2 = index * step.
 
     Every circle through two independent draws holds `_ANGLES` tokens, and every two of them are a sample.
     """
     e = router.n_experts
     n = min(max(_NUMBERS // (_ANGLES * e), 16), _CIRCLES)
     rng = np.random.default_rng(0)
-    axes = rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)
-    turn = 2 * np.pi * np.arange(_ANGLES)[:, None] / _ANGLES
-    logits = np.cos(turn) * axes[0] + np.sin(turn) * axes[1]
-    w, a, b = (one.astype(np.float32) for one in chosen(router, logits))
+    axes = (rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)).astype(np.float32)
+    turn = (2 * np.pi * np.arange(_ANGLES, dtype=np.float32)[:, None] / _ANGLES).astype(np.float32)
+    w, a, b = chosen(router, np.cos(turn) * axes[0] + np.sin(turn) * axes[1])
+    both = (a @ a.swapaxes(-1, -2)) * (1 + b @ b.swapaxes(-1, -2))
+    steep = _of_pairs(a * b, a)
+    slope = both.mean(0, dtype=np.float64) - steep - steep.T
     hit = np.asarray(w > 0, np.float32)
-    both, steep = _of_pairs(a, a), _of_pairs(a * b, a)
-    slope = both * (1 + _of_pairs(b, b)) - steep - steep.swapaxes(1, 2)
-    pairs = np.stack([one.mean(0, dtype=np.float64) for one in (_of_pairs(w, w), slope, _of_pairs(hit, hit))])
+    pairs = np.stack([_of_pairs(w, w), slope, _of_pairs(hit, hit)])
     at = np.arange(_ANGLES)
     found = np.stack([pairs[:, at, at - shift].mean(-1) for shift in range(_ANGLES // 2 + 1)])
     angles = np.linspace(-1, 1, len(found))
     weight = np.ones(len(found))
     weight[0] = 10.0  # one token: many more samples, which variances need
     fitted: Any = chebyshev.chebfit(angles, found, _DEGREE, w=weight)
-    return np.asarray(fitted)
+    return np.stack([chebyshev.cheb2poly(column) for column in fitted.T], axis=1)
 
 
-def _of_pairs(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Sums over experts for every two tokens of a circle, (circles, angles, angles)."""
-    return np.asarray(x @ y.swapaxes(-1, -2))
+def _of_pairs(x: NDArray[Any], y: NDArray[Any]) -> FloatArray:
+    """Sums over experts for every two tokens of a circle, on average over circles, (angles, angles)."""
+    return np.asarray(np.tensordot(x, y, ((0, 2), (0, 2))), np.float64) / len(x)

@@ -90,7 +90,7 @@ def _laplace_wide(std: float, u: FloatArray) -> list[FloatArray]:
     # u and y share one grid, so y - u takes only len(u) + len(y) values.
     z = (np.arange(len(u) + len(_Y) - 1) * STEP + (_Y[0] - u[-1])) / std
     density = np.exp(-0.5 * z * z) / (std * math.sqrt(2 * math.pi))
-    tail = np.array([0.5 * math.erfc(x * math.sqrt(0.5)) for x in z.tolist()])
+    tail = 0.5 * np.array(list(map(math.erfc, (z * math.sqrt(0.5)).tolist())))
 
     def over_y(values: FloatArray, weights: FloatArray) -> FloatArray:
         return np.correlate(values, weights, "valid")[::-1]  # entry i: the sum over the grid of y at y - u_i
