@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import signalprop as sp
 from signalprop.models.surroundings import Surroundings, rotation_table
+from signalprop.models.transformer import surroundings
 from signalprop.network.kinds import kind_named
 from signalprop.results.cost import count_parameters
 from signalprop.sublayers.shared_kv_attention import module
@@ -105,3 +107,20 @@ def test_what_is_not_derived_is_refused(changes: dict[str, Any], said: str) -> N
     name = "compressed_sparse_attention"
     with pytest.raises(sp.InputError, match=said):
         sp.predict(sp.scheme("xavier")(architecture(name, settings={name: {"rate": 4, "d_rotary": 8} | changes})))
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_padding_is_not_looked_at(name: str) -> None:
+    """A mask that allows all that is causal changes nothing; one that forbids tokens moves those who saw them."""
+    p = table(name)
+    attention = module.make(p, 0, without_biases(p, name), torch.float64, None, name).requires_grad_(False)
+    x = torch.randn(1, _TOKENS, _WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for weight in attention.parameters():
+        weight.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
+    around = surroundings(p.architecture, x, "decoder")
+    causal = torch.ones(_TOKENS, _TOKENS, dtype=torch.bool).tril()[None, None]
+    plain = attention(x, around)
+    torch.testing.assert_close(attention(x, replace(around, mask=causal)), plain)
+    first = causal & (torch.arange(_TOKENS) > 3)  # the first four are padding
+    changed = attention(x, replace(around, mask=first)) - plain
+    assert changed[:, 4:8].abs().max() > 1e-3

@@ -266,7 +266,8 @@ class GridAttention(TokenAttention):
         return self.per_token
 
     def _value_per_token(self, values: FloatArray) -> FloatArray:
-        return values.diagonal(0, -2, -1) if self.value_per_token is None else self.value_per_token
+        assert self.value_per_token is not None  # given with the values
+        return self.value_per_token
 
     @property
     def _turn(self) -> FloatArray | None:
