@@ -17,7 +17,7 @@ from signalprop.network.activations import UNKNOWN_ACTIVATION
 from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT
 from signalprop.streams.arguments import text_config
-from signalprop.streams.parts import Layer, Placement, Seen, Stack
+from signalprop.streams.parts import Layer, Place, Placement, Stack
 from signalprop.streams.roles import HEADS
 from signalprop.streams.streams import Streams
 
@@ -180,10 +180,10 @@ def layer_inputs(stacks: list[Stack]) -> tuple[dict[int, float], ...] | None:
 def _items(model: nn.Module, layer: Layer, a: Architecture) -> list[SublayerMap]:
     """One per branch. A stream that no module sees between two of them is taken from before and after both."""
     branches = layer.branches
-    enters: list[Seen | None] = []
+    enters: list[Place | None] = []
     for branch in branches:
         enters.append(branch.stream_in if branch.stream_in is not None else enters[-1])
-    leaves: list[Seen | None] = [None] * len(branches)
+    leaves: list[Place | None] = [None] * len(branches)
     for i in reversed(range(len(branches))):
         leaves[i] = branches[i].stream_out if branches[i].stream_out is not None else leaves[i + 1]
     items = []

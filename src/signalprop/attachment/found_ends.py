@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from signalprop.attachment.mapping import EmbeddingMap, HeadMap
 from signalprop.families.base import SINUSOIDS
 from signalprop.network.activations import activation
-from signalprop.streams.parts import Seen, Stack
+from signalprop.streams.parts import Place, Stack
 from signalprop.streams.proof import fitted_norm, norm_of
 from signalprop.streams.replay import rows_of
 from signalprop.streams.roles import LIMIT, Proof, is_map
@@ -81,9 +81,9 @@ def head_of(
     ends = _Ends(model, proof, stacks[0].width)
     none: dict[str, Any] = {"head": "none", "tied_embeddings": False}
     final = stacks[-1].final_norm
-    seen = Seen(final, "output") if final is not None else stacks[-1].branches[-1].stream_out
-    seen = seen if stacks[-1].final_reads is None else Seen(stacks[-1].final_reads, "input")
-    end = rows_of(proof.tensors[seen]) if seen in proof.tensors else None  # type: ignore[index]
+    place = Place(final, "output") if final is not None else stacks[-1].branches[-1].stream_out
+    place = place if stacks[-1].final_reads is None else Place(stacks[-1].final_reads, "input")
+    end = rows_of(proof.tensors[place]) if place in proof.tensors else None  # type: ignore[index]
     logits = proof.output
     out = None if logits is None or not logits.is_floating_point() or not logits.ndim else rows_of(logits)
     if end is None or out is None or (out.shape == end.shape and torch.equal(out, end)):
@@ -118,7 +118,7 @@ class _Ends:
         self.model, self.proof, self.width = model, proof, width
 
     def at(self, path: str, side: Any) -> Tensor | None:
-        found = self.proof.tensors.get(Seen(path, side))
+        found = self.proof.tensors.get(Place(path, side))
         return None if found is None or not found.is_floating_point() or not found.ndim else rows_of(found)
 
     def maps(self) -> Iterator[str]:
@@ -181,7 +181,7 @@ class _Ends:
 
     def _looked_up(self, path: str, table: nn.Embedding) -> Tensor | None:
         """The rows that a table was asked for, before a factor that the module itself multiplies them with."""
-        ids, out = self.proof.tensors.get(Seen(path, "input")), self.at(path, "output")
+        ids, out = self.proof.tensors.get(Place(path, "input")), self.at(path, "output")
         if out is None or ids is None or ids.is_floating_point() or int(ids.max()) >= len(table.weight):
             return out
         rows = table.weight.detach()[ids.flatten()].double().cpu()
@@ -216,7 +216,7 @@ class _Ends:
 
         Last the larger one.
         """
-        ids = self.proof.tensors.get(Seen(path, "input"))
+        ids = self.proof.tensors.get(Place(path, "input"))
         flat = torch.zeros(1) if ids is None else ids.flatten()
         counter = flat.numel() < 2 or flat.is_floating_point() or len(set((flat[1:] - flat[:-1]).tolist())) == 1
         table: Any = self.model.get_submodule(path)
@@ -235,7 +235,7 @@ class _Ends:
         if position in dict(self.model.named_parameters()):
             return {"seq_len": self.model.get_parameter(position).shape[-2]}
         table: Any = self.model.get_submodule(position)
-        ids = self.proof.tensors.get(Seen(position, "input"))
+        ids = self.proof.tensors.get(Place(position, "input"))
         first = 0 if ids is None or ids.is_floating_point() else int(ids.min())
         return {"seq_len": table.weight.shape[0] - first}
 
@@ -251,7 +251,7 @@ class _Ends:
         """The map of patches, the positions and the class tokens."""
         norm, target = self.norm_to(start)
         for path, module in self.model.named_modules():
-            out = self.proof.tensors.get(Seen(path, "output"))
+            out = self.proof.tensors.get(Place(path, "output"))
             if not isinstance(module, nn.Conv2d) or out is None or out.ndim != 4 or out.shape[1] != self.width:
                 continue
             cells = out[0].flatten(1).mT.double().cpu()

@@ -25,7 +25,7 @@ from signalprop.streams.feed_forwards import CLAMPED
 from signalprop.streams.found import as_it_was, streams_of
 from signalprop.streams.live_model import device_of
 from signalprop.streams.multi_head import bias_beside
-from signalprop.streams.parts import Branch, Seen, Stack
+from signalprop.streams.parts import Branch, Place, Stack
 from signalprop.streams.proof import epsilon, gain_and_bias
 from signalprop.streams.replay import AttentionShape, Replayed
 from signalprop.streams.roles import Proof, prove_roles
@@ -127,7 +127,7 @@ def _arguments(model: nn.Module, roles: Roles, token: str, a: Architecture, mapp
     names = (a.input, "decoder_tokens") if a.kind == "encoder-decoder" else (a.input,)
     read: dict[str, str] = {}
     for name, tensors in zip(names, (roles.proof.tensors, roles.proof.decoder), strict=False):
-        ids = tensors.get(Seen(token, "input"))
+        ids = tensors.get(Place(token, "input"))
         named = [k for k, v in roles.arguments.items() if isinstance(v, Tensor) and ids is not None and _same(v, ids)]
         if len(named) != 1:
             return None

@@ -20,7 +20,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.kinds import kind_of
 from signalprop.network.layout import Layout, layout
 from signalprop.network.parametrization import Shaping
-from signalprop.streams.parts import Seen
+from signalprop.streams.parts import Place
 from signalprop.streams.streams import Streams
 
 Module = str | nn.Module
@@ -99,8 +99,8 @@ class SublayerMap:
     attention_gain: Number = 1.0
     shape: tuple[float, float, float] = (0.0, 0.0, 0.0)
     normed: bool = False
-    enters: Seen | None = None
-    leaves: Seen | None = None
+    enters: Place | None = None
+    leaves: Place | None = None
 
 
 @dataclass(frozen=True)

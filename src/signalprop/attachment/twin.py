@@ -19,7 +19,7 @@ from signalprop.attachment.found import taken
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.attachment.mapping import Mapping, SublayerMap
 from signalprop.files.checkpoint_loading import fresh, without_numbers
-from signalprop.streams.parts import Seen, within
+from signalprop.streams.parts import Place, within
 from signalprop.streams.streams import Streams
 
 LARGEST = 10**9  # parameters of a twin: 4 GB
@@ -147,7 +147,7 @@ def _moved(item: SublayerMap, old: str, new: str) -> SublayerMap:
     def move(value: Any) -> Any:
         if isinstance(value, str) and within(value, old):
             return new + value[len(old) :]
-        if isinstance(value, Seen):
+        if isinstance(value, Place):
             return replace(value, path=move(value.path))
         if isinstance(value, tuple):
             return tuple(move(one) for one in value)

@@ -25,7 +25,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
-from signalprop.streams.parts import Branch, Seen
+from signalprop.streams.parts import Branch, Place
 from signalprop.streams.proof import tensors_of_pass
 
 __all__ = ["Modulation", "modulation"]
@@ -106,7 +106,7 @@ def modulation(model: nn.Module, arguments: Mapping[str, Any]) -> Modulation:
     return Modulation(tuple(b.module for b in branches), np.array(gates), np.array(scales), np.array(shifts))
 
 
-def _places(branch: Branch) -> tuple[Seen, Seen, Seen, Seen, Seen]:
+def _places(branch: Branch) -> tuple[Place, Place, Place, Place, Place]:
     """Where the stream before and after a branch, its output, its norm's output and what it reads are seen."""
     sums = (branch.stream_in, branch.total, branch.output)
     if branch.placement != "pre" or branch.norm is None or branch.parallel or None in sums:
@@ -115,7 +115,7 @@ def _places(branch: Branch) -> tuple[Seen, Seen, Seen, Seen, Seen]:
             f"before it; this one is {branch.placement}{' in parallel' * branch.parallel}"
         )
     before, after, output = (place for place in sums if place is not None)
-    return before, after, output, Seen(branch.norm, "output"), Seen(branch.module, "input")
+    return before, after, output, Place(branch.norm, "output"), Place(branch.module, "input")
 
 
 def _gate(name: str, output: Tensor, added: Tensor) -> FloatArray:

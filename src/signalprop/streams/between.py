@@ -17,28 +17,28 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.errors import InputError
-from signalprop.streams.parts import Layer, Seen, Stack
+from signalprop.streams.parts import Layer, Place, Stack
 
 _SAME_DIRECTION = 1 - 1e-6  # cosine of two streams beyond which a sum does not distinguish them
 _ROUNDINGS = 64  # of the tensors' type, relative to the largest entry; a coefficient is only worth a word above them
 
 
-def places_between(stack: Stack) -> set[Seen]:
+def places_between(stack: Stack) -> set[Place]:
     """Where the stream is looked at."""
-    found = (place for layer in stack.layers for place in _ends(layer))
+    found = (place for layer in stack.layers for place in _entry_and_exit(layer))
     return {place for place in (*found, _last(stack)) if place is not None}
 
 
-def _last(stack: Stack) -> Seen | None:
-    return None if stack.final_norm is None else Seen(stack.final_norm, "input")
+def _last(stack: Stack) -> Place | None:
+    return None if stack.final_norm is None else Place(stack.final_norm, "input")
 
 
-def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
+def with_between(stack: Stack, tensors: Dictionary[Place, Tensor]) -> Stack:
     """The stack whose layers say what was done to the stream before them."""
     layers = list(stack.layers)
     earlier: list[tuple[int, str, Tensor]] = []
     for i, (before, after) in enumerate(pairwise(stack.layers), 1):
-        (began, left), (enters, _) = _ends(before), _ends(after)
+        (began, left), (enters, _) = _entry_and_exit(before), _entry_and_exit(after)
         if i == 1 and began in tensors and began is not None:
             earlier.append((0, f"what entered {before.path}", tensors[began]))
         if left is None or enters is None or left not in tensors or enters not in tensors:
@@ -50,7 +50,7 @@ def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
                 said = f"what enters comes from what left {before.path} by more than sums and factors"
             scale = sources[i] if sources.keys() == {i} else 1.0
             layers[i] = replace(after, between=said, scale=scale, sources=sources)
-    (_, left), end, sum_after = _ends(stack.layers[-1]), _last(stack), ""
+    (_, left), end, sum_after = _entry_and_exit(stack.layers[-1]), _last(stack), ""
     if left in tensors and end in tensors and left is not None and end is not None:
         earlier.append((len(layers), f"what left {stack.layers[-1].path}", tensors[left]))
         if tensors[left].shape == tensors[end].shape:
@@ -59,27 +59,27 @@ def with_between(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Stack:
     return replace(stack, layers=tuple(layers), after=sum_after)
 
 
-def _ends(layer: Layer) -> tuple[Seen | None, Seen | None]:
+def _entry_and_exit(layer: Layer) -> tuple[Place | None, Place | None]:
     if not layer.branches:
         return None, None
     return layer.branches[0].stream_in, layer.branches[-1].stream_out
 
 
-def ambiguous(stack: Stack, tensors: Dictionary[Seen, Tensor]) -> bool:
+def ambiguous(stack: Stack, tensors: Dictionary[Place, Tensor]) -> bool:
     """Whether two streams are multiples of each other, so that sums of them do not show which was read."""
-    places = [_ends(stack.layers[0])[0], *(_ends(layer)[1] for layer in stack.layers[:-1])]
-    seen = [tensors[place].double().flatten() for place in places if place is not None and place in tensors]
-    seen = [x for x in seen if x.shape == seen[0].shape and bool(x.any())]
-    if len(seen) < 2:
+    places = [_entry_and_exit(stack.layers[0])[0], *(_entry_and_exit(layer)[1] for layer in stack.layers[:-1])]
+    vectors = [tensors[place].double().flatten() for place in places if place is not None and place in tensors]
+    vectors = [x for x in vectors if x.shape == vectors[0].shape and bool(x.any())]
+    if len(vectors) < 2:
         return False
-    rows = torch.nn.functional.normalize(torch.stack(seen))
+    rows = torch.nn.functional.normalize(torch.stack(vectors))
     return bool(((rows @ rows.T).abs() - torch.eye(len(rows), device=rows.device) > _SAME_DIRECTION).any())
 
 
 @contextmanager
-def noise_in_branches(model: nn.Module, stack: Stack, tensors: Dictionary[Seen, Tensor]) -> Iterator[None]:
+def noise_in_branches(model: nn.Module, stack: Stack, tensors: Dictionary[Place, Tensor]) -> Iterator[None]:
     """Inside, what branches give has normal noise added, of the size of the stream that enters the stack."""
-    began = _ends(stack.layers[0])[0]
+    began = _entry_and_exit(stack.layers[0])[0]
     size = float(tensors[began].double().square().mean().sqrt()) if began in tensors and began is not None else 1.0
 
     def noisy(module: nn.Module, args: object, output: object) -> object:

@@ -136,8 +136,8 @@ def first_sequence(arguments: Dictionary[str, Any]) -> dict[str, Any]:
     tensors = [v for v in arguments.values() if isinstance(v, Tensor) and v.ndim]
     main = max(tensors, key=lambda v: v.ndim, default=None)
     rows = main is not None and main.ndim > 1 and (main.ndim > 3 or main.shape[0] <= main.shape[1])
-    alike = rows and len({len(v) for v in tensors}) == 1
-    return {k: v[:1].clone() if alike and isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items()}
+    one_length = rows and len({len(v) for v in tensors}) == 1
+    return {k: v[:1].clone() if one_length and isinstance(v, Tensor) and v.ndim else v for k, v in arguments.items()}
 
 
 def _tensor(value: Any) -> Any:

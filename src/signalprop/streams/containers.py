@@ -28,8 +28,8 @@ def containers(model: nn.Module) -> list[Container]:
     for path, module in model.named_modules():
         children = list(module.named_children())
         groups: dict[str, list[tuple[str, nn.Module]]] = {}
-        alike = isinstance(module, nn.ModuleDict) and len({type(child) for _, child in children}) == 1
-        if alike or isinstance(module, (nn.ModuleList, nn.Sequential)):
+        one_type = isinstance(module, nn.ModuleDict) and len({type(child) for _, child in children}) == 1
+        if one_type or isinstance(module, (nn.ModuleList, nn.Sequential)):
             groups[""] = children
         else:
             for name, child in children:

@@ -67,8 +67,8 @@ def experts(
                 scale = float((whole * rest).sum() / (whole * whole).sum())
                 error = float((scale * whole - rest).abs().max()) / size
                 blind = _mixed(x[:_FEW], chosen[:_FEW].roll(1, 1), reading, tensors, between)
-                seen = float((scale * blind - rest[:_FEW]).abs().max()) / size
-                if error <= limit and seen > 64 * error:  # else any routing would fit
+                change = float((scale * blind - rest[:_FEW]).abs().max()) / size
+                if error <= limit and change > 64 * error:  # else any routing would fit
                     return _found(tensors, numbers, router, routing, reading, shared, scale, error)
     return best
 
@@ -169,16 +169,16 @@ def _routings(
     n = next((len(t) for t in tensors.values() if t.ndim == 3), 0)
     counts = {int(v) for name, v in numbers.items() if _counts(name) and 1 <= v <= n and v == int(v)}
     groups = {int(v) for name, v in numbers.items() if "group" in name and 1 < v < n and n % v == 0}
-    kept = {int(v) for name, v in numbers.items() if "group" in name and "top" in name and 1 <= v < n}
-    pairs = [*((g, t) for g in sorted(groups) for t in sorted(kept) if t < g), (1, 1)]  # of equal ones, the first
+    tops = {int(v) for name, v in numbers.items() if "group" in name and "top" in name and 1 <= v < n}
+    pairs = [*((g, t) for g in sorted(groups) for t in sorted(tops) if t < g), (1, 1)]  # of equal ones, the first
     vectors = [None, *(t for t in tensors.values() if t.shape == (n,))]
     done: list[Tensor] = []
     routers = [(p, t) for p, t in tensors.items() if t.shape == (n, x.shape[-1])]
     for (path, weight), k in product(routers, sorted(counts or range(1, min(n, 8) + 1))):
-        own = tensors.get(f"{_owner(path)}.bias")
+        router_bias = tensors.get(f"{_owner(path)}.bias")
         logits = x @ weight.detach().double().cpu().mT
-        logits = logits if own is None else logits + own.detach().double().cpu()
-        for rules, weights, index in _rules(logits, k, vectors, pairs, own, numbers):
+        logits = logits if router_bias is None else logits + router_bias.detach().double().cpu()
+        for rules, weights, index in _rules(logits, k, vectors, pairs, router_bias, numbers):
             chosen = torch.zeros_like(logits).scatter(1, index, weights)
             if not any(torch.equal(chosen, other) for other in done):
                 done.append(chosen)
@@ -190,7 +190,7 @@ def _rules(
     k: int,
     vectors: Sequence[Tensor | None],
     pairs: Sequence[tuple[int, int]],
-    own: Tensor | None,
+    router_bias: Tensor | None,
     numbers: Dictionary[str, float],
 ) -> Iterator[tuple[Routing, Tensor, Tensor]]:
     """(the rule, weights and indices of the chosen) by every rule that is known."""
@@ -198,12 +198,12 @@ def _rules(
     for rule, (g, top), vector in product(("softmax", "sigmoid"), pairs, vectors):
         if g > 1 and (k > n // g * top or n < 2 * g):
             continue
-        correction = None if vector is None or vector is own else vector.detach().double().cpu().flatten()
+        correction = None if vector is None or vector is router_bias else vector.detach().double().cpu().flatten()
         for normalised in (True, False):
-            rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, own is not None, vector is not None)
+            rules = Routing(n, k, 0, rule, normalised, 1.0, g, top, router_bias is not None, vector is not None)
             yield rules, *choose(logits, rules, correction)
     for noise in (v for name, v in numbers.items() if "jitter" in name and v > 0):
-        yield Routing(n, k, 0, SPARSE, False, router_biased=own is not None), *_sparse(logits, k, noise)
+        yield Routing(n, k, 0, SPARSE, False, router_biased=router_bias is not None), *_sparse(logits, k, noise)
 
 
 def _sparse(logits: Tensor, k: int, noise: float) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from signalprop.streams.containers import Container, called_again, containers, side_by_side
-from signalprop.streams.parts import Branch, Layer, Multiplier, Placement, Seen, Sort, Stack, within
+from signalprop.streams.parts import Branch, Layer, Multiplier, Place, Placement, Sort, Stack, within
 from signalprop.streams.post_norms import post_norms
 from signalprop.streams.spine import Factor, Origins, Part, Step, read_as, steps
 from signalprop.streams.tape import Call, Node, Tape, summands
@@ -24,7 +24,7 @@ class Finder:
 
     def __init__(self, model: nn.Module, tape: Tape) -> None:
         self.model, self.tape = model, tape
-        self.calls = sorted(tape.calls, key=lambda call: call.begins)
+        self.calls = sorted(tape.calls, key=lambda call: call.start)
         self.parameters = {p.data_ptr(): (name, p) for name, p in model.named_parameters() if not p.is_meta}
         self.sizes = {name: sum(p.numel() for p in m.parameters()) for name, m in model.named_modules()}
         self._seen: dict[int, list[tuple[Call, Literal["input", "output"], Node]]] = {}
@@ -74,7 +74,7 @@ class Finder:
         """The container as a stack; None where most of its members do not carry a stream."""
         runs = sorted(
             ((call, path) for path, module in one.members for call in self.calls if call.module is module),
-            key=lambda run: run[0].begins,
+            key=lambda run: run[0].start,
         )
         if not runs or one.layers:
             return self._loose(one)
@@ -102,20 +102,20 @@ class Finder:
         """For every layer, the streams whose sum it reads, numbered as in `Layer.reads`."""
         sources: dict[int, int] = {}
         for number, layer in enumerate(layers):
-            ends = (layer.branches[0].stream_in, layer.branches[-1].stream_out) if layer.branches else (None, None)
-            enters, leaves = map(self._node, ends)
+            points = (layer.branches[0].stream_in, layer.branches[-1].stream_out) if layer.branches else (None, None)
+            enters, leaves = map(self._node, points)
             yield tuple(sorted(sources[id(node)] for node in summands(enters, sources) if id(node) in sources))
             if number == 0 and enters is not None:
                 sources[id(enters.numbers)] = 0
             if leaves is not None:
                 sources[id(leaves.numbers)] = number + 1
 
-    def _node(self, seen: Seen | None) -> Node | None:
+    def _node(self, place: Place | None) -> Node | None:
         """The tensor that a hook sees."""
-        if seen is None:
+        if place is None:
             return None
-        call = next((c for c in self.calls if (c.path, c.index) == (seen.path, seen.call)), None)
-        return None if call is None else call.first_read if seen.side == "input" else call.first_given
+        call = next((c for c in self.calls if (c.path, c.index) == (place.path, place.call)), None)
+        return None if call is None else call.first_read if place.side == "input" else call.first_given
 
     def _layer(self, call: Call, path: str, *, mixes: bool) -> tuple[Layer, Node | None, Node | None]:
         """A layer that is a module, from one run of it; and the stream before and after it.
@@ -123,12 +123,12 @@ class Finder:
         Args:
             mixes: whether it may begin with a sum with a stream of an earlier place (modded-nanogpt's x0).
         """
-        ends = [call.first_given, *call.gave] if call.first_given is not None else list(call.gave)
+        outputs = [call.first_given, *call.gave] if call.first_given is not None else list(call.gave)
         entries = [call.first_read, *call.read] if call.first_read is not None else list(call.read)
-        inside = [c for c in self.calls if call.begins < c.begins and c.ends < call.ends]
+        inside = [c for c in self.calls if call.start < c.start and c.end < call.end]
         given = _given(inside)
         for entry in entries:
-            for end in ends:
+            for end in outputs:
                 if entry.shape != end.shape or end.numbers is entry.numbers:
                     continue
                 found = steps(end, entry, given)
@@ -138,9 +138,9 @@ class Finder:
                 if any(step.parts for step in run):
                     norm = None if run[0].parts else self._norm_between(run[0], inside)
                     return Layer(path, self._branches(run, inside, call), entry_norm=norm), entry, end
-        if not entries or not ends:
+        if not entries or not outputs:
             return Layer(path, (), "it reads or gives no tensor that comes from the model's input"), None, None
-        if all(end.numbers is entries[0].numbers for end in ends[:1]):
+        if all(end.numbers is entries[0].numbers for end in outputs[:1]):
             return Layer(path, (), "it returns its input"), None, None
         return Layer(path, (), "no chain of additions leads from its input to its output"), None, None
 
@@ -157,7 +157,7 @@ class Finder:
         if not inside or (one.path.endswith("*") and not one.layers):
             return None
         given = _given(inside)
-        for call in sorted(inside, key=lambda c: -c.ends):
+        for call in sorted(inside, key=lambda c: -c.end):
             end = None if call.first_given is None else _added(call.first_given)
             found = None if end is None else steps(end, None, given)
             if end is not None and found is not None and any(step.parts for step in found[0]):
@@ -167,14 +167,16 @@ class Finder:
         all_branches = self._branches(found[0], inside, None)
         layers = []
         for parts in layered:
-            own = tuple(b for b in all_branches if b.modules and any(within(b.modules[0], part) for part in parts))
-            if own:
-                layers.append(Layer(parts[0], own, parts=parts if len(parts) > 1 else ()))
+            inside_part = tuple(
+                b for b in all_branches if b.modules and any(within(b.modules[0], part) for part in parts)
+            )
+            if inside_part:
+                layers.append(Layer(parts[0], inside_part, parts=parts if len(parts) > 1 else ()))
             elif any(within(c.path, part) for c in inside for part in parts):
                 return None  # the stream passes by this one: its parts may be stacks themselves
         if 2 * len(layers) <= len(layered):
             return None
-        last = max(inside, key=lambda c: c.ends)
+        last = max(inside, key=lambda c: c.end)
         final = self._final_norm(last, end)
         by_function = None if final else self._final_reader(last, end)
         return Stack(one.path, tuple(layers), end.shape[-1], one.parameters, final, by_function, called=False)
@@ -196,11 +198,11 @@ class Finder:
         return tuple(out)
 
     def _branch(self, step: Step, part: Part, inside: list[Call], layer: Call | None) -> Branch:
-        made = part.node.time
+        summed_at = part.node.time
         calls = part.calls
-        readers = [c for c in inside if _numbers(c.first_read) is step.before and c.begins < made]
+        readers = [c for c in inside if _numbers(c.first_read) is step.before and c.start < summed_at]
         norms = [c for c in readers if self._is_norm(c)]
-        main = max(calls, key=lambda c: (self.sizes.get(c.path, 0), c.ends)) if calls else None
+        main = max(calls, key=lambda c: (self.sizes.get(c.path, 0), c.end)) if calls else None
         norm = next(
             (c for c in norms if main is not None and self._feeds(c, main, inside)), norms[0] if norms else None
         )
@@ -216,11 +218,11 @@ class Finder:
             caveat = "a norm that is not a module precedes the addition"
         elif part.moved or step.moved:
             caveat = "its entries are put in another order before the addition"
-        reads = norm or next(iter(sorted(readers, key=lambda c: -c.begins)), None)
+        reads = norm or next(iter(sorted(readers, key=lambda c: -c.start)), None)
         bare = any(
             next(c.module.children(), None) is None and _numbers(c.first_given) is not step.before for c in readers
         )
-        normed = None if norm is not None or bare else self._reads_normed(step.before, inside, made)
+        normed = None if norm is not None or bare else self._reads_normed(step.before, inside, summed_at)
         reads = normed or reads
         placement: Placement = "none"
         if norm is not None or normed is not None:
@@ -230,9 +232,9 @@ class Finder:
         output = None
         if calls:
             last = calls[-1]
-            output = Seen(last.path, "output", last.index, self.tape.counts[id(last.module)])
+            output = Place(last.path, "output", last.index, self.tape.counts[id(last.module)])
         return Branch(
-            sort=self._sort(main, step, made),
+            sort=self._sort(main, step, summed_at),
             modules=tuple(dict.fromkeys(c.path for c in calls)),
             module="" if main is None else main.path,
             output=output,
@@ -249,25 +251,25 @@ class Finder:
             caveat=caveat,
         )
 
-    def _sort(self, main: Call | None, step: Step, made: int) -> Sort:
+    def _sort(self, main: Call | None, step: Step, summed_at: int) -> Sort:
         if main is None:
             return "branch"
-        begins = main.begins
+        begins = main.start
         if next(main.module.children(), None) is None:  # the last map alone: look at all since the stream was read
-            earlier = (p.node.time for p in step.parts if p.node.time < min(main.begins, made))
+            earlier = (p.node.time for p in step.parts if p.node.time < min(main.start, summed_at))
             begins = max([step.before.time, *earlier])
-        if any(begins <= time <= main.ends for time in self.tape.mixed):
+        if any(begins <= time <= main.end for time in self.tape.mixed):
             return "attention"
-        mixes = any(begins <= time <= main.ends for time in self.tape.shifted)
+        mixes = any(begins <= time <= main.end for time in self.tape.shifted)
         return "branch" if mixes else "feed_forward"
 
     def _is_norm(self, call: Call) -> bool:
         """Whether a run gives what it reads, normed: through norms, centring and scales alone."""
         return _normed(call.first_read, call.first_given)
 
-    def _reads_normed(self, stream: Node, calls: Sequence[Call], made: float = math.inf) -> Call | None:
+    def _reads_normed(self, stream: Node, calls: Sequence[Call], before: float = math.inf) -> Call | None:
         """The first run that reads the stream through a norm that is a function."""
-        later = (c for c in calls if stream.time < c.begins < made)
+        later = (c for c in calls if stream.time < c.start < before)
         return next((c for c in later if _normed(stream, c.first_read)), None)
 
     def _norm_between(self, step: Step, inside: list[Call]) -> str | None:
@@ -283,33 +285,33 @@ class Finder:
         return any(
             any(_numbers(node) is given for node in c.read)
             for c in inside
-            if within(c.path, main.path) and c.begins >= main.begins
+            if within(c.path, main.path) and c.start >= main.start
         )
 
     def _final_norm(self, last: Call, end: Node) -> str | None:
-        after = [c for c in self.calls if c.begins > last.begins and _numbers(c.first_read) is end.numbers]
-        after += [c for c in self.calls if c.begins > last.begins and end.numbers in summands(c.first_read)]
+        after = [c for c in self.calls if c.start > last.start and _numbers(c.first_read) is end.numbers]
+        after += [c for c in self.calls if c.start > last.start and end.numbers in summands(c.first_read)]
         return next((c.path for c in after if not within(c.path, last.path) and self._is_norm(c)), None)
 
     def _final_reader(self, last: Call, end: Node) -> str | None:
         """The path of what reads the stream's end through a norm that is a function."""
-        after = [c for c in self.calls if c.begins > last.begins and not within(c.path, last.path)]
+        after = [c for c in self.calls if c.start > last.start and not within(c.path, last.path)]
         found = self._reads_normed(end.numbers, after)
         return None if found is None else found.path
 
-    def _see(self, node: Node, layer: Call | None) -> Seen | None:
+    def _see(self, node: Node, layer: Call | None) -> Place | None:
         """Where hooks see a tensor: in the layer if they can, the very tensor rather than a view of it."""
 
         def rank(item: tuple[Call, str, Node]) -> tuple[bool, bool, bool, int]:
-            call, side, seen = item
-            outside = layer is not None and not (layer.begins <= call.begins and call.ends <= layer.ends)
-            return seen is not node, outside, side == "output", call.begins
+            call, side, read = item
+            outside = layer is not None and not (layer.start <= call.start and call.end <= layer.end)
+            return read is not node, outside, side == "output", call.start
 
         found = sorted(self._seen.get(id(node.numbers), []), key=rank)
         if not found:
             return None
         call, side, _ = found[0]
-        return Seen(call.path, side, call.index, self.tape.counts[id(call.module)])
+        return Place(call.path, side, call.index, self.tape.counts[id(call.module)])
 
     def _multiplier(self, factors: Sequence[Factor]) -> Multiplier:
         """The product of factors."""
@@ -348,24 +350,24 @@ def _carry_two(runs: Sequence[Call]) -> bool:
 
 def _mixes(step: Step, layer: Call) -> bool:
     """Whether what is added was there before the layer began."""
-    return bool(step.parts) and all(part.again or part.node.time < layer.begins for part in step.parts)
+    return bool(step.parts) and all(part.again or part.node.time < layer.start for part in step.parts)
 
 
 def _given(calls: Sequence[Call]) -> dict[int, list[Call]]:
     """Runs by the tensor (as numbers) that they give, innermost first."""
     out: dict[int, list[Call]] = {}
-    for call in sorted(calls, key=lambda c: c.ends):
+    for call in sorted(calls, key=lambda c: c.end):
         if call.first_given is not None and _numbers(call.first_given) is not _numbers(call.first_read):
             out.setdefault(id(call.first_given.numbers), []).append(call)
     # what only passes its input on (dropout) comes after those that made it
-    for call in sorted(calls, key=lambda c: c.ends):
+    for call in sorted(calls, key=lambda c: c.end):
         if call.first_given is not None and _numbers(call.first_given) is _numbers(call.first_read):
-            made = out.get(id(call.first_given.numbers))
-            if made is None:
-                out.setdefault(~id(call.first_given.numbers), []).append(call)  # what no module made
-            elif call.begins > made[0].ends:
-                made.append(call)
-                made.sort(key=lambda c: c.ends)
+            givers = out.get(id(call.first_given.numbers))
+            if givers is None:
+                out.setdefault(~id(call.first_given.numbers), []).append(call)  # what no module gave
+            elif call.start > givers[0].end:
+                givers.append(call)
+                givers.sort(key=lambda c: c.end)
     return out
 
 

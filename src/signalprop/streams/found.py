@@ -65,14 +65,14 @@ def as_it_was(model: nn.Module) -> Iterator[None]:
     """
     states = torch.get_rng_state(), random.getstate()
     device = device_of(model)
-    own, casting = (vars(model).get(name) for name in ("_original_forward", "forward"))
-    if own is not None and casting is not None:
-        vars(model)["forward"] = own
+    original, casting = (vars(model).get(name) for name in ("_original_forward", "forward"))
+    if original is not None and casting is not None:
+        vars(model)["forward"] = original
     try:
         with evaluating(model), torch.autocast("cpu" if device.type == "meta" else device.type, enabled=False):
             yield
     finally:
-        if own is not None and casting is not None:
+        if original is not None and casting is not None:
             vars(model)["forward"] = casting
         torch.set_rng_state(states[0])
         random.setstate(states[1])

@@ -46,13 +46,13 @@ def without_gradient(model: nn.Module) -> str:
 def weights_here(model: nn.Module) -> Iterator[None]:
     """Weights that accelerate keeps elsewhere (main memory, files) are in the model inside, where it must not run."""
     away: list[tuple[nn.Module, str, nn.Parameter]] = []
-    made: dict[int, nn.Parameter] = {}
+    loaded: dict[int, nn.Parameter] = {}
     for module in model.modules():
-        kept = next((hook.weights_map for hook in _align_hooks(module) if hook.offload), None)
+        offloaded = next((hook.weights_map for hook in _align_hooks(module) if hook.offload), None)
         for name, p in list(module._parameters.items()):
-            if p is not None and p.is_meta and kept is not None and name in kept:
+            if p is not None and p.is_meta and offloaded is not None and name in offloaded:
                 away.append((module, name, p))
-                module._parameters[name] = made.setdefault(id(p), nn.Parameter(kept[name], p.requires_grad))
+                module._parameters[name] = loaded.setdefault(id(p), nn.Parameter(offloaded[name], p.requires_grad))
     try:
         yield
     finally:

@@ -31,14 +31,14 @@ def multi_head_attention(
 
     def heads(role: str) -> Tensor:
         x = entry if memory is None or role == "query" else memory
-        made = x @ packed[rows[role]].double().cpu().mT
-        made = made if bias is None else made + bias[rows[role]].double().cpu()
-        return made.reshape(len(made), module.num_heads, -1).transpose(0, 1)
+        projected = x @ packed[rows[role]].double().cpu().mT
+        projected = projected if bias is None else projected + bias[rows[role]].double().cpu()
+        return projected.reshape(len(projected), module.num_heads, -1).transpose(0, 1)
 
     def error(found: Tensor) -> float:
-        made = found @ weight.double().cpu().mT
-        made = made if shift is None else made + shift.double().cpu()
-        return float((made - given).abs().max()) / (float(given.abs().max()) or 1.0)
+        projected = found @ weight.double().cpu().mT
+        projected = projected if shift is None else projected + shift.double().cpu()
+        return float((projected - given).abs().max()) / (float(given.abs().max()) or 1.0)
 
     with torch.no_grad():
         q, k, v = map(heads, _ROLES)
@@ -48,8 +48,8 @@ def multi_head_attention(
             )
             off = error(attended(q, k, v, shape))
             if off <= limit and error(attended(0 * q, k, v, shape)) > 64 * off:  # else any queries and keys would do
-                own = {role: (f"{home}.in_proj_weight", rows[role]) for role in _ROLES}
-                return Replayed({**own, "output": (f"{home}.out_proj", None)}, off, shape, across=across)
+                packed_roles = {role: (f"{home}.in_proj_weight", rows[role]) for role in _ROLES}
+                return Replayed({**packed_roles, "output": (f"{home}.out_proj", None)}, off, shape, across=across)
     return None
 
 

@@ -15,7 +15,7 @@ def within(path: str, other: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Place:
     """A tensor as a hook sees it: what enters or leaves a module, at its `call`-th of `calls` calls in a pass."""
 
     path: str
@@ -63,10 +63,10 @@ class Branch:
     sort: Sort
     modules: tuple[str, ...]
     module: str
-    output: Seen | None
-    stream_in: Seen | None
-    stream_out: Seen | None
-    total: Seen | None
+    output: Place | None
+    stream_in: Place | None
+    stream_out: Place | None
+    total: Place | None
     skip: Multiplier
     multiplier: Multiplier
     placement: Placement

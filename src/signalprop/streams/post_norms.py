@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from signalprop.streams.parts import Layer, Seen
+from signalprop.streams.parts import Layer, Place
 
 
 def post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer, ...], str | None]:
@@ -22,8 +22,8 @@ def post_norms(layers: Sequence[Layer], final: str | None) -> tuple[tuple[Layer,
     for i, (layer, norm) in enumerate(zip(layers, after, strict=True)):
         last = layer.branches[-1]
         if norm is not None:
-            seen = layers[i + 1].branches[0].stream_in if i + 1 < len(layers) else Seen(norm, "output")
-            last = replace(last, placement="post", norm=norm, stream_out=seen)
+            place = layers[i + 1].branches[0].stream_in if i + 1 < len(layers) else Place(norm, "output")
+            last = replace(last, placement="post", norm=norm, stream_out=place)
         out.append(
             replace(layer, branches=(*layer.branches[:-1], last), entry_norm=layer.entry_norm if i == 0 else None)
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits, whole
 from signalprop.streams.between import ambiguous, noise_in_branches, places_between, with_between
 from signalprop.streams.calls import call
-from signalprop.streams.parts import Branch, Layer, Multiplier, Seen, Stack
+from signalprop.streams.parts import Branch, Layer, Multiplier, Place, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
 
@@ -42,18 +42,18 @@ def prove(
     model: nn.Module, arguments: Dictionary[str, Any], stacks: tuple[Stack, ...]
 ) -> tuple[tuple[Stack, ...], tuple[Norm, ...]]:
     """The same stacks with every equation's error, and what their norms compute; one pass of a model that evaluates."""
-    wanted: set[Seen] = set()
+    wanted: set[Place] = set()
     norms: dict[str, None] = {}
     for stack in stacks:
         for branch in stack.branches:
             wanted |= {s for s in (branch.stream_in, branch.output, branch.total) if s is not None}
             norms |= dict.fromkeys(n for n in (branch.norm, branch.post_norm) if n is not None)
-            wanted |= {Seen(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
-        ends = (*(layer.entry_norm for layer in stack.layers), stack.final_norm)
-        norms |= dict.fromkeys(n for n in ends if n is not None)
-        wanted |= places_between(stack) | ({Seen(stack.final_reads, "input")} if stack.final_reads else set())
+            wanted |= {Place(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
+        outer = (*(layer.entry_norm for layer in stack.layers), stack.final_norm)
+        norms |= dict.fromkeys(n for n in outer if n is not None)
+        wanted |= places_between(stack) | ({Place(stack.final_reads, "input")} if stack.final_reads else set())
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
-    wanted |= {Seen(path, side) for path in norms for side in both}
+    wanted |= {Place(path, side) for path in norms for side in both}
     tensors, _ = tensors_of_pass(model, arguments, wanted)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
@@ -63,7 +63,7 @@ def prove(
 
 
 def _with_between(
-    model: nn.Module, arguments: Dictionary[str, Any], stack: Stack, tensors: Dictionary[Seen, Tensor]
+    model: nn.Module, arguments: Dictionary[str, Any], stack: Stack, tensors: Dictionary[Place, Tensor]
 ) -> Stack:
     if ambiguous(stack, tensors):
         with noise_in_branches(model, stack, tensors):
@@ -72,17 +72,17 @@ def _with_between(
 
 
 def tensors_of_pass(
-    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Seen], *, last: bool = False
-) -> tuple[dict[Seen, Tensor], Tensor | None]:
+    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Place], *, last: bool = False
+) -> tuple[dict[Place, Tensor], Tensor | None]:
     """Copies of the wanted tensors of a pass, and its first output.
 
     None for a tensor that the pass does not reach; of a module that runs more often than said, the first (or
     the `last`).
     """
-    points = sorted({(seen.path, seen.side, seen.call) for seen in wanted})
+    points = sorted({(place.path, place.side, place.call) for place in wanted})
     calls: dict[tuple[str, str], int] = {}
-    for seen in wanted:  # those of a norm are not counted
-        calls[seen.path, seen.side] = max(seen.calls, calls.get((seen.path, seen.side), 1))
+    for place in wanted:  # those of a norm are not counted
+        calls[place.path, place.side] = max(place.calls, calls.get((place.path, place.side), 1))
     found: dict[tuple[str, str, int], Tensor] = {}
 
     def keep(index: int, tensor: Tensor | None) -> None:
@@ -95,10 +95,10 @@ def tensors_of_pass(
         given = call(model, arguments)
     _, logits = loss_and_logits(given)
     output = first_tensor(given if logits is None else logits)
-    return {seen: found[p] for seen in wanted if (p := (seen.path, seen.side, seen.call)) in found}, output
+    return {place: found[p] for place in wanted if (p := (place.path, place.side, place.call)) in found}, output
 
 
-def _layer(layer: Layer, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Layer:
+def _layer(layer: Layer, tensors: Dictionary[Place, Tensor], parameters: Dictionary[str, Tensor]) -> Layer:
     """The layer with the error of every sum."""
     groups: list[list[Branch]] = []
     for branch in layer.branches:
@@ -125,7 +125,7 @@ def _terms(group: list[Branch], parameters: Dictionary[str, Tensor]) -> list[Any
     return factors
 
 
-def _sum(group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> list[Branch]:
+def _sum(group: list[Branch], tensors: Dictionary[Place, Tensor], parameters: Dictionary[str, Tensor]) -> list[Branch]:
     """Branches of one sum, with its error."""
     first = group[0]
     places = [first.stream_in, group[-1].total, *(branch.output for branch in group)]
@@ -158,7 +158,7 @@ def _number(factor: Multiplier, parameters: Dictionary[str, Tensor]) -> Any:
     return whole(parameters[factor.parameter]).detach().double() if factor.parameter else factor.value
 
 
-def _functions(stack: Stack, tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]) -> Iterator[Norm]:
+def _functions(stack: Stack, tensors: Dictionary[Place, Tensor], parameters: Dictionary[str, Tensor]) -> Iterator[Norm]:
     """What the norms of a stack compute that are functions: of a stream that no module sees, of the sum that it is."""
     for layer in stack.layers:
         stream: Tensor | None = None
@@ -176,12 +176,12 @@ def _functions(stack: Stack, tensors: Dictionary[Seen, Tensor], parameters: Dict
 
 
 def _total(
-    stream: Tensor | None, group: list[Branch], tensors: Dictionary[Seen, Tensor], parameters: Dictionary[str, Tensor]
+    stream: Tensor | None, group: list[Branch], tensors: Dictionary[Place, Tensor], parameters: Dictionary[str, Tensor]
 ) -> Tensor | None:
     """The stream after branches that are added to it; None where an output was not seen."""
-    seen = [branch.output for branch in group if branch.output is not None and branch.output in tensors]
-    outputs = [tensors[place].double() for place in seen]
-    if stream is None or len(seen) < len(group) or any(x.numel() != stream.numel() for x in outputs):
+    places = [branch.output for branch in group if branch.output is not None and branch.output in tensors]
+    outputs = [tensors[place].double() for place in places]
+    if stream is None or len(places) < len(group) or any(x.numel() != stream.numel() for x in outputs):
         return None
     first, *factors = _terms(group, parameters)
     total: Tensor = first * stream
@@ -190,16 +190,16 @@ def _total(
     return total
 
 
-def _function(reads: str, stream: Tensor | None, tensors: Dictionary[Seen, Tensor]) -> Norm:
-    given = tensors.get(Seen(reads, "input"))
+def _function(reads: str, stream: Tensor | None, tensors: Dictionary[Place, Tensor]) -> Norm:
+    given = tensors.get(Place(reads, "input"))
     if stream is None or given is None or given.numel() != stream.numel():
         return Norm(reads, "unknown", None, None, function=True)
     return replace(fitted_norm(reads, stream, given.reshape(stream.shape)), function=True)
 
 
-def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> Norm:
+def norm_of(model: nn.Module, path: str, tensors: Dictionary[Place, Tensor]) -> Norm:
     """Which norm it is, by its numbers: of all kinds and offsets the one that comes nearest."""
-    x, y = tensors.get(Seen(path, "input")), tensors.get(Seen(path, "output"))
+    x, y = tensors.get(Place(path, "input")), tensors.get(Place(path, "output"))
     if x is None or y is None or x.shape != y.shape:
         return Norm(path, "unknown", None, None)
     module = model.get_submodule(path)
@@ -212,7 +212,7 @@ def norm_of(model: nn.Module, path: str, tensors: Dictionary[Seen, Tensor]) -> N
 
 
 def fitted_norm(
-    path: str, x: Tensor, y: Tensor, weight: Any = None, bias: Any = None, own: float | None = None, *,
+    path: str, x: Tensor, y: Tensor, weight: Any = None, bias: Any = None, stated: float | None = None, *,
     centred: bool = False,
 ) -> Norm:  # fmt: skip
     """The norm that comes nearest; `centred`: a LayerNorm in any case, as of a stream without a mean both kinds fit."""
@@ -221,7 +221,7 @@ def fitted_norm(
     middle = wide - wide.mean(-1, keepdim=True)
     tries = []
     kinds = (("layernorm", middle), ("rmsnorm", wide))[: 1 if centred else 2]
-    for (kind, base), eps in product(kinds, _USUAL if own is None else (own,)):
+    for (kind, base), eps in product(kinds, _USUAL if stated is None else (stated,)):
         normed = base / (base.square().mean(-1, keepdim=True) + eps).sqrt()
         gains: list[tuple[float | None, Any]] = [(None, 1.0)]
         if isinstance(weight, Tensor):
@@ -255,8 +255,8 @@ def gain_and_bias(norm: nn.Module | None) -> tuple[Any, Any]:
 
 def epsilon(norm: nn.Module) -> float | None:
     """What a norm adds under its root, where it says so."""
-    own = [float(value) for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)]
-    return own[0] if own else None
+    stated = [float(value) for name in _EPSILONS if isinstance(value := getattr(norm, name, None), float)]
+    return stated[0] if stated else None
 
 
 _AFFINE = (("weight", "g", "gamma", "scale", "gain"), ("bias", "b", "beta", "shift"))

@@ -16,7 +16,7 @@ from signalprop.streams.convolutions import gated_convolution
 from signalprop.streams.experts import experts
 from signalprop.streams.feed_forwards import bends, feed_forward
 from signalprop.streams.multi_head import multi_head_attention
-from signalprop.streams.parts import Branch, Layer, Seen, Stack
+from signalprop.streams.parts import Branch, Layer, Place, Stack
 from signalprop.streams.proof import Norm, gain_and_bias, norm_of, tensors_of_pass
 from signalprop.streams.replay import Hints, Map, Replayed, Rotation, attention, rows_of, same
 from signalprop.streams.wrappers import adapters_in, with_adapters_merged
@@ -35,9 +35,9 @@ class Proof:
     """
 
     branches: tuple[Replayed | str, ...]
-    tensors: Dictionary[Seen, Tensor]
+    tensors: Dictionary[Place, Tensor]
     output: Tensor | None
-    decoder: Dictionary[Seen, Tensor]
+    decoder: Dictionary[Place, Tensor]
 
 
 def is_map(module: nn.Module) -> bool:
@@ -63,17 +63,17 @@ def prove_roles(
         if isinstance(m, nn.Embedding) or (path and not any(True for _ in m.children()) and not is_map(m))
     ]  # fmt: skip
     sides: tuple[Literal["input", "output"], ...] = ("input", "output")
-    wanted = {Seen(path, side) for path in [*maps, *small] for side in sides}
+    wanted = {Place(path, side) for path in [*maps, *small] for side in sides}
     for branch in (branch for stack in stacks for branch in stack.branches):
-        wanted |= {seen for seen in (branch.stream_in, branch.stream_out, branch.output) if seen is not None}
-        wanted |= {Seen(path, "output") for path in (branch.norm, branch.post_norm) if path is not None}
-        wanted |= {Seen(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
-    wanted |= {Seen(stack.final_reads, "input") for stack in stacks if stack.final_reads is not None}
+        wanted |= {place for place in (branch.stream_in, branch.stream_out, branch.output) if place is not None}
+        wanted |= {Place(path, "output") for path in (branch.norm, branch.post_norm) if path is not None}
+        wanted |= {Place(branch.reads, "input")} if branch.normed and branch.reads is not None else set()
+    wanted |= {Place(stack.final_reads, "input") for stack in stacks if stack.final_reads is not None}
     tensors, output = _first_sequence(*tensors_of_pass(model, arguments, wanted), stacks[0])
     decoder = tensors
     if len(stacks) > 1:
-        seen = _first_sequence(*tensors_of_pass(model, arguments, wanted, last=True), stacks[1])[0]
-        decoder = {one: seen[one] if one.calls == 1 else held for one, held in tensors.items()}
+        first = _first_sequence(*tensors_of_pass(model, arguments, wanted, last=True), stacks[1])[0]
+        decoder = {one: first[one] if one.calls == 1 else held for one, held in tensors.items()}
     proved = {norm.path for norm in norms if norm.kind != "unknown"}
     replay = _Replay(model, tensors, maps, proved)
     found: list[Replayed | str] = []
@@ -85,8 +85,8 @@ def prove_roles(
 
 
 def _first_sequence(
-    tensors: dict[Seen, Tensor], output: Tensor | None, stack: Stack
-) -> tuple[dict[Seen, Tensor], Tensor | None]:
+    tensors: dict[Place, Tensor], output: Tensor | None, stack: Stack
+) -> tuple[dict[Place, Tensor], Tensor | None]:
     """The tensors of the first sequence alone, of a stream that holds several (a dictionary's, a series' channels)."""
     start = stack.branches[0].stream_in
     stream = tensors.get(start) if start is not None else None
@@ -99,13 +99,13 @@ def _first_sequence(
             return x[:length]
         return x[:1] if x.ndim > 1 and len(x) == n else x
 
-    return {seen: one(x) for seen, x in tensors.items()}, None if output is None else one(output)
+    return {place: one(x) for place, x in tensors.items()}, None if output is None else one(output)
 
 
 class _Replay:
     """Replays branches; shapes that were proved are tried first in the next layer."""
 
-    def __init__(self, model: nn.Module, tensors: Dictionary[Seen, Tensor], maps: list[str], norms: set[str]) -> None:
+    def __init__(self, model: nn.Module, tensors: Dictionary[Place, Tensor], maps: list[str], norms: set[str]) -> None:
         self.model, self.tensors, self.maps, self.norms = model, tensors, maps, norms
         self.like: dict[tuple[str, bool], Replayed] = {}
         self.linear: dict[str, float] = {}
@@ -113,10 +113,10 @@ class _Replay:
 
     def at(self, path: str, side: Any) -> Tensor | None:
         """What a module reads or outputs, (tokens, features), float64."""
-        found = self.tensors.get(Seen(path, side))
+        found = self.tensors.get(Place(path, side))
         return None if found is None or not found.is_floating_point() else rows_of(found)
 
-    def seen(self, place: Seen | None) -> Tensor | None:
+    def tensor_at(self, place: Place | None) -> Tensor | None:
         """A tensor of the stream, (tokens, features), float64."""
         return rows_of(self.tensors[place]) if place is not None and place in self.tensors else None
 
@@ -126,7 +126,7 @@ class _Replay:
             return self.at(stack.final_norm, "output")
         if stack.final_reads is not None:
             return self.at(stack.final_reads, "input")
-        return self.seen(stack.branches[-1].stream_out)
+        return self.tensor_at(stack.branches[-1].stream_out)
 
     def branch(self, layer: Layer, branch: Branch, memory: Tensor | None) -> Replayed | str:
         """The roles of one branch, or the one line why they are not known."""
@@ -135,9 +135,9 @@ class _Replay:
         if entry is None or given is None:
             return f"what {branch.module} reads or outputs was not seen"
         self.tokens = len(entry)
-        own = [path for path in self.maps if path != layer.path and layer.holds(path)]
-        seen = [(path, self.at(path, "input"), self.at(path, "output")) for path in own]
-        ran = [Map(path, x, y) for path, x, y in seen if x is not None and y is not None]
+        inside = [path for path in self.maps if path != layer.path and layer.holds(path)]
+        pairs = [(path, self.at(path, "input"), self.at(path, "output")) for path in inside]
+        ran = [Map(path, x, y) for path, x, y in pairs if x is not None and y is not None]
         refused, homes = None, self._homes(layer, branch)
         for home in homes:
             if stored := self._stored(home, entry.shape[-1]):
@@ -227,7 +227,7 @@ class _Replay:
         modules = dict(self.model.named_modules())
         # in one order in all processes that a model is sharded over, which gather each weight together
         for path in dict.fromkeys(path for path, _ in found.weights.values()):
-            if path not in modules or Seen(path, "output") not in self.tensors:
+            if path not in modules or Place(path, "output") not in self.tensors:
                 continue
             if is_map(modules[path]) and self._linear(path) > LIMIT:
                 return f"{path} is not the linear map of its weight (off by {self._linear(path):.1g})"
@@ -263,13 +263,13 @@ class _Replay:
             return self.at(branch.norm, "output")
         if branch.normed and branch.reads is not None:
             return self.at(branch.reads, "input")
-        return self.seen(branch.stream_in)
+        return self.tensor_at(branch.stream_in)
 
     def _given(self, branch: Branch) -> Tensor | None:
         """What the branch's last map outputs."""
         if branch.placement in ("sandwich", "res-post") and branch.post_norm is not None:
             return self.at(branch.post_norm, "input")
-        return self.seen(branch.output)
+        return self.tensor_at(branch.output)
 
     def _linear(self, path: str) -> float:
         """Largest difference of a map's output from weight * input + bias, over its largest entry."""
@@ -280,9 +280,9 @@ class _Replay:
             module = with_adapters_merged(module)
             weight, bias = whole(module.weight).detach().double(), whole(getattr(module, "bias", None))
             fits = weight.shape == (y.shape[-1], x.shape[-1]) and type(module).__name__ != "Conv1D"
-            made = x @ (weight.mT if fits else weight)
-            made = made + bias.detach().double() if isinstance(bias, Tensor) else made
-            self.linear[path] = float((made - y).abs().max()) / (float(y.abs().max()) or 1.0)
+            mapped = x @ (weight.mT if fits else weight)
+            mapped = mapped + bias.detach().double() if isinstance(bias, Tensor) else mapped
+            self.linear[path] = float((mapped - y).abs().max()) / (float(y.abs().max()) or 1.0)
         return self.linear[path]
 
     def _hints(self, layer: Layer, branch: Branch) -> Hints:
@@ -297,13 +297,13 @@ class _Replay:
         for path in self.norm_paths(layer, branch):
             x, y = self.at(path, "input"), self.at(path, "output")
             if x is not None and y is not None and norm_of(self.model, path, self.tensors).kind != "unknown":
-                sides = [self.tensors[Seen(path, side)].double().cpu() for side in ("input", "output")]
+                sides = [self.tensors[Place(path, side)].double().cpu() for side in ("input", "output")]
                 norms[path] = (sides[0], sides[1])
         tables = {
-            seen.path: found.reshape(found.shape[-3:]).permute(2, 0, 1).double().cpu()
-            for seen, found in self.tensors.items()
-            if seen.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
-            and isinstance(self.model.get_submodule(seen.path), nn.Embedding)
+            place.path: found.reshape(found.shape[-3:]).permute(2, 0, 1).double().cpu()
+            for place, found in self.tensors.items()
+            if place.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
+            and isinstance(self.model.get_submodule(place.path), nn.Embedding)
         }  # fmt: skip
         rotations = tuple(self._rotations(text_config(self.model)))
         counts = tuple(dict.fromkeys((*heads, *_COUNTS)))
@@ -316,11 +316,11 @@ class _Replay:
 
     def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
         """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""
-        own = {b.norm for b in layer.branches} | {b.post_norm for b in layer.branches}
+        of_branches = {b.norm for b in layer.branches} | {b.post_norm for b in layer.branches}
         for path, module in self.model.named_modules():
             gain, _ = gain_and_bias(module)
             one = isinstance(gain, Tensor) and gain.ndim == 1 and not isinstance(module, nn.Embedding)
-            if one and path != layer.path and layer.holds(path) and path not in own:
+            if one and path != layer.path and layer.holds(path) and path not in of_branches:
                 yield path
 
     def _rotations(self, text: Any) -> Iterator[Rotation]:

@@ -188,8 +188,8 @@ def _only_scales(node: Node, calls: Sequence[Call]) -> bool:
     """Whether a module gives a tensor that only multiplies by a parameter, all it has: LayerScale."""
     if node.operation != "scale" or not isinstance(node.factors[0], Tensor):
         return False
-    own = [p for call in calls for p in call.module.parameters(recurse=False)]
-    return [p.data_ptr() for p in own] == [node.factors[0].data_ptr()] and not node.factors[0].is_meta
+    weights = [p for call in calls for p in call.module.parameters(recurse=False)]
+    return [p.data_ptr() for p in weights] == [node.factors[0].data_ptr()] and not node.factors[0].is_meta
 
 
 def _times(part: Part, factors: Sequence[Factor]) -> Part:
@@ -234,9 +234,9 @@ def parts_of(
             )
         elif here.operation == "product":
             part.gated = True
-            made = [one for one in here.inputs if given.get(id(one.numbers)) and one.shape == here.shape]
+            by_modules = [one for one in here.inputs if given.get(id(one.numbers)) and one.shape == here.shape]
             big = [one for one in here.inputs if one.shape == here.shape]
-            part.node = (made or big or list(here.inputs))[0]
+            part.node = (by_modules or big or list(here.inputs))[0]
         elif here.operation == "norm":
             part.normed = True
             part.node = here.inputs[0]

@@ -190,5 +190,5 @@ def _proofs(found: Streams) -> Iterator[str]:
     yield f"proved              {len(proved)} of {len(branches)} sums{largest}"
     norms = [norm for norm in found.norms if norm.kind != "unknown"]
     yield f"norms proved        {len(norms)} of {len(found.norms)}"
-    made = "random: " if found.invented else ""
-    yield f"input               {made}{', '.join(found.inputs)}"
+    invented = "random: " if found.invented else ""
+    yield f"input               {invented}{', '.join(found.inputs)}"

@@ -82,8 +82,8 @@ class Call:
     module: nn.Module
     path: str
     index: int
-    begins: int
-    ends: int
+    start: int
+    end: int
     read: tuple[Node, ...]
     gave: tuple[Node, ...]
     first_read: Node | None
@@ -248,8 +248,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inner = [node for t in terms if isinstance(t, Tensor) and (node := self.node(t)) is not None]
         if start is None or not inner:
             return None
-        made = self._product("mul", terms, tuple(inner)) if how == "product" else (how, tuple(inner), ())
-        part = self._node(made[0], made[1], start.shape, made[2])
+        merged = self._product("mul", terms, tuple(inner)) if how == "product" else (how, tuple(inner), ())
+        part = self._node(merged[0], merged[1], start.shape, merged[2])
         return "add", (start, part), (float(beta), float(alpha))
 
     def _product(
@@ -290,8 +290,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def multiple(node: Node, factor: float | Tensor = 1.0) -> tuple[Node, float | Tensor]:
     """The tensor that this one is a view, a copy or a multiple of, and of which factor; `factor` times that."""
     while node.operation in ("same", "scale"):
-        for own in node.factors:
-            factor = own * factor
+        for one in node.factors:
+            factor = one * factor
         node = node.inputs[0]
     return node, factor
 
@@ -323,10 +323,10 @@ def _storage(tensor: Tensor) -> int:
 
 def summands(node: Node | None, stop: Collection[int] = ()) -> list[Node]:
     """The tensors that one comes from through sums and factors, itself among them; not beyond those whose id stops."""
-    ahead, met = [] if node is None else [node.numbers], dict[int, Node]()
+    ahead, passed = [] if node is None else [node.numbers], dict[int, Node]()
     while ahead:
         one = ahead.pop()
-        if id(one) not in met and id(one) not in stop and one.operation in ("add", "scale", "product"):
+        if id(one) not in passed and id(one) not in stop and one.operation in ("add", "scale", "product"):
             ahead += [inner.numbers for inner in one.inputs]
-        met[id(one)] = one
-    return list(met.values())
+        passed[id(one)] = one
+    return list(passed.values())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, rows_of
 from signalprop.streams.calls import call
-from signalprop.streams.parts import Seen, Stack
+from signalprop.streams.parts import Place, Stack
 
 _CHANGED = 1e-5  # of the largest entry
 _LARGEST = 2  # stacks, of which one may read the other's stream
@@ -128,22 +128,23 @@ class _Noise:
             return changed
 
         hooks = Hooks()
-        wanted: list[list[Seen]] = []
+        wanted: list[list[Place]] = []
         for index, stack in enumerate(self.stacks):
             first = next((b.stream_in for b in stack.branches if b.stream_in is not None), None)
             if first is not None:
                 module = self.model.get_submodule(first.path)
                 watch = hooks.reads if first.side == "input" else hooks.outputs
                 watch(module, partial(enters, index))
-            wanted.append([seen for seen in dict.fromkeys(b.output for b in stack.branches) if seen is not None])
-        sites = [(index, seen) for index, of_one in enumerate(wanted) for seen in of_one]
+            wanted.append([place for place in dict.fromkeys(b.output for b in stack.branches) if place is not None])
+        sites = [(index, place) for index, of_one in enumerate(wanted) for place in of_one]
 
         def leaves(k: int, tensor: Tensor | None) -> None:
             if tensor is not None:
                 outputs[sites[k][0]].setdefault(k, tensor.detach().clone())
 
         hooks.sites(
-            [Site(self.model.get_submodule(seen.path), seen.side, seen.call, seen.calls) for _, seen in sites], leaves
+            [Site(self.model.get_submodule(place.path), place.side, place.call, place.calls) for _, place in sites],
+            leaves,
         )
         with hooks, torch.no_grad():
             call(self.model, self.given)
