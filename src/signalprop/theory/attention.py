@@ -138,7 +138,6 @@ def across(
 class _Scores(NamedTuple):
     """What the score matrix contributes: the symbols of docs/theory/attention.md."""
 
-    r_query: Array  # correlation of two query vectors, bias included
     s: Array
     c: Array
     q0: Array
@@ -172,7 +171,7 @@ def _scores(x: Attention) -> _Scores:
     c = xp.minimum(xp.maximum(r_query * per_token, LEAST * s), s)
     value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
     q0 = (1.0 - x.r_key) * per_token / sizes.d
-    return _Scores(r_query, s, c, q0, xp.exp(value), *rows)
+    return _Scores(s, c, q0, xp.exp(value), *rows)
 
 
 def _of_weights(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
@@ -218,9 +217,8 @@ def forward(x: Attention) -> Pair:
         overlap = sizes.mean_overlap + (scores.value_overlap - 1.0) * score_pairs / xp.maximum(sizes.n_keys - 1.0, 1.0)
     else:
         overlap = scores.value_overlap / sizes.n_keys
-    linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2
     variance = xp.maximum(variance, 0.0)
-    covariance = x.r_key + (1.0 - x.r_key) * overlap + linear
+    covariance = x.r_key + (1.0 - x.r_key) * overlap
     return variance, _within(covariance, variance, xp)
 
 
