@@ -7,7 +7,8 @@ the shortest. A survivor means that a test is missing or that the term is not ne
 without it).
 
 Left out is what changes nothing for any input: the size of a negative argument of NumPy's `reshape`, which takes every
-negative number as "whatever is left".
+negative number as "whatever is left"; and a tenth of a number below 1e-6, which stands where something would else be
+divided by 0 or says what counts as equal (that it is added at all is still changed).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ TESTED = ("theory", "kernels", "models", "test_invariants.py")  # of tests/, abo
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
 }  # fmt: skip
+_TINY = 1e-6
 _LIMIT = 15  # seconds of processor time for the tests of a mutant; one that no test caught by then survives
 _LONGEST = 2.0  # of a test: longer ones are not run
 
@@ -82,7 +84,7 @@ def changes_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
         (line, what it is). Messages, annotations, indices and defaults of settings are left alone.
     """
     for node in _computed(tree):
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and not 0 < node.value < _TINY:
             old: Any = node.value
             node.value = old + 1 if isinstance(old, int) else old * 1.1 + (old == 0)
             yield node.lineno, f"{old!r} -> {node.value!r}"

@@ -31,6 +31,11 @@ def test_the_size_of_what_is_left_for_reshape_to_find_is_no_change() -> None:
     ]  # fmt: skip
 
 
+def test_a_guard_is_there_or_not_whatever_its_size() -> None:
+    tree = ast.parse("x / (y + 1e-12)")
+    assert [ast.unparse(tree) for _ in changes_of(tree)] == ["x * (y + 1e-12)", "x / (y - 1e-12)", "x / (y + 0)"]
+
+
 @pytest.mark.slow
 def test_the_theory_has_many_and_all_can_be_made() -> None:
     every = mutants(SOURCE)
