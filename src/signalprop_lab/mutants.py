@@ -84,8 +84,8 @@ def changes_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
         (line, what it is). Messages, annotations, indices and defaults of settings are left alone.
     """
     for node in _computed(tree):
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float) and not 0 < node.value < _TINY:
-            old: Any = node.value
+        old: Any = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.Constant) and type(old) in (int, float) and not 0 < old < _TINY:
             node.value = old + 1 if isinstance(old, int) else old * 1.1 + (old == 0)
             yield node.lineno, f"{old!r} -> {node.value!r}"
             node.value = old
