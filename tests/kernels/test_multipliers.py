@@ -34,6 +34,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "post-norm encoder-decoder": {"kind": "encoder-decoder", "n_decoder_layers": 2, "norm_placement": "post"},
     "image": {"input": "patches", "class_token": True, "head": "classes", "seq_len": 5, "patch_dim": 12},
 }
+SHAPE: dict[str, Any] = {
+    "n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "seq_len": 8, "vocab_size": 60, "norm_eps": 0.0,
+    "tied_embeddings": False, "bias": True,
+}  # fmt: skip
 COLUMNS = "token_correlation", "variance_sd", "token_correlation_sd", "variance_sd_many", "variance_excess"
 
 
@@ -107,10 +111,7 @@ def without_multipliers(p: Parametrization) -> tuple[Parametrization, FloatArray
 )
 def test_weights_can_carry_every_multiplier(name: str, large: float, fidelity: Any) -> None:
     """Also where skips and branches are so large that kernels have a scale beside them."""
-    a = Architecture(**{
-        "n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "seq_len": 8, "vocab_size": 60, "norm_eps": 0.0,
-        "tied_embeddings": False, "bias": True, **NETWORKS[name],
-    })  # fmt: skip
+    a = Architecture(**SHAPE | NETWORKS[name])
     p = with_multipliers(a)
     p = p.with_columns(skip=large * p.skip, branch=large * p.branch)
     plain, before, branch, after = without_multipliers(p)
@@ -141,6 +142,44 @@ def test_without_norms_and_scores_a_size_stays_what_it_is(size: float, fidelity:
         "forward": dict.fromkeys(("stream_in", "branch", "stream_out"), everywhere),
         "gradient": dict.fromkeys(("stream_in", "stream_out"), none),
     })  # fmt: skip
+
+
+# How far averages over positions lie from token kernels of equivalent tokens: ln of a variance, a correlation. Without
+# a mask all positions are; an image's class token is not.
+APART = dict.fromkeys(NETWORKS, (0.07, 0.05)) | {"bidirectional": (0.02, 0.005), "post": (0.02, 0.005)}
+APART |= {"post-norm encoder-decoder": (0.2, 0.03), "none": (0.08, 0.05)}
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "image"])
+def test_both_formulas_agree_where_tokens_are_equivalent(name: str) -> None:
+    a = Architecture(**SHAPE | {"d_model": 128, "norm_eps": 0.01} | NETWORKS[name])
+    p = with_multipliers(a)
+    p = p.with_columns(score_scale=(0.5 if a.qk_norm else 6) * p.score_scale)
+    inputs = InputStatistics(token_correlation=0.2, target_correlation=0.1)
+    averages, kernels = (predict(p, inputs, fidelity=fidelity) for fidelity in ("moments", "kernel"))  # type: ignore[arg-type]
+    apart, correlated = APART[name]
+    for side, points in (("forward", ("stream_out", "branch")), ("gradient", ("stream_in", "branch"))):
+        for one, other in ((getattr(averages, side)[point], getattr(kernels, side)[point]) for point in points):
+            np.testing.assert_allclose(one.log_variance, other.log_variance, rtol=0, atol=apart)
+            np.testing.assert_allclose(one.token_correlation, other.token_correlation, rtol=0, atol=correlated)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_sweep_is_its_networks_whatever_they_are(name: str) -> None:
+    """Of tables that differ in every column."""
+    a = Architecture(**SHAPE | {"norm_eps": 0.01} | NETWORKS[name])
+    first = with_multipliers(a)
+    second = first.with_columns(**{key.replace(".", "__"): 0.8 * x for key, x in first.columns().items()})
+    read = {"kind": "patches"} if a.input == "patches" else {"target_correlation": 0.1}
+    inputs = InputStatistics(token_correlation=0.2, **read)  # type: ignore[arg-type]
+    together = predict(Parametrization.sweep([first, second]), inputs)
+    for k, p in enumerate((first, second)):
+        alone = predict(p, inputs, fidelity="moments")
+        for side in ("forward", "gradient"):
+            for point, series in getattr(together, side).items():
+                for column in ("log_variance", "token_correlation", "mean"):
+                    one, other = (getattr(x, column) for x in (series, getattr(alone, side)[point]))
+                    np.testing.assert_allclose(one[k], other, rtol=1e-9, atol=1e-9, err_msg=f"{side} {point} {column}")
 
 
 def check_same(one: Profile, other: Profile, sizes: dict[str, dict[str, FloatArray]]) -> None:
