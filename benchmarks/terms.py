@@ -2,7 +2,7 @@
 
     python -m benchmarks.terms                              # every term: the cells that move
     python -m benchmarks.terms --tests                      # the fast test that fails without each
-    python -m benchmarks.terms --only "output along the query" --sets fresh --every 8
+    python -m benchmarks.terms --only "one key moves two queries" --sets fresh --every 8
 
 A term stays if a fast test fails without it and a cell of a published page moves by more than its standard error. It
 prints, of every term: the cells that move by more than their standard error without it, how many of them come nearer
@@ -67,10 +67,9 @@ TERMS = [
          "return 0 * self._spread * self._of_values.spread", 12),
     Term("score variances differ between heads", "kernels/causal_attention.py",
          "return 2 / self.d_head + 4 / self.d_model", "return 0.0", 30),
-    Term("keys popular with two queries", "theory/attention.py",
-         "_Scores(r_query, s, c, q0, xp.exp(value), *rows)", "_Scores(r_query, s, c, q0, 0 * value + 1, *rows)", 212),
-    Term("output along the query", "theory/attention.py",
-         "linear = scores.r_query * scores.q0 * (1.0 - scores.second) ** 2", "linear = 0.0", 2),
+    Term("keys popular with two queries", "kernels/causal_attention.py",
+         "return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)",
+         "return self._of_pair(0 * popular), self._of_pair(overlap), self._of_pair(weighted)", 212),
     Term("the tied head along the stream", "kernels/passes.py",
          "ahead.along = along_of(stack, inputs, last, log_share)", "ahead.along = None", 150),
     Term("chance overlap of gates", "sublayers/feed_forward/signal.py",
