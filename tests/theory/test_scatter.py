@@ -164,10 +164,40 @@ def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPa
     assert pickle.loads(pickle.dumps(profile.gradient)) == profile.gradient and len(built) == 1
 
 
-def response(placement: Any, **inputs: Any) -> Response:
-    p = scheme("xavier")(Architecture.preset("tgs", **SMALL, norm_placement=placement, head="none"))
-    given = InputStatistics(kind="stream", loss_fraction=1.0, **inputs)
+def response(
+    placement: Any, token_correlation: float = 0.0, target_correlation: float = 0.0, **fields: Any
+) -> Response:
+    p = scheme("xavier")(Architecture.preset("tgs", **SMALL | fields, norm_placement=placement, head="none"))
+    given = InputStatistics(kind="stream", token_correlation=token_correlation, target_correlation=target_correlation)
     return Response(p, predict(p, given, fidelity="moments"))
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_all_that_draws_add_falls_as_one_over_the_width(placement: Any) -> None:
+    """Of two networks of the same shares, one of twice the width: noise, bends of the mean, sizes of tokens."""
+    read = {"token_correlation": 0.3, "target_correlation": 0.2}
+    narrow, wide = (
+        response(placement, norm_eps=1e-12, d_model=64 * k, n_heads=4 * k, d_ff=256 * k, **read) for k in (1, 2)
+    )
+    np.testing.assert_allclose(narrow.here.share, wide.here.share, rtol=0.02)  # attention has terms of 1 / width
+    sent = np.linspace(0.1, 0.9, len(narrow.r))
+    pairs = [(x, y) for x, y in zip(narrow.of_one_sequence, wide.of_one_sequence, strict=True)]
+    pairs += [(narrow.means()[k], wide.means()[k]) for k in ("stream_in", "branch", "stream_out")]
+    pairs.append((narrow._by_sizes_of_tokens(sent), wide._by_sizes_of_tokens(sent)))
+    for one, other in pairs:
+        np.testing.assert_allclose(one, 2 * other, rtol=0.05, atol=0.02 * np.abs(one).max())
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_the_size_of_gaussian_tokens(placement: Any) -> None:
+    """Variance and covariance of 16 tokens of correlation .3, over their draws."""
+    x = response(placement, token_correlation=0.3, target_correlation=0.2)
+    rng, n, t = np.random.default_rng(0), 4000, int(x.tokens)
+    tokens = np.sqrt(0.7) * rng.standard_normal((n, t, x.d)) + np.sqrt(0.3) * rng.standard_normal((n, 1, x.d))
+    variance = np.square(tokens).mean((1, 2))
+    shared = (np.square(tokens.sum(1)).mean(1) - t * variance) / (t * (t - 1))
+    drawn = np.cov(variance, shared)
+    np.testing.assert_allclose(x.gaussian(1.0, 0.3), drawn, rtol=4 * (2 / n) ** 0.5)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
