@@ -10,7 +10,7 @@ import signalprop as sp
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.kernels.sliding_window import windowed
-from signalprop.theory.attention_rows import Band
+from signalprop.theory.attention_rows import Band, over_rows
 
 T = 13
 
@@ -95,3 +95,15 @@ def test_moments_say_what_they_leave_out_and_shapes_have_no_window() -> None:
     assert not any("window" in note for note in sp.predict(sp.scheme("xavier")(a.replace(seq_len=4))).notes)
     with pytest.raises(InputError, match="window"):
         sp.predict(sp.scheme("xavier")(a.replace(positions="alibi")))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("window", "length"), [(7, 40), (2, 9), (12, 20)])
+def test_averages_over_rows_of_a_window(window: int, length: int, causal: bool) -> None:
+    """Of 1, and of what falls as 1/n and as (ln n)/n with the rows' lengths n."""
+    band = Band(window, causal)
+    lengths = band.lengths(length)
+    rows = over_rows(length, band)
+    for of in (lambda n: 1.0, lambda n: 1 / n, lambda n: np.log(n) / n):
+        found = sum(weight * of(n) for n, weight in rows)
+        assert found == pytest.approx(np.mean([of(n) for n in lengths]), rel=2e-3)

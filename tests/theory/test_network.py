@@ -12,6 +12,8 @@ import pytest
 from signalprop.data.batches import Batch, image_batch, text_batch
 from signalprop.errors import InputError
 from signalprop.kernels.embedding_and_loss import input_kernel
+from signalprop.kernels.scaled_kernel import State
+from signalprop.kernels.stack import Stack
 from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
@@ -20,7 +22,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.prediction import predict
 from signalprop.schemes import scheme
 from signalprop.theory import attention
-from signalprop.theory.network import log_of_row, predict_moments
+from signalprop.theory.network import log_of_row, predict_moments, token_share
 
 STREAM = InputStatistics(kind="stream", token_correlation=0.227, target_correlation=0.3)
 
@@ -89,6 +91,21 @@ def test_the_row_of_a_token_in_the_stream_that_enters() -> None:
     p = replace(p, embedding=p.embedding.model_copy(update=sizes))
     kernel = input_kernel(p, InputStatistics(tokens=np.array([[3, 3]]), token_correlation=1.0))
     assert math.exp(log_of_row(p)) * 0.5**2 == pytest.approx(kernel[0, 1])
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_the_row_of_a_token_in_the_last_stream(placement: Any) -> None:
+    """Without branches two positions of one word still share its row alone, through skips and norms after them."""
+    a = Architecture(
+        kind="decoder", n_layers=2, d_model=64, n_heads=4, seq_len=2, norm_placement=placement, norm_eps=0.1
+    )
+    p = scheme("xavier")(a).with_columns(branch=0.0, skip=[0.8, 1.2, 0.9, 1.1], norm_gain=[1.5, 0.7, 0.6, 1.3])
+    p = replace(p, embedding=p.embedding.model_copy(update={"token": 0.5, "position": 0.7}))
+    kernel = input_kernel(p, InputStatistics(tokens=np.array([[3, 3]]), token_correlation=1.0))
+    stack = Stack(p)
+    last = stack.run(State(kernel), range(stack.n)).absolute()
+    divisors = [float(np.mean(stack.sum_divisors.get(i, 1.0))) for i in range(stack.n)]
+    assert math.exp(token_share(p, np.log(divisors))) * 0.5**2 == pytest.approx(last[0, 1])
 
 
 def test_a_layer_norm_after_a_sum_leaves_no_mean() -> None:

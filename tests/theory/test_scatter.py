@@ -17,7 +17,6 @@ from signalprop.results.comparison import compare, spread_over
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
-from signalprop.theory.scatter.error_chains import chain
 from signalprop.theory.scatter.response import Overlaps, Response
 from signalprop.theory.scatter.sequences import between_sequences, parabola
 
@@ -138,17 +137,6 @@ def test_the_mean_over_narrow_networks(method: str, placement: str) -> None:
     below = theirs.token_correlation - ours.token_correlation
     left = np.abs(below - ours.token_correlation_excess) / theirs.token_correlation_se
     assert left.mean() < 2 and left.mean() < 0.5 * np.abs(below / theirs.token_correlation_se).mean()
-
-
-def test_a_chain_by_doubling_is_the_chain_step_by_step() -> None:
-    rng = np.random.default_rng(0)
-    left, right, added = rng.standard_normal((3, 13, 2, 2)) / 2
-    x = start = rng.standard_normal((2, 2))
-    expected = []
-    for a, b, c in zip(left, right, added, strict=True):
-        x = a @ x @ b + c
-        expected.append(x)
-    np.testing.assert_allclose(chain(left, right, added, start), expected, atol=1e-12)
 
 
 def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ def dual_of_nodes(
             place. Both may have a leading axis of members.
     """
     if per_token.ndim > 1:
-        root, mean = inverse_roots(per_token), per_token.mean(-1, keepdims=True)
-        s = mean if (np.ptp(per_token, axis=-1) <= _SPREAD * mean[:, 0]).all() else per_token
+        root, mean = inverse_roots(per_token), per_token.mean(1, keepdims=True)
+        s = mean if (np.ptp(per_token, axis=1) <= _SPREAD * mean[:, 0]).all() else per_token
         of, place = dual_of(name, derivative, s.ravel()), np.arange(s.size).reshape(s.shape)
         rows, r = place[..., None], shared * pairs(root, root)
         alone = np.broadcast_to(of(rows, rows, np.ones(rows.shape))[..., 0], per_token.shape)

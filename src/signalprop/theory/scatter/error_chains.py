@@ -33,17 +33,12 @@ def bend_of_ratio(r: FloatArray, noise: FloatArray) -> FloatArray:
 
 
 def chain(left: FloatArray, right: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
-    """X_(l+1) = A_l X_l B_l + C_l for all l, (n, j, k), in log2(n) steps: each doubles how far back a row looks."""
-    n = len(added)
-    by = np.einsum("nab,ncd->nadbc", left, right).reshape(n, start.size, start.size)
-    out = added.reshape(n, start.size).copy()
-    out[0] += by[0] @ start.ravel()
-    step = 1
-    while step < n:
-        out[step:] = out[step:] + np.einsum("nij,nj->ni", by[step:], out[:-step])
-        by[step:] = by[step:] @ by[:-step]
-        step *= 2
-    return out.reshape(added.shape)
+    """X_(l+1) = A_l X_l B_l + C_l for all l, (n, j, k)."""
+    found, x = [], start
+    for a, b, c in zip(left, right, added, strict=True):
+        x = a @ x @ b + c
+        found.append(x)
+    return np.stack(found)
 
 
 def covariances(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
