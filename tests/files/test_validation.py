@@ -107,6 +107,25 @@ def test_a_file_elsewhere_a_program_a_pickle_and_a_connection_end_a_load(tmp_pat
         socket.create_connection(("127.0.0.1", 9))
 
 
+def test_links_lead_out_of_a_load_wherever_they_stand(tmp_path: Path) -> None:
+    """A file's, a directory's, one that is stepped out of, and one that another load saw as a directory."""
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside / "sub", outside / "deep"):
+        folder.mkdir(parents=True)
+        (folder / "x").write_text("1")
+    (outside / "x").write_text("1")
+    with guarded("it", inside):
+        assert (inside / "sub" / "x").read_text() == "1"
+    (inside / "file").symlink_to(outside / "x")
+    (inside / "link").symlink_to(outside / "deep")
+    (inside / "sub" / "x").unlink()
+    (inside / "sub").rmdir()
+    (inside / "sub").symlink_to(outside)
+    for path in ("file", "link/x", "link/../x", "sub/x"):
+        with pytest.raises(InputError, match="it was not loaded"), guarded("it", inside):
+            open(f"{inside}/{path}").close()
+
+
 def test_a_library_that_goes_on_after_it_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("b")
     with pytest.raises(InputError, match="it was not loaded"), guarded("it"), suppress(BaseException):
