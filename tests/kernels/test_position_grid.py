@@ -226,6 +226,15 @@ def test_tables_that_go_together_are_those_of_each(
                 np.testing.assert_allclose(one[point].token_correlation, series.token_correlation, atol=1e-5)
 
 
+@pytest.mark.parametrize("by", [-30, -3, 0, 1, 4, 60])
+def test_a_grid_moves_what_is_linear_between_its_nodes(by: int) -> None:
+    """In the logarithm of the keys that a position sees. Nothing stands before the first position; after the last it is as at the last."""
+    grid = Grid(50, np.array([0, 1, 2, 4, 9, 20, 35, 49]))
+    at = grid.positions + by
+    expected = np.where(at >= 0, 2 + np.log(np.clip(at, 0, 49) + 1), 0.0)
+    np.testing.assert_allclose(grid.moved(by) @ (2 + np.log(grid.n)), expected)
+
+
 def test_what_does_not_fit_together_goes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     a = Architecture.preset("gpt2", n_layers=1, seq_len=128)
     tables, inputs = [scheme(name)(a) for name in ("xavier", "takase", "gpt2", "value-skipinit")], default_statistics(a)
