@@ -20,6 +20,7 @@ from signalprop.models.transformer import surroundings
 from signalprop.network.kinds import KINDS, kind_named
 from signalprop.network.moments import FloatArray
 from signalprop.results.profile import DRAWN
+from signalprop.sublayers import drawn as drawn_sublayers
 from signalprop.sublayers.drawn import DrawnSublayers
 from signalprop.theory.signals import Signal
 
@@ -214,3 +215,11 @@ def test_wide_sublayers_are_drawn_with_fewer_heads(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("signalprop.sublayers.recurrent_settings._FEATURES", 64 * 64)
     there, there_se = drawn(p, 12)
     assert close(here, there, np.hypot(se, there_se), 0.01), (here, there, se, there_se)
+
+
+@pytest.mark.parametrize("least", [0.0, -1e-3])
+def test_roots_of_kernels_that_have_no_inverse(least: float) -> None:
+    """Two tokens that are one, but for rounding that makes a direction negative: what is left is the kernel."""
+    kernel = np.full((2, 2), 4.0) + least * np.array([[1.0, -1.0], [-1.0, 1.0]]) / 2
+    root = drawn_sublayers._root(kernel).double().numpy()
+    np.testing.assert_allclose(root @ root.T, np.full((2, 2), 4.0), atol=1e-6)

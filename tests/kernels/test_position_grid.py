@@ -228,7 +228,8 @@ def test_tables_that_go_together_are_those_of_each(
 
 @pytest.mark.parametrize("by", [-30, -3, 0, 1, 4, 60])
 def test_a_grid_moves_what_is_linear_between_its_nodes(by: int) -> None:
-    """In the logarithm of the keys that a position sees. Nothing stands before the first position; after the last it is as at the last."""
+    """In the logarithm of the keys that a position sees; nothing stands before the first, and after the last it is as
+    at the last."""
     grid = Grid(50, np.array([0, 1, 2, 4, 9, 20, 35, 49]))
     at = grid.positions + by
     expected = np.where(at >= 0, 2 + np.log(np.clip(at, 0, 49) + 1), 0.0)
