@@ -166,6 +166,11 @@ def test_from_five_layers_on_every_smooth_activation_has_a_transformation(
     assert bend == pytest.approx(zeta ** (1 / n_layers) - 1, rel=1e-4, abs=1e-8)
 
 
+def test_a_shift_far_from_0_is_found() -> None:
+    assert numbers_of(dks("tanh", 1))[1][1] > 8
+    test_the_four_conditions_by_independent_quadrature("tanh", 1, 5.0)
+
+
 @pytest.mark.parametrize(("n_layers", "eta"), [(13, 0.9), (36, 0.9), (36, 0.5), (108, 0.95)])
 def test_tat_takes_uncorrelated_tokens_to_eta(n_layers: int, eta: float) -> None:
     name, c = tat(n_layers, eta), 0.0

@@ -116,11 +116,10 @@ def _solve(act: Activation, target: float) -> tuple[float, float]:
 
     log_scale = math.log(_FIRST)
     shift = on_curve(log_scale, start)
-    first = _plain(act, _FIRST, shift).bend
-    if target < first:  # C'(1) - 1 falls as scale^2
-        log_scale += math.log(target / first) / 2 - 0.1
-        shift = on_curve(log_scale, shift)
     best, step = 0.0, 0.2
+    while _plain(act, math.exp(log_scale), shift).bend > target:
+        log_scale -= step
+        shift = on_curve(log_scale, shift)
     while True:
         if math.isnan(shift):
             return math.nan, best
@@ -147,7 +146,7 @@ def _first_shift(act: Activation) -> float:
         for sign, before in ((1, right), (-1, left)):
             growth = _plain(act, _FIRST, sign * b).growth
             if growth * before < 0:
-                return float(sign * (b - _SHIFTS[0] / 2))
+                return float(sign * b)
             right, left = (growth, left) if sign > 0 else (right, growth)
     return math.nan
 
@@ -175,11 +174,10 @@ def _solve_gated(act: Activation, target: float) -> tuple[float, float]:
         return _gate(act, math.exp(log_scale), shift)[2]
 
     log_scale, best, step = math.log(_FIRST), 0.0, 0.2
-    first = bend(log_scale)
-    if math.isnan(first):
+    if math.isnan(bend(log_scale)):
         return math.nan, 0.0
-    if target < first:
-        log_scale += math.log(target / first) / 2 - 0.1
+    while bend(log_scale) > target:
+        log_scale -= step
     while True:
         found = bend(log_scale)
         if found >= target:
