@@ -21,7 +21,6 @@ from typing import Any
 from signalprop.files.storage import write_text
 
 FOLDER = Path(__file__).parent.parent / "examples"
-_PICTURES = 65  # dots per inch
 
 
 def names() -> list[str]:
@@ -72,9 +71,7 @@ def _shown(value: Any) -> dict[str, Any]:
         own = getattr(value, "_repr_html_", lambda: None)()
         page = {} if own is None else {"text/html": own.splitlines(keepends=True)}
         return page | {"text/plain": repr(value).splitlines(keepends=True)}
-    picture = io.BytesIO()
-    value.savefig(picture, format="png", dpi=_PICTURES, metadata={"Software": None})
-    return {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
+    return {"image/png": base64.b64encode(value._repr_png_()).decode(), "text/plain": ["<Figure>"]}
 
 
 def main(chosen: list[str]) -> None:

@@ -118,6 +118,12 @@ def test_nothing_to_draw() -> None:
         figure([])
 
 
+def test_a_notebook_shows_a_figure_without_pyplot() -> None:
+    """IPython shows what `_repr_png_` returns; matplotlib's Figure has none, and was shown as text."""
+    shown = figure(predicted(n_layers=1))
+    assert shown._repr_png_().startswith(b"\x89PNG")
+
+
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"signalprop\[report\]"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import importlib
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -79,9 +78,7 @@ class Shown:
             return page
         if figure is None:
             return page
-        data = io.BytesIO()
-        figure.savefig(data, format="png", dpi=70)
-        encoded = base64.b64encode(data.getvalue()).decode()
+        encoded = base64.b64encode(figure._repr_png_()).decode()
         return f'{page}<img alt="the signal over depth" style="max-width: 100%" src="data:image/png;base64,{encoded}">'
 
 

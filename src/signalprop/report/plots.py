@@ -115,13 +115,13 @@ def sections_figure(
         columns: panels beside each other. size: of a panel, in inches.
     """
     require("matplotlib", "report")
-    from matplotlib.figure import Figure
+    from signalprop.report.notebook_figure import NotebookFigure
 
     width, height = size
     drawn = [[b for b in section.blocks if isinstance(b, Chart | HeatMap)] for section in sections]
     drawn = [blocks for blocks in drawn if blocks]
     rows = [-(-len(blocks) // columns) for blocks in drawn]
-    figure = Figure(figsize=(width * columns, height * sum(rows) + 0.6 * len(rows) + 0.4), layout="constrained")
+    figure = NotebookFigure(figsize=(width * columns, height * sum(rows) + 0.6 * len(rows) + 0.4), layout="constrained")
     figure.suptitle(title)
     parts = figure.subfigures(len(drawn), 1, squeeze=False, height_ratios=[height * n + 0.6 for n in rows])[:, 0]
     for part, blocks, lines in zip(parts, drawn, rows, strict=True):
