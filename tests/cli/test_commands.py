@@ -10,6 +10,7 @@ import pytest
 
 from commandline import TINY, Command, result_of
 from signalprop import __version__
+from signalprop.cli import all_commands
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.html import read
@@ -24,6 +25,15 @@ def test_version_and_help(command: Command) -> None:
         status, out, err = command(*arguments)
         assert (status, err) == (0, "")
         assert re.search(r" compare +Predict and measure a model's signal", out)
+
+
+def test_help_is_40_lines_of_80_columns(command: Command) -> None:
+    """And the list of commands has whole sentences."""
+    pages = [command("--help").out, *(command(one.__name__, "--help").out for one in all_commands())]
+    assert "..." not in pages[0].partition("Commands:")[2]
+    for page in pages:
+        lines = page.splitlines()
+        assert len(lines) <= 40 and max(map(len, lines)) <= 80, page
 
 
 def test_predict_equals_the_library(command: Command) -> None:

@@ -10,7 +10,7 @@ import typer.main
 
 from commandline import TINY, Command
 from signalprop.cli import all_commands, command_line
-from signalprop.cli.options import PANELS
+from signalprop.cli.options import FILES
 
 # What a command needs beside its outputs; none of it exists, so that what is said of an output comes before all work.
 NEEDED = {
@@ -26,7 +26,7 @@ ENDINGS = {"plot": ".png", "plot_curves": ".png", "matrices": ".npz"}
 def written() -> list[tuple[str, str, str]]:
     """(command, option, ending of the file) of every option that names a file to write."""
     commands = typer.main.get_command(command_line(all_commands())).commands  # type: ignore[attr-defined]
-    names = {"write", *ENDINGS, *PANELS["Output"]}
+    names = {"write", *ENDINGS, *FILES}
     return [
         (name, option.opts[0], ENDINGS.get(option.name, ".html"))
         for name, command in commands.items()

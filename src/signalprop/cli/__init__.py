@@ -27,7 +27,7 @@ from signalprop.cli.fit import fit
 from signalprop.cli.fold import fold
 from signalprop.cli.kernel import kernel
 from signalprop.cli.measure import measure
-from signalprop.cli.options import PANELS, with_overwrite
+from signalprop.cli.options import with_overwrite
 from signalprop.cli.output import drop_what_nobody_takes, note, send_to_nobody
 from signalprop.cli.predict import predict
 from signalprop.cli.report import report
@@ -68,20 +68,11 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A command with its options in groups, which refuses one that is given twice: the last would win in silence."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for option in self._options():
-            panels = (panel for panel, names in PANELS.items() if option.name in names)
-            option.rich_help_panel = next(panels, option.rich_help_panel)
-
-    def _options(self) -> list[TyperOption]:
-        return [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
+    """A command that refuses an option that is given twice: the last would win in silence."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = args[: args.index("--") if "--" in args else None]
-        for option in self._options():
+        for option in (one for one in self.params if isinstance(one, TyperOption)):
             times = sum(word.partition("=")[0] in option.opts for word in words)
             if times > 1 and not option.multiple and not option.is_flag:
                 raise InputError(f"{option.opts[0]} is given {times} times; give it once")
@@ -100,7 +91,7 @@ def command_line(commands: Sequence[Callable[..., None]]) -> typer.Typer:
         name="signalprop",
         help="Predict, measure and repair the signal in deep transformers: variance, token correlation, gradient.",
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     made.callback(invoke_without_command=True)(_root)

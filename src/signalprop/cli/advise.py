@@ -23,16 +23,13 @@ def advise(
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Say what is wrong with a network's start, and what would cure it.
+    """Say what is wrong with a network's start, and how to cure it.
 
-    WHAT is a preset, a configuration or a table; a checkpoint, whose weights are read (trained ones are measured); a
-    recipe of `train` (.yaml, .toml); or the .jsonl of a SignalMonitor, whose findings are those of the training. Every
-    change (scheme, placement of norms, multipliers, QK-norm, depth) is applied to the description and predicted
-    for this very network; those that leave nothing wrong come first, with their cost and the line to paste.
+    Every change (scheme, placement of norms, multipliers, QK-norm, depth) is predicted for this network; those that
+    leave nothing wrong come first, with their cost and the line to paste.
 
     \b
-    Example:
-      signalprop advise tgs --layers 96 --norm post --scheme xavier
+    Example: signalprop advise tgs --layers 96 --norm post --scheme xavier
     """
     from signalprop.advice import CHANGES, PAIRS
     from signalprop.advice import advise as advised

@@ -42,15 +42,13 @@ def anatomy(
     data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Find a model's residual stream, layers, branches and norms, and prove what was found.
+    """Find and prove a model's residual stream, branches and norms.
 
-    For any model of transformers, known to signalprop or not: one small forward pass is followed addition by addition,
-    a second one looks whether stream = skip * stream + multiplier * branch, a third one what every weight is. A
-    directory without weights is initialised freshly where it is small, and else read for its structure only.
+    One forward pass is followed addition by addition; a second one tests that stream = skip * stream + multiplier *
+    branch, a third one what every weight is.
 
     \b
-    Example:
-      signalprop anatomy ./my-checkpoint
+    Example: signalprop anatomy ./my-checkpoint
     """
     from signalprop.attachment.anatomy import anatomy as found_in
     from signalprop.cli.loading import called_with

@@ -31,15 +31,13 @@ def apply(
     data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Write a checkpoint of a Hugging Face model that carries a scheme.
+    """Put a scheme into a Hugging Face model, in a new directory.
 
-    The directory needs no more than a config.json. Trained weights are kept, and a scheme
-    that would change what they compute is refused without --redraw or --change-function. Python's
-    signalprop.load(DIR) reads the result; for plain transformers, write it with `signalprop fold`.
+    Trained weights are kept, and a scheme that would change what they compute is refused without --redraw or
+    --change-function. `signalprop fold` makes the result one for plain transformers.
 
     \b
-    Example:
-      signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
+    Example: signalprop apply ./my-checkpoint --scheme deepscalelm --out ./deep
     """
     from signalprop.cli.loading import announce_model, called_with, load_model
 

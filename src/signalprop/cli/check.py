@@ -25,15 +25,13 @@ def check(
     data: opt.Arguments = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Check that a model's initial weights and multipliers are the ones that a scheme asks for.
+    """Check that a model starts with the weights of a scheme.
 
-    Every weight's standard deviation against the wanted one, with its standard error: a right model fails once in
-    10,000 times. Exit status 1 when anything is off, missing or matched twice: for the start-up of a training job.
+    Compares every weight's standard deviation with the scheme's: a right model fails once in 10,000 times. Exit status
+    1 if anything is off, for the start-up of a training job.
 
     \b
-    Example:
-      signalprop check ./my-checkpoint --scheme gpt2
-      signalprop check ./scaled
+    Example: signalprop check ./my-checkpoint --scheme gpt2
     """
     from signalprop.cli.loading import announce_model, called_with, load_model
 

@@ -45,13 +45,11 @@ def compare(
 ) -> None:
     """Predict and measure a model's signal, and say how they agree.
 
-    The model is built from the architecture and the scheme, with fresh weights for every seed; it reads the
-    embedded text unless --data names a file. A Hugging Face directory is by default measured as it is, and
-    predicted from the statistics of its live weights.
+    A preset is built with fresh weights for every seed. A Hugging Face directory is measured as it is, and predicted
+    from its weights.
 
     \b
-    Example:
-      signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8 --plot signal.png
+    Example: signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8
     """
     from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import (

@@ -30,8 +30,7 @@ def diagnose(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A Hugging Face directory, a .gguf file, the name of a model on the hub, or the JSON "
-            "of an earlier diagnosis.",
+            help="A Hugging Face directory, .gguf file, model of the hub, or JSON of a diagnosis.",
         ),
     ],
     data: Annotated[
@@ -39,23 +38,22 @@ def diagnose(
         typer.Option(
             "--data",
             metavar="FILE|DATASET",
-            help="Text, JSON lines or Parquet with a field `text` (also .gz, .xz), or the name of a data set (default: "
-            "249 State of the Union addresses); for speech models WAV or FLAC; .safetensors or .npz with an array for "
-            "each argument of the model.",
+            help="Text, JSON lines, Parquet, a data set of the hub, WAV, FLAC; .safetensors or .npz, an array per "
+            "argument of the model.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, approximately.")] = 8192,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Tokens to read, about.")] = 8192,
     seq_len: Annotated[
         int | None, typer.Option("--seq-len", min=2, help="Tokens of a sequence (default: 512).")
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Measure the loss without each single layer.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="The loss without each layer.")] = False,
     cast: Annotated[
         list[str] | None,
         typer.Option(
             "--cast",
             metavar="FORMAT",
-            help="fp16, bf16, fp8 (float8_e4m3fn), fp8-e5m2, int8, nvfp4, mxfp4, mxfp8, int8_channel, int8_block, "
-            "int4_channel, int4_block or all (repeatable).",
+            help="The loss in a format: fp16, bf16, fp8, fp8-e5m2, int8, nvfp4, mxfp4, mxfp8, int8_channel, "
+            "int8_block, int4_channel, int4_block, all; repeatable.",
         ),
     ] = None,
     loss_scale: Annotated[
@@ -63,7 +61,7 @@ def diagnose(
         typer.Option(
             "--loss-scale",
             metavar="SCALE",
-            help="Count the gradient entries that float16 loses at this loss scale (PyTorch starts at 65536).",
+            help="What float16 loses of gradients at it; PyTorch: 65536.",
         ),
     ] = None,
     task: Annotated[
@@ -71,21 +69,18 @@ def diagnose(
         typer.Option(
             "--task",
             metavar="FILE|NAME",
-            help="Measure accuracy, too: JSON lines of prompt, choices and answer, or NAME,NAME of "
-            "lm-evaluation-harness.",
+            help="Accuracy: JSON lines, or names of lm-evaluation-harness.",
         ),
     ] = None,
-    trials: Annotated[
-        bool, typer.Option("--trials/--no-trials", help="Try other conventions of trained weights on a short text.")
-    ] = True,
+    trials: Annotated[bool, typer.Option("--trials/--no-trials", help="Try other conventions of the weights.")] = True,
     against: Annotated[
-        str | None, typer.Option("--against", metavar="MODEL", help="Another model, or diagnosis, to compare with.")
+        str | None, typer.Option("--against", metavar="MODEL", help="A model or diagnosis to compare.")
     ] = None,
     weights_only: Annotated[
         bool,
         typer.Option(
             "--weights-only",
-            help="Only read statistics of the weights in the files, of any size; nothing is run.",
+            help="Only read the weights; nothing is run.",
         ),
     ] = False,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16, float16 or auto.")] = "float32",
@@ -94,16 +89,12 @@ def diagnose(
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
     plot: opt.Plot = None,
-    everything: Annotated[bool, typer.Option("--all", help="Print every layer and every number.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Print every layer and number.")] = False,
 ) -> None:
     """Say what a trained model's layers do, and what is wrong.
 
-    Per layer: variance, token correlation, rank, attention, gradient, outliers, nearness to the identity; with --remove
-    what it is worth, with --cast what few bits do to it; and verdicts in words.
-
     \b
-    Example:
-      signalprop diagnose ./checkpoint --data book.txt --remove --cast float8_e4m3fn --plot layers.png
+    Example: signalprop diagnose ./checkpoint --data book.txt --remove --cast fp8
     """
     if weights_only:
         if unread := [

@@ -28,15 +28,13 @@ def fit(
     device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
-    """Rescale a model so that its activations fit float16; the function stays.
+    """Rescale a model so that its activations fit float16.
 
-    The residual stream, values and gated activations are divided by powers of two in the weights. Measured on text,
-    before and after; the new checkpoint is read back and its outputs are compared in float64. Exit status 1 where
-    something that no weight can move is still beyond it.
+    Weights are divided by powers of two; the function stays. Exit status 1 if something that no weight can move is
+    still too large.
 
     \b
-    Example:
-      signalprop fit ./my-checkpoint --out ./fitted
+    Example: signalprop fit ./my-checkpoint --out ./fitted
     """
     from signalprop.errors import require
 

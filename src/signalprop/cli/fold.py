@@ -10,14 +10,13 @@ SCHEMA = "signalprop/fold/1"
 
 
 def fold(directory: Directory, out: Out, data: opt.Arguments = None, json_file: opt.Json = None) -> None:
-    """Multiply a saved scheme into the weights: a checkpoint that plain transformers loads.
+    """Multiply a scheme into the weights, for plain transformers.
 
-    The directory is one that `signalprop apply`, signalprop.save or save_pretrained of an applied model wrote. The new
-    checkpoint is read back by transformers alone and run beside the old one on a tiny batch before it gets its name.
+    DIR is what `signalprop apply` or signalprop.save wrote. The new checkpoint is read by transformers alone and
+    compared with the old one before it gets its name.
 
     \b
-    Example:
-      signalprop fold ./deep --out ./plain
+    Example: signalprop fold ./deep --out ./plain
     """
     from signalprop.errors import require
 

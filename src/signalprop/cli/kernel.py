@@ -39,13 +39,12 @@ def kernel(
     json_file: opt.Json = None,
     plot: opt.Plot = None,
 ) -> None:
-    """Follow token kernels through every layer: how correlated tokens become, and where the rank collapses.
+    """Follow token kernels: where all tokens become one.
 
     Several schemes, with commas between, are shown side by side.
 
     \b
-    Example:
-      signalprop kernel gpt2 --scheme xavier,deepscalelm --layers 24 --plot kernels.png
+    Example: signalprop kernel gpt2 --scheme xavier,deepscalelm --layers 24
     """
     from signalprop.kernels.memory_limits import check_covered
     from signalprop.kernels.trace import trace

@@ -50,12 +50,10 @@ def measure(
 ) -> None:
     """Measure every layer's signal with hooks, on real text.
 
-    One forward and one backward pass per seed. A directory is measured with its saved weights (or --random-init),
-    with its tokenizer.json if it has one. Any other ARCH is built with --scheme.
+    One forward and one backward pass per seed. A directory keeps its weights unless --random-init is given.
 
     \b
-    Example:
-      signalprop measure ./my-checkpoint --data book.txt --plot signal.png
+    Example: signalprop measure ./my-checkpoint --data book.txt --plot signal.png
     """
     from signalprop.attachment.anatomy import attach
     from signalprop.cli.loading import (

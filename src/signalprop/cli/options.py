@@ -37,8 +37,7 @@ Arch = Annotated[
     typer.Argument(
         metavar="ARCH",
         autocompletion=_presets,
-        help="A preset (tgs, bert-base, gpt2, llama-130m, ...), a JSON file with an architecture or a parametrization, "
-        "or a Hugging Face directory.",
+        help="A preset (gpt2, tgs, ...), a JSON file of a network, or a Hugging Face directory.",
     ),
 ]
 Set = Annotated[
@@ -46,13 +45,13 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Any field of the architecture, e.g. activation=silu (repeatable).",
+        help="A field of the architecture, as activation=silu; repeatable.",
     ),
 ]
-SCHEME = "NAME[:KEY=VALUE]"
+SCHEME = "SCHEME"
 _INITIALISATION = (
-    "Initialisation, see `signalprop schemes`; with options as deepscalelm:k=2 (default: huggingface, what the model's "
-    "family draws; xavier for architectures without a family, such as tgs)"
+    "Initialisation, see `signalprop schemes`; with options: deepscalelm:k=2 (default: what the model's family draws; "
+    "xavier for tgs)"
 )
 SchemeName = Annotated[
     str | None, typer.Option("--scheme", metavar=SCHEME, autocompletion=schemes_that_begin, help=f"{_INITIALISATION}.")
@@ -61,55 +60,51 @@ SchemeNames = Annotated[
     str | None,
     typer.Option(
         "--scheme",
-        metavar=f"{SCHEME}[,...]",
+        metavar="SCHEMES",
         autocompletion=schemes_that_begin,
         help=f"{_INITIALISATION}; several give one table.",
     ),
 ]
-WANTED = "Name, see `signalprop schemes`, with options as deepscalelm:k=2; or a JSON file with a parametrization"
+WANTED = "See `signalprop schemes`; with options: deepscalelm:k=2; or the JSON of a table"
 WantedScheme = Annotated[str, typer.Option("--scheme", metavar=SCHEME, help=f"{WANTED}.")]
-QkScale = Annotated[float, typer.Option("--qk-scale", help="Multiply the standard deviation of query and key weights.")]
-Text = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="UTF-8 text to read instead of the default.")]
-_ARRAYS = ".safetensors or .npz with an array for each argument of a directory's model"
+QkScale = Annotated[float, typer.Option("--qk-scale", help="Factor on the query and key weights.")]
+Text = Annotated[Path | None, typer.Option("--data", metavar="FILE", help="UTF-8 text to read.")]
+_ARRAYS = ".safetensors or .npz, an array per argument of the model"
 Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
         metavar="FILE",
-        help=f"What the model reads instead of the default: UTF-8 text; for speech models WAV or FLAC; {_ARRAYS}.",
+        help=f"What the model reads: UTF-8 text; WAV or FLAC; {_ARRAYS}.",
     ),
 ]
 Arguments = Annotated[
     Path | None, typer.Option("--data", metavar="FILE", help=f"What the model is called with: {_ARRAYS}.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights and data.")]
-Json = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - is standard output.")
-]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON; - prints it.")]
 FailOn = Annotated[
     str | None,
     typer.Option(
         "--fail-on",
         metavar="SEVERITY",
-        help="Exit with status 3 for findings of this severity and above: fault, warning, note.",
+        help="Exit with status 3 for a note, warning or fault, and above.",
     ),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw the result: .png, .svg, .pdf, or an interactive page (.html)."),
+    typer.Option("--plot", metavar="FILE", help="Draw it: .png, .svg, .pdf or .html."),
 ]
-Device = Annotated[
-    str, typer.Option("--device", metavar="DEVICE", help="Where the model runs: cpu, cuda, cuda:1, mps, ...")
-]
+Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Where it runs: cpu, cuda, mps, ...")]
 Inside = Annotated[
     str | None,
     typer.Option(
         "--inside",
         metavar="PATH",
-        help="Take the model inside a directory's model, e.g. model.language_model or vision_model.",
+        help="A model inside the directory's, as vision_model.",
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Print every layer instead of a selection.")]
+All = Annotated[bool, typer.Option("--all", help="Print every layer.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
 
 Changes = dict[str, Any]  # fields of an architecture, by name
@@ -118,7 +113,7 @@ SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per se
 _NETWORK: dict[str, tuple[Any, str, str]] = {
     "layers": (int, "n_layers", "Number of layers."),
     "seq_len": (int, "seq_len", "Tokens per sequence."),
-    "norm": (str, "norm_placement", "Norm placement: pre, post, sandwich, res-post or none."),
+    "norm": (str, "norm_placement", "pre, post, sandwich, res-post or none."),
 }
 
 
@@ -152,13 +147,13 @@ def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
     return decorated
 
 
-_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there already.")]
+_Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 
 
 def with_overwrite(command: Command) -> Command:
     """The command, with --overwrite where one of its options names a file that it writes."""
     own = list(signature(command, eval_str=True).parameters.values())
-    shown = {item.name: getattr(item.annotation, "__metadata__", ()) for item in own if item.name in PANELS["Output"]}
+    shown = {item.name: getattr(item.annotation, "__metadata__", ()) for item in own if item.name in FILES}
     if not any(getattr(option, "metavar", None) == "FILE" for options in shown.values() for option in options):
         return command
 
@@ -173,13 +168,7 @@ def with_overwrite(command: Command) -> Command:
     return run
 
 
-# Groups of options in --help; options of one command come first.
-PANELS = {
-    "Network": (*_NETWORK, "assignments"),
-    "Initialisation": ("scheme", "qk_scale", "random_init"),
-    "Input": ("data", "seed", "seeds", "tokens"),
-    "Output": ("all_rows", "everything", "fail_on", "json_file", "plot", "out", "overwrite"),
-}
+FILES = ("json_file", "plot", "out")  # parameters that name what a command writes
 
 
 def usable(device: str) -> str:

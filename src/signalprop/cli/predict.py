@@ -43,13 +43,12 @@ def predict(
 ) -> None:
     """Predict every layer's signal, without PyTorch.
 
-    Token statistics follow Zipf's law unless --data names a file, whose exact statistics are then used. Several schemes
-    and depths, with commas between, give one table with a row for each pair, and one picture.
+    Tokens follow Zipf's law, or the words of --data. Several schemes and depths, with commas between, give one table
+    and one picture.
 
     \b
-    Example:
-      signalprop predict tgs --layers 192 --scheme deepscalelm --norm post --plot signal.png
-      signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48,192 --plot depths.png
+    Example: signalprop predict tgs --layers 192 --scheme deepscalelm --norm post
+             signalprop predict gpt2 --scheme xavier,deepscalelm --layers 12,48
     """
     from signalprop.data.batches import default_batch, default_statistics
     from signalprop.prediction import check_fidelity, cost_of_runs, expected_cost, least_cost

@@ -30,15 +30,12 @@ def report(
         typer.Option("--out", metavar="FILE", help="The file to write (default: report-SOURCE.html)."),
     ] = None,
 ) -> None:
-    """Make one interactive HTML page of results: it opens offline, in any browser.
+    """Make one interactive HTML page of results, which opens offline.
 
-    Profiles, comparisons and diagnoses are drawn on the same axes and switched on and off; a training run adds its
-    curves and the signal through time, a sweep its means, errors and verdicts; monitored trainings (.jsonl) also where
-    they part.
+    Profiles, comparisons and diagnoses share their axes; training runs and sweeps add their curves and verdicts.
 
     \b
-    Example:
-      signalprop report a.json b.json --out report.html
+    Example: signalprop report a.json b.json --out report.html
     """
     from signalprop.errors import require
 

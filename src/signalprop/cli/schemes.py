@@ -45,13 +45,11 @@ def schemes(
 ) -> None:
     """List the initialisation schemes, or describe one.
 
-    With a NAME: paper, equations, options. With --for what theory predicts that each does to that network, at 128
-    tokens at most, the best first; of a NAME also the table of its numbers.
+    With --for: what theory predicts for that network, at 128 tokens at most.
 
     \b
-    Example:
-      signalprop schemes --for tgs --layers 48
-      signalprop schemes deepscalelm --for bert-base --layers 48
+    Example: signalprop schemes --for tgs --layers 48
+             signalprop schemes deepscalelm --for bert-base --layers 48
     """
     from signalprop.data.batches import default_statistics
     from signalprop.prediction import expected_cost, predict

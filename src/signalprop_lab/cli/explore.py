@@ -10,14 +10,12 @@ import typer
 def explore(
     port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Port of the page; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serve a page whose controls redraw the predicted signal at every change.
+    """Serve a page whose controls redraw the predicted signal.
 
-    Depth, width, heads, norms, scheme and its options, dropout, activation, length, Q/K scale. The page is served on
-    127.0.0.1, to this machine only, until Ctrl-C; the command prints its address.
+    The page is served to this machine only, until Ctrl-C; the command prints its address.
 
     \b
-    Example:
-      signalprop explore --port 8000
+    Example: signalprop explore --port 8000
     """
     from signalprop.errors import require
 

@@ -40,14 +40,13 @@ def reproduce(
     device: opt.Device = "cpu",
     json_file: opt.Json = None,
 ) -> None:
-    """Reproduce the papers' figures and tables: their numbers beside ours, and a verdict.
+    """Reproduce the papers' figures and tables, with verdicts.
 
-    A verdict is computed: confirmed, every check holds; partly; contradicted, none holds and one fails. Exit
-    status 1 if one is contradicted or breaks. Figures that need training or a GPU say what they need.
+    Verdicts are computed: confirmed, every check holds; partly; contradicted, none holds and one fails. Exit status 1
+    if one is contradicted or breaks.
 
     \b
-    Example:
-      signalprop reproduce tgs-fig12 tgs-tab24 --out figures
+    Example: signalprop reproduce tgs-fig12 tgs-tab24 --out figures
     """
     from signalprop.errors import InputError, require
     from signalprop.files.storage import make_folder

@@ -36,15 +36,13 @@ def sweep(
         bool, typer.Option("--plan", help="Run nothing: print the runs, and which of the paper's effects they can see.")
     ] = False,
 ) -> None:
-    """Train every run of a sweep: schemes, sizes, learning rates, seeds.
+    """Train every run of a sweep: schemes, sizes, rates, seeds.
 
-    What is finished stays: the same command goes on after an interruption, and joins in on other machines that have
-    the directory. DIR/report.html has the means, DIR/results.csv every run. Exit status 1 when runs
-    failed.
+    Finished runs stay: the same command goes on after an interruption, and joins in on other machines that have the
+    directory. Exit status 1 if a run failed.
 
     \b
-    Example:
-      signalprop sweep sweep-tgs-tab11 --plan
+    Example: signalprop sweep sweep-tgs-tab11 --plan
     """
     from signalprop.errors import InputError, MissingExtra, require
     from signalprop_lab.training.grid import load_sweep, shipped_sweeps

@@ -38,17 +38,14 @@ def train(
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
 ) -> None:
-    """Train a model as a recipe says: data, network, scheme, optimizer, budget.
+    """Train a model as a recipe says.
 
-    The run's directory gets the recipe with all defaults, the metrics (JSON lines and TensorBoard), the signal of every
-    sublayer through training, checkpoints, the trained model, and all of it as one page, report.html. Under torchrun
+    The directory gets the recipe, metrics, the signal of every sublayer, checkpoints and report.html. Under torchrun
     the processes share the batch.
 
     \b
-    Examples:
-      signalprop train gpt-small --set budget.steps=200 --out runs/first
-      signalprop train gpt-small --out runs/first --resume
-      torchrun --nproc-per-node 2 -m signalprop train gpt-small
+    Example: signalprop train gpt-small --set budget.steps=200 --out runs/first
+             signalprop train gpt-small --out runs/first --resume
     """
     import os
 

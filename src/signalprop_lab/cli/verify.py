@@ -20,13 +20,11 @@ def verify(
 ) -> None:
     """Check every component formula against simulation.
 
-    Ranges are those of Table 21 of Transformers Get Stable (v1); the table shows the 50th, 90th and 99th
-    percentile of the error in per cent, and beside them the papers' Table 20. A cell above theirs is marked
-    worse (exit status 1), or noise where the simulation's standard error explains it.
+    The 50th, 90th and 99th percentile of the error in per cent, beside those of Transformers Get Stable's table 20.
+    Exit status 1 if a cell is worse.
 
     \b
-    Example:
-      signalprop verify attention --quick
+    Example: signalprop verify attention --quick
     """
     from signalprop.errors import require
     from signalprop.results.text import text_table
