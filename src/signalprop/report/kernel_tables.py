@@ -71,10 +71,10 @@ def to_json(traces: Mapping[str, Trace], schema: str) -> dict[str, Any]:
 
 
 def cosine(distance: float) -> str:
-    """A cosine from what it lacks to 1."""
-    if 0 < distance < 1e-3:
+    """A cosine from what it lacks to 1; 1 where double precision has no number between."""
+    if 2**-53 < distance < 1e-3:
         return f"1-{distance:.1e}"
-    return "1" if distance == 0 else number(None) if distance != distance else f"{1 - distance:.4f}"
+    return "1" if distance <= 2**-53 else number(None) if distance != distance else f"{1 - distance:.4f}"
 
 
 def _decimals(value: float, digits: int) -> str:
