@@ -30,6 +30,11 @@ transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
 VOCABULARY = 61
+# One scheme of every way to change a model: weights alone, uniform draws, gains, fixed and trained multipliers, skips,
+# factors on scores and head, learning rates, the embedding's factor. The other schemes are slow tests.
+WAYS = (
+    "xavier", "ds-init", "lns", "deepscalelm", "layerscale", "normalised-skip", "mup", "depth-mup", "minicpm", "bamboo",
+)  # fmt: skip
 IDS = 3 + torch.arange(2 * 12).reshape(2, 12) * 5 % (VOCABULARY - 3)
 _LLAMA = {
     "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,

@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("XDG_CACHE_HOME", tempfile.mkdtemp(prefix="signalprop-tests-"))  # a home may be read-only
+# matplotlib lists the fonts of the machine once, not in every process.
+os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), "signalprop-tests-matplotlib"))
 os.environ.setdefault("HF_HOME", os.path.join(os.environ["XDG_CACHE_HOME"], "huggingface"))
 
 import hypothesis

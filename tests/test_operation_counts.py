@@ -207,9 +207,8 @@ def test_a_probe_adds_seven_operations_per_tensor(family: str, tensors: int) -> 
 @pinned
 @pytest.mark.parametrize(
     ("family", "scheme", "bound"),
-    [("gpt2", "deepscalelm", 0.5), ("llama", "deepscalelm", 0.5), ("bert", "deepscalelm", 0), ("gpt2", "layerscale", 8),
-     ("llama", "layerscale", 8), ("gpt2", "lns", 2), ("llama", "lns", 2)],
-)  # fmt: skip
+    [("gpt2", "deepscalelm", 0.5), ("bert", "deepscalelm", 0), ("llama", "layerscale", 8), ("gpt2", "lns", 2)],
+)
 def test_multipliers_add_operations(family: str, scheme: str, bound: float) -> None:
     assert added_by(family, lambda network: sp.apply(network, scheme, seed=0)) <= bound
 

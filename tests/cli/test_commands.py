@@ -187,11 +187,10 @@ def test_compare_shortens_sequences_unless_told(command: Command, tmp_path: Path
 
 def test_a_seed_makes_a_measurement_repeatable(command: Command) -> None:
     """Weights, data, and the masks of dropout."""
-    arguments = ("compare", "tgs", *TINY, "--seeds", "2")
-    assert result_of(command, *arguments) == result_of(command, *arguments)
-    assert result_of(command, *arguments) != result_of(command, *arguments, "--seed", "1")
-    for name in ("measure", "compare"):  # beyond what PyTorch takes
-        assert command(name, "tgs", *TINY, "--seeds", "1", "--seed", str(10**30)).status == 0
+    arguments = ("measure", "tgs", *TINY, "--seeds", "2")
+    first = result_of(command, *arguments)
+    assert result_of(command, *arguments) == first != result_of(command, *arguments, "--seed", "1")
+    assert command("compare", "tgs", *TINY, "--seeds", "1", "--seed", str(10**30)).status == 0  # PyTorch takes less
 
 
 @pytest.mark.parametrize("name", ["bert", "vit"])

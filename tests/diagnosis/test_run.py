@@ -17,6 +17,7 @@ from benchmarks.code_bases.series import Frames
 from torch import nn
 
 import own_model
+from choice import some
 from diagnosing import VOCABULARY, diagnosed, mapping_of, text_batch, tiny, transformers
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import Diagnosis, diagnose
@@ -41,7 +42,7 @@ from signalprop.results.text import network_in_words
 
 
 class TestSections:
-    @pytest.mark.parametrize("family", ["gpt2", "t5", pytest.param("gemma3", marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("family", some(["gpt2", "t5", "gemma3"], ("t5",)))
     def test_everything(self, family: str) -> None:
         model = tiny(family, 2)
         n = 4 if family in ("t5", "bart") else 2

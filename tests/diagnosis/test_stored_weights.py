@@ -126,7 +126,9 @@ def test_roles_layers_and_initialisation(llama: Path) -> None:
         ("Mixtral", {"num_local_experts": 4}, {"expert_gate": 8, "expert_up": 8, "expert_down": 8}),  # w1, w3, w2
         ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
          {"expert_gate": 8, "expert_up": 8, "expert_down": 8}),
-        ("GptOss", {"num_local_experts": 4}, {"expert_gate, expert_up": 2, "expert_down": 2}),
+        pytest.param(
+            "GptOss", {"num_local_experts": 4}, {"expert_gate, expert_up": 2, "expert_down": 2}, marks=pytest.mark.slow
+        ),
         ("GraniteMoe", {"num_local_experts": 4}, {"expert_gate, expert_up": 2, "expert_down": 2}),
     ],
 )  # fmt: skip

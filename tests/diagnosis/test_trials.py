@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from choice import some
 from diagnosing import findings, logits_of, text_batch, tiny
 from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch, load_text, windows
@@ -249,7 +250,7 @@ FUSED: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.parametrize("repair", FUSED)
+@pytest.mark.parametrize("repair", some(FUSED, ("value transposed", "the fused map reordered to thirds")))
 def test_fused_maps_and_position_tables(repair: str) -> None:
     """GPT-2 holds queries, keys and values in one tensor, as (inputs, outputs): what repairs it is found."""
     model = tiny("gpt2", 2)
@@ -271,7 +272,7 @@ def test_fused_maps_and_position_tables(repair: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    """A small Llama after 150 steps on bytes, below 2.9 nats per byte; guessing costs 5.5."""
+    """A small Llama after 70 steps on bytes, below 2.9 nats per byte; guessing costs 5.5."""
     sizes = {"hidden_size": 96, "intermediate_size": 192, "max_position_embeddings": 64, "vocab_size": 256}
     model = tiny(
         "llama", 3, initializer_range=0.02, num_attention_heads=HEADS, num_key_value_heads=KEYS, **sizes
@@ -281,8 +282,8 @@ def trained() -> Any:
             if parameter.ndim == 1:
                 parameter.fill_(float(name.endswith("weight")))
     data = np.frombuffer(load_text()[:250_000].encode(), np.uint8).astype(np.int64)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(150):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
+    for step in range(70):
         ids = torch.from_numpy(windows(data, 48, 6, step))
         model(input_ids=ids, labels=ids).loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -315,7 +316,7 @@ class TestTrained:
         [
             (lambda m: shifted(m, 1.0), "with gains - 1 the loss"),
             pytest.param(lambda m: shifted(m, -1.0), "with gains + 1 the loss", marks=pytest.mark.slow),
-            (interleaved, "reordered to two halves the loss"),
+            pytest.param(interleaved, "reordered to two halves the loss", marks=pytest.mark.slow),
         ],
     )
     def test_the_repair_comes_first_and_alone(self, trained: Any, plant: Callable[[Any], object], says: str) -> None:

@@ -11,7 +11,7 @@ from fuzzing import calls, campaign
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("n", [20, pytest.param(5_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [12, pytest.param(5_000, marks=pytest.mark.slow)])
 def test_calls_end_in_a_value_or_in_one_clear_line(n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = list(calls.run_calls(0, 0, n))
@@ -38,6 +38,6 @@ def test_a_scheme_takes_a_name_or_says_what_it_takes(name: str) -> None:
 def test_lines_end_in_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder := tmp_path / "place").mkdir()
     monkeypatch.chdir(folder)
-    found = list(campaign.run_lines(0, 0, 60, folder))
-    assert len(found) == 60 and len({kind for kind, _ in found}) > 5
+    found = list(campaign.run_lines(0, 0, 30, folder))
+    assert len(found) == 30 and len({kind for kind, _ in found}) > 5
     assert [problem for _, problem in found if problem] == []

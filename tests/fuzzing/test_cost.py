@@ -36,10 +36,11 @@ def limited(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
-def test_what_does_not_fit_is_refused_before_any_work() -> None:
-    done = limited("predict", "gpt2", "--layers", "400000")
-    assert done.returncode == 2 and done.stdout == ""
-    assert re.search(r"800,000 sublayers needs at least 8\.0 GB .* fewer layers", done.stderr)
+def test_what_does_not_fit_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signalprop.files.limits.memory_limit", lambda: 4 << 30)
+    result = commanded("predict", "gpt2", "--layers", "400000")
+    assert result.status == 2 and result.out == ""
+    assert re.search(r"800,000 sublayers needs at least 8\.0 GB .* fewer layers", result.err)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ SERIES = 3 * torch.randn(2, 4 * PATCH, generator=torch.Generator().manual_seed(0
     [
         lambda m: sp.predict(m, SERIES),
         lambda m: sp.compare(m, inputs=SERIES, seeds=1),
-        lambda m: sp.apply(m, "xavier", inputs=SERIES),
         lambda m: sp.check(m, "xavier", inputs=SERIES),
     ],
 )

@@ -22,6 +22,7 @@ from signalprop.network.parametrization import PLACEMENTS, layout
 from .conftest import MODELS, VOCABULARY, models
 
 ALL = models()
+THIRD = ALL[::3]  # of what models/test_families.py runs for all of them
 ENCODER_DECODERS = ("T5Config", "MT5Config", "BartConfig", "MBartConfig", "WhisperConfig", "Speech2TextConfig")
 
 
@@ -140,7 +141,7 @@ def check_residuals(model: nn.Module, tensors: dict[tuple[str, int], Kept]) -> N
 
 
 @pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", THIRD)
 def test_profile_equals_brute_force(build: Any, name: str, training: bool) -> None:
     """Of branches that a function drops out, the expectation over its masks."""
     model = build(name).train(training)
@@ -189,7 +190,7 @@ def test_a_dropout_function_is_counted_where_no_hook_sees_it(build: Any, name: s
         assert (np.abs(draws.mean(0) - expected) < 4 * error).all(), row
 
 
-@pytest.mark.parametrize("name", ALL[::3])
+@pytest.mark.parametrize("name", THIRD)
 def test_the_scaling_multiplies_the_scores(build: Any, name: str) -> None:
     """Twice the number that the mapping names changes the output, and as much as twice the query weights do."""
     fused = getattr(transformers, MODELS[name][0])._supports_sdpa  # others compute their scores themselves
@@ -233,7 +234,7 @@ def test_layer_boundaries_are_the_hidden_states(build: Any, name: str) -> None:
         assert profile.forward["stream_in"].variance[2 * layer] == pytest.approx(variance, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", THIRD)
 def test_layers_hold_their_sublayers(build: Any, name: str) -> None:
     """`Mapping.layers` is a module per layer, encoder first, in which the layer's branches and weights are."""
     model = build(name)

@@ -102,19 +102,10 @@ class Graphs:
         return module.forward
 
 
-COMPILED = [("e-spa", True)]
-
-
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it
 @pytest.mark.parametrize(
     ("name", "padded"),
-    [*COMPILED]
-    + [
-        pytest.param(name, padded, marks=pytest.mark.slow)
-        for name in TABLES
-        for padded in (False, True)
-        if (name, padded) not in COMPILED
-    ],
+    [pytest.param(name, padded, marks=pytest.mark.slow) for name in TABLES for padded in (False, True)],
 )
 def test_a_model_compiles_to_one_graph_and_its_layers_to_one_per_kind(name: str, padded: bool) -> None:
     p = scored(TABLES[name]())

@@ -27,7 +27,8 @@ def tables(name: str, widths: tuple[int, ...] = (32, 64, 128), **options: Any) -
 @pytest.mark.parametrize(
     ("name", "options", "optimizer", "flat"),
     [
-        ("mup", {"base_width": 32}, "adamw", True), ("mup", {"base_width": 32}, "muon", True),
+        pytest.param("mup", {"base_width": 32}, "adamw", True, marks=pytest.mark.slow),
+        ("mup", {"base_width": 32}, "muon", True),
         ("xavier", {}, "adamw", False), pytest.param("fixed", {}, "muon", False, marks=pytest.mark.slow),
     ],
 )  # fmt: skip

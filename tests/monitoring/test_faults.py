@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from choice import some
 from monitored import batches, gpt2, llama, sequences, train
 from signalprop.monitoring import SignalMonitor
 from signalprop.monitoring.bands import limits
@@ -62,7 +63,7 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], None], set[str]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", some(FAULTS, ("one collapsed head", "a dead expert", "a frozen sublayer")))
 def test_a_fault_is_told_with_its_sublayer(name: str) -> None:
     make, plant, quantities, places = FAULTS[name]
     model = make()

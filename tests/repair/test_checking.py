@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
+from applied import WAYS
+from choice import some
 from measurement.conftest import MODELS, fresh, models
 from signalprop.attachment.families import mapping_of
 from signalprop.errors import InputError
@@ -110,7 +112,9 @@ class TestRightModels:
         assert found.ok, found.summary()
         assert found.summary().endswith("weights and multipliers are right")
 
-    @pytest.mark.parametrize("name", sorted(SCHEMES))
+    @pytest.mark.parametrize(
+        "name", some(sorted(SCHEMES), (*WAYS, "admin", "e-spa", "t-fixup", "rezero", "huggingface"))
+    )
     def test_reference_models_of_every_scheme(self, name: str) -> None:
         a = Architecture(kind="encoder", n_layers=3, d_model=64, n_heads=4, vocab_size=90, seq_len=16, dropout=0.1)
         a = a.replace(family="bert") if name == "huggingface" else a
@@ -121,8 +125,11 @@ class TestRightModels:
 
     @pytest.mark.parametrize(
         ("name", "asked"),
-        [("gpt2", "deepscalelm-simple"), ("llama", "lns"), ("t5", "layerscale"), ("bert", "layerscale"),
-         ("gpt2", "mup"), ("llama", "layerscale"), ("t5", "stable-resnet"), ("bert", "deepnorm")],
+        some(
+            [("gpt2", "deepscalelm-simple"), ("llama", "lns"), ("t5", "layerscale"), ("bert", "layerscale"),
+             ("gpt2", "mup"), ("llama", "layerscale"), ("t5", "stable-resnet"), ("bert", "deepnorm")],
+            (("llama", "lns"), ("t5", "layerscale"), ("gpt2", "mup"), ("bert", "deepnorm")),
+        ),
     )  # fmt: skip
     def test_applied_models(self, name: str, asked: str) -> None:
         model = family(name)
@@ -382,4 +389,4 @@ def test_false_alarms_of_whole_models_are_rare() -> None:
     for kind in SHAPES:
         table = replace(scheme("xavier")(a), distribution=dict.fromkeys(ROLES, kind))
         assert all(np.isfinite(table.weights[role][role_mask(a, role)]).all() for role in ROLES)
-        assert sum(not check(build(table, seed=seed), table).ok for seed in range(20)) == 0
+        assert sum(not check(build(table, seed=seed), table).ok for seed in range(8)) == 0

@@ -7,6 +7,7 @@ import torch
 
 import signalprop as sp
 from applied import (
+    WAYS,
     Pair,
     built_logits,
     distance,
@@ -58,14 +59,14 @@ def compare(family: str, scheme: str, n_layers: int, dtype: torch.dtype, bound: 
     assert gradients <= bound
 
 
-# One scheme of every way to change a model on an encoder-decoder, every scheme on a decoder; the others are slow tests.
-ON_T5 = ("deepscalelm", "layerscale", "e-spa")
+# Every way and both refusals on a decoder, three on an encoder-decoder, one of a post-norm encoder.
+FAST = {"gpt2": (*WAYS, "rezero", "e-spa"), "t5": ("deepscalelm", "layerscale", "e-spa"), "bert": ("admin",)}
 
 
 @pytest.mark.parametrize(
     ("scheme", "family"),
     [
-        pytest.param(s, f, marks=() if f == "gpt2" or (f == "t5" and s in ON_T5) else pytest.mark.slow)
+        pytest.param(s, f, marks=() if s in FAST.get(f, ()) else pytest.mark.slow)
         for s in sorted(sp.SCHEMES)
         for f in FAMILIES
     ],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import signalprop as sp
+from choice import some
 from plain_block import Block
 
 WIDTH, WORDS, BLOCKS = 64, 200, 6
@@ -62,7 +63,7 @@ SUMS = {
 @pytest.mark.parametrize("wiring", PLACES)
 @pytest.mark.parametrize(
     "verb",
-    [sp.predict, lambda m: sp.compare(m, seeds=1), lambda m: sp.apply(m, "deepscalelm"), lambda m: sp.check(m, "gpt2")],
+    [sp.predict, lambda m: sp.apply(m, "deepscalelm")],
 )
 def test_other_wiring_is_refused_with_the_place(wiring: str, verb: Any) -> None:
     with pytest.raises(sp.InputError, match=PLACES[wiring]):
@@ -109,7 +110,7 @@ def test_a_factor_is_predicted() -> None:
     assert (np.abs(np.mean(ratios, 0)) < 4 * error + 0.03).all()
 
 
-@pytest.mark.parametrize("wiring", SUMS)
+@pytest.mark.parametrize("wiring", some(SUMS, ("u-net", "factor and first")))
 def test_sums_of_streams_are_found(wiring: str) -> None:
     """Also where branches give 0, so that all streams are multiples of the first."""
     model = Wired(wiring)

@@ -50,8 +50,9 @@ FAMILIES = ["llama", "gpt2", "bert", "gemma3", "gpt_neox", "falcon-grouped", "ph
             "bart", "opt", "qwen3", "lfm2"]  # fmt: skip
 
 
-# The others are slow tests: llama's maps stand in qwen3, phi's in gpt_neox, opt's in bart, olmo2's norms in gemma3.
-SLOW = ("llama", "phi", "opt", "olmo2")
+# The others are slow tests: llama's maps stand in qwen3, phi's in gpt_neox, opt's in bart, olmo2's norms in gemma3,
+# mpnet's distances in t5-gated; attachment and diagnosis read ViTs.
+SLOW = ("llama", "phi", "opt", "olmo2", "mpnet", "vit")
 
 
 @pytest.mark.parametrize("name", some(FAMILIES, set(FAMILIES) - {*SLOW}))

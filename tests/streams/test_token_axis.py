@@ -63,9 +63,10 @@ def modules_run():
     torch.backends.mha.set_fastpath_enabled(before)
 
 
-@pytest.mark.parametrize("shape", [(24, 3), (6, 20), (5, 5)])
-@pytest.mark.parametrize("turns", [False, True])
-@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "turns", "norm_first"),
+    [((24, 3), False, False), ((6, 20), True, False), ((5, 5), False, True), ((24, 3), True, True)],
+)
 def test_tokens_before_sequences(shape: tuple[int, int], turns: bool, norm_first: bool) -> None:
     model = TokensFirst(norm_first=norm_first, turns=turns).eval()
     ids = torch.randint(0, WORDS, shape)

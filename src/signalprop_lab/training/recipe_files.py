@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _value(yaml: Any, text: str, shown: str) -> Any:
     if len(text) > _LONGEST:
         raise InputError(f"{shown} has {len(text)} characters; a recipe is a page or two, {_LONGEST} at most")
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        if "*" in text and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
             raise InputError(f"{shown} has YAML aliases (*name); write the values out")
         data = yaml.load(text, Loader=_loader(yaml))
         json.dumps(data, ensure_ascii=False).encode()
@@ -98,6 +99,7 @@ def _value(yaml: Any, text: str, shown: str) -> Any:
     return data
 
 
+@cache
 def _loader(yaml: Any) -> Any:
     """YAML 1.1 takes 1e-3 for a string; here it is the number that it looks like."""
 

@@ -57,6 +57,8 @@ class Attention(nn.Module):
         self.sight = Sight() if cross else sights(a, p.layer).at(index)
         self.value_skip = trainable(value_skip, "fixed" if cross else learned, 1, dtype)
         self.attention_gain = trainable(gain, learned, 1, dtype)
+        self._values_alone = is_fixed(self.attention_gain, 0.0) and not cross
+        self._skips_values = not is_fixed(self.value_skip, 0.0)
         self.given = Settings() if cross else Settings.of(a)
         sink = self.given.sink
         self.sink = None if sink is None else nn.Parameter(torch.full((a.n_heads,), sink, dtype=dtype))
@@ -86,13 +88,13 @@ class Attention(nn.Module):
             v = F.rms_norm(v, (a.d_head,), eps=a.norm_eps)
         if a.n_kv_heads != a.n_heads:
             v = v.repeat_interleave(a.n_heads // a.n_kv_heads, 1)
-        if is_fixed(self.attention_gain, 0.0) and not self.cross:
+        if self._values_alone:
             mixed = times(self.value_skip, v)
         else:
             key = self._map("key")(source) if key is None else key
             q, k = heads(self._map("query")(stream), a.n_heads), heads(key, a.n_kv_heads)
             mixed = times(self.attention_gain, self._attended(q, k, v, around))
-            if not is_fixed(self.value_skip, 0.0):
+            if self._skips_values:
                 mixed = mixed + times(self.value_skip, v)
         mixed = mixed.transpose(1, 2)
         if self.attention_gate is not None:
