@@ -19,6 +19,7 @@ from measurement.conftest import models
 from models.test_families import NAMES, theirs
 from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch, default_statistics
+from signalprop.diagnosis.heads import HeadSums, _products
 from signalprop.diagnosis.layers import groups
 from signalprop.diagnosis.result import LayerSignal
 from signalprop.diagnosis.signal import observe
@@ -194,6 +195,21 @@ class TestAttention:
             for values, got in ((entropy, found.entropy), (variance, [s**2 for s in found.score_std])):  # type: ignore[operator]
                 wanted = values.transpose(0, 1)[:, keep].mean(-1)
                 np.testing.assert_allclose(got, wanted, rtol=2e-4)
+
+    def test_a_mask_of_numbers_hides_keys_and_is_added_to_the_scores(self) -> None:
+        drawn = torch.Generator().manual_seed(0)
+        q, k, bias = (torch.randn(2, 4, 6, n, generator=drawn) for n in (8, 8, 6))
+        hidden = torch.rand(2, 1, 6, 6, generator=drawn) < 0.3
+        hidden[..., 0] = False
+        for shift in (0.0, bias):
+            found, keep = HeadSums(), torch.ones(2, 6, dtype=torch.bool)
+            mask = torch.zeros(2, 4, 6, 6).add(shift).masked_fill(hidden, torch.finfo(torch.float32).min)
+            _products(found, keep, q, k, q, attn_mask=mask)
+            weights = (q @ k.mT / 8**0.5 + mask).softmax(-1).double()
+            counts = (~hidden).sum(-1)
+            entropy = -torch.special.xlogy(weights, weights).sum(-1) / counts.clamp(min=2).log()
+            wanted = (entropy * (counts > 1)).sum((0, 2)) / float((counts > 1).sum())
+            np.testing.assert_allclose(found.told()["entropy"], wanted, rtol=1e-5)
 
     @pytest.mark.parametrize("family", ["gpt2", "llama", "bart"])
     def test_shares_of_heads_by_ablation(self, family: str) -> None:

@@ -56,7 +56,9 @@ def same(one: Trainer, other: Trainer) -> bool:
     return all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
 
 
-def test_training_is_the_same_to_the_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_is_the_same_to_the_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     more = {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 5}
     bare = trainer(tmp_path, **more)  # which seeds what its training draws
     bare.train()
@@ -64,8 +66,24 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path, capsys: pytest.CaptureF
     callback = sp.SignalCallback(watched, every=5, jsonl=tmp_path / "signal.jsonl")
     watched.add_callback(callback)
     own = hooks(watched.model)
+    passes: list[float] = []
+    recorded: list[tuple[int, float]] = []
+    one_pass, record = Trainer.training_step, callback.monitor.record
+
+    def passed(*args: Any, **kwargs: Any) -> Any:
+        loss = one_pass(*args, **kwargs)
+        passes.append(float(loss))
+        return loss
+
+    def recording(step: int, loss: Any) -> None:
+        recorded.append((step, float(loss)))
+        record(step, loss)
+
+    monkeypatch.setattr(Trainer, "training_step", passed)
+    monkeypatch.setattr(callback.monitor, "record", recording)
     capsys.readouterr()
     watched.train()
+    assert recorded == list(enumerate(passes[1::2], 1))  # after the last pass of every step
     assert "signal" not in capsys.readouterr().out  # tens of numbers are not for the console
     assert losses(watched) == losses(bare) and len(losses(bare)) == 3
     assert same(bare, watched)

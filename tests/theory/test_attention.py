@@ -117,6 +117,8 @@ _SHAPE = {"n_keys": 256, "d": 128, "head": 64, "p": 0.1}
 _CASES = [{"s0": 1.0, "r": 0.5, "r_g": 0.5}, {"s0": 1.0, "r": 0.9, "r_g": 0.1, "p": 0.5}]
 
 
+# Of independent tokens over a third of the gradient comes through queries.
+_THROUGH_QUERIES = {"s0": 1.0, "r": 0.0, "r_g": 0.0, "n_keys": 64}
 # One with neither; each alone, with scores of order 1; both with much dropout.
 _MASKED_OR_TURNED = [
     (_CASES[1], True, True, 0.05),
@@ -127,7 +129,7 @@ _MASKED_OR_TURNED = [
 
 @pytest.mark.parametrize(
     ("case", "causal", "rotary", "tolerance"),
-    [(_CASES[0], False, False, 0.02), *_MASKED_OR_TURNED],
+    [(_CASES[0], False, False, 0.02), (_THROUGH_QUERIES, False, False, 0.02), *_MASKED_OR_TURNED],
 )
 def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignore[no-untyped-def]
     case = _SHAPE | case
