@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,28 @@ def test_a_quantised_model() -> None:
     config.model_type = model.config.model_type = "stranger"
     weights = require_roles(attach(model)).mapping.sublayers[4].weights
     assert weights == {role: f"model.layers.2.self_attn.{role[0]}_proj" for role in ("query", "key", "value", "output")}
+    with pytest.raises(sp.InputError, match="layer 0 attention query: a Whole holds packed integers"):
+        sp.apply(model, "deepscalelm", seed=0)
+
+
+SIZES = {"vocab_size": 60, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("family", ["llama", "gptj"])  # GPT-J has no file, so a twin says what its weights are
+def test_a_model_quantised_by_bitsandbytes(family: str, bits: int, tmp_path: Path) -> None:
+    """Read as it computes: weights to a hundredth of what they were. A scheme cannot be drawn into it."""
+    pytest.importorskip("bitsandbytes")
+    rotated = {"rotary_dim": 8} if family == "gptj" else {"intermediate_size": 128}
+    plain = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(family, **SIZES, **rotated))
+    plain.save_pretrained(tmp_path)
+    how = transformers.BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=how, device_map="cpu")
+    table, expected = sp.read_parametrization(model), sp.read_parametrization(plain.eval())
+    for role in ("query", "key", "value", "output", "up", "down"):
+        assert table.weights[role] == pytest.approx(expected.weights[role], rel=0.01)
+    with pytest.raises(sp.InputError, match=r"layer 0 attention query: a Linear.bit.* holds packed integers"):
+        sp.apply(model, "deepscalelm", seed=0)
 
 
 def test_where_the_layers_of_a_configuration_differ_the_twin_has_them_all() -> None:

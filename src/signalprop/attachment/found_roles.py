@@ -194,7 +194,10 @@ def without_replay(model: nn.Module, found: Streams) -> str:
     """Why replays on the model itself would prove nothing; '' where they can."""
     if not found.numbers:
         return "its weights are identified by their numbers, which the meta device does not hold"
-    half = next((n for n, p in model.named_parameters() if p.is_floating_point() and p.dtype.itemsize < 4), None)
+    packed = next((n for n, p in model.named_parameters() if not p.is_floating_point()), None)
+    if packed is not None:
+        return f"its weights are identified by their numbers; {packed} holds packed integers, so give it unquantised"
+    half = next((n for n, p in model.named_parameters() if p.dtype.itemsize < 4), None)
     return f"its weights are identified in single precision; {half} has less, so give model.float()" if half else ""
 
 

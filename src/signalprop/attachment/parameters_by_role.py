@@ -173,6 +173,8 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
         return replace(part, problem=f"{kind} has no tensor as weight (is it quantised?); expected one")
     if not isinstance(weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
+    if not weight.is_floating_point():
+        return replace(part, problem=f"a {type(holder).__name__} holds packed integers; expected it before quantising")
     padding = getattr(holder, "padding_idx", None)
     here: dict[str, Any] = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
     return _inside(replace(part, tensor=weight, padding=padding, **here))

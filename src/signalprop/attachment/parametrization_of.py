@@ -209,7 +209,8 @@ def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
 def numbers_of(owner: Any) -> Tensor | None:
     """A parameter, or the weight of a module, as plain numbers; None where there is none.
 
-    Modules that PyTorch has quantised hold theirs packed; a function unpacks them. PEFT's adapters are merged in.
+    Modules that PyTorch, torchao or bitsandbytes have quantised hold theirs packed, and are unpacked. PEFT's adapters
+    are merged in.
     One that is sharded (FSDP2) is gathered: every process has to ask.
     """
     found = owner
@@ -220,7 +221,12 @@ def numbers_of(owner: Any) -> Tensor | None:
     if not isinstance(found, Tensor):
         return None
     found = whole(found)
-    found = found.dequantize() if found.is_quantized or type(found).__module__.startswith("torchao.") else found
+    package = type(found).__module__.partition(".")[0]
+    found = found.dequantize() if found.is_quantized or package == "torchao" else found
+    if package == "bitsandbytes":
+        from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+        found = dequantize_bnb_weight(found, getattr(owner, "state", None)).detach()
     if not found.is_floating_point():
         raise InputError(f"a {type(owner).__name__} holds packed integers; read the model before it is quantised")
     return found
