@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -210,8 +210,7 @@ def numbers_of(owner: Any) -> Tensor | None:
     """A parameter, or the weight of a module, as plain numbers; None where there is none.
 
     Modules that PyTorch, torchao or bitsandbytes have quantised hold theirs packed, and are unpacked. PEFT's adapters
-    are merged in.
-    One that is sharded (FSDP2) is gathered: every process has to ask.
+    are merged in. One that is sharded (FSDP2) is gathered: every process has to ask.
     """
     found = owner
     if not isinstance(owner, Tensor):
@@ -226,7 +225,8 @@ def numbers_of(owner: Any) -> Tensor | None:
     if package == "bitsandbytes":
         from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
-        found = dequantize_bnb_weight(found, getattr(owner, "state", None)).detach()
+        unpacked: Tensor = dequantize_bnb_weight(cast(nn.Parameter, found), getattr(owner, "state", None))
+        found = unpacked.detach()
     if not found.is_floating_point():
         raise InputError(f"a {type(owner).__name__} holds packed integers; read the model before it is quantised")
     return found
