@@ -100,5 +100,5 @@ def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
         used = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
         took = f"{record['seconds']:.0f} s" if "seconds" in record else ""
         loads = f"{load['start']}, {load['end']}" if load else ""
-        rows.append([f"`{record['command']}`", record["date"], took, loads, used])
-    return table(["command", "date", "took", "load average before, after", "versions"], rows)
+        rows.append([f"`{record['command']}`", record["date"], record.get("revision", ""), took, loads, used])
+    return table(["command", "date", "revision", "took", "load average before, after", "versions"], rows)

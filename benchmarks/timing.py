@@ -1,6 +1,6 @@
 """Times of variants that take turns, what is made of them, and the record that a benchmark leaves.
 
-A record is {"machine", "versions", "date", "command", "seconds", "section"}; the section is Markdown.
+A record is {"machine", "versions", "date", "revision", "command", "seconds", "section"}; the section is Markdown.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,12 +138,24 @@ def versions() -> dict[str, str]:
     return found
 
 
+def revision() -> str:
+    """The commit that is measured, with `-dirty` where its code has changed since; '' outside of a repository."""
+
+    def git(*words: str) -> str:
+        where = Path(__file__).parent.parent
+        return subprocess.run(["git", *words], capture_output=True, text=True, cwd=where, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "src", "benchmarks")
+    return git("rev-parse", "--short=8", "HEAD") + ("-dirty" if changed else "")
+
+
 def record(name: str, section: str) -> dict[str, Any]:
     """A benchmark's section of the page, with all that its numbers depend on."""
     return {
         "machine": machine(),
         "versions": versions(),
         "date": datetime.date.today().isoformat(),
+        "revision": revision(),
         "command": f"python -m benchmarks {name}",
         "seconds": round(time.time() - _BEGAN, 1),
         "section": section,
