@@ -20,9 +20,9 @@ per sublayer.
 READING = """
 Tried as extras, each on one thread, to be taken where it wins 3 times. **numba** 0.68: the dual of ReLU for a kernel of
 1,024 tokens in 9.6 ms where NumPy takes 14.5 (1.5 times), a chain of exponentials, logarithms and roots of 10,000
-members, as sweeps have, in the same time (.7 to 1.0 times); importing it takes .36 s and compiling one function .8, more
-than a prediction of 768 layers. **torch** 2.13: the same dual in 25.5 ms by its own operations (NumPy 17.3 in that run),
-in 6.5 compiled (2.6 times), after 5.5 s of compiling. Neither wins 3 times, so neither is an extra.
+members, as sweeps have, in the same time (.7 to 1.0 times); importing it takes .36 s and compiling one function .8,
+more than a prediction of 768 layers. **torch** 2.13: the same dual in 25.5 ms by its own operations (NumPy 17.3 in that
+run), in 6.5 compiled (2.6 times), after 5.5 s of compiling. Neither wins 3 times, so neither is an extra.
 """
 ONE_THREAD = {
     "JAX_ENABLE_X64": "1",
