@@ -84,6 +84,7 @@ def test_all_names_of_the_package_come_when_they_are_asked_for() -> None:
         "import sys, signalprop\n"
         "assert set(signalprop.__all__) <= set(dir(signalprop))\n"
         "import signalprop.schemes, signalprop.diagnosis, signalprop_lab.studies.growth, signalprop.theory.bounds\n"
+        "from signalprop.network.duals import _table; assert _table.cache_info().currsize == 0\n"
         "heavy = {'torch', 'transformers', 'matplotlib', 'plotly', 'scipy', 'pandas', 'typer'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )

@@ -119,8 +119,11 @@ def test_all_sources_agree(family: str, tmp_path: Path) -> None:
     assert Architecture.from_hf({"model_type": family, **readable(family)}) == expected  # the classes' own defaults
 
 
+FEW = names()[::9]
+
+
 def test_directories_are_read_without_transformers(tmp_path: Path) -> None:
-    for family in names():
+    for family in FEW:
         config(family, **readable(family)).save_pretrained(tmp_path / family)
     code = (
         "import sys; from pathlib import Path; from signalprop.network.architecture import Architecture; "
@@ -128,7 +131,7 @@ def test_directories_are_read_without_transformers(tmp_path: Path) -> None:
         "print(sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [" ".join(names()), "[]"]
+    assert done.stdout.splitlines() == [" ".join(FEW), "[]"]
 
 
 def test_the_head_follows_the_class() -> None:

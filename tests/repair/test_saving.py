@@ -78,7 +78,7 @@ class TestRoundTrips:
         ("family", "scheme", "options"),
         [
             ("bert", "admin", {}),
-            ("llama", "lns", {}),
+            pytest.param("llama", "lns", {}, marks=pytest.mark.slow),
             ("llama", "mup", {"base_d_head": 4, "base_width": 16}),
             ("llama", "deepscalelm", {"match_eps": True, "k": 1, "trainable": "channel"}),
         ],

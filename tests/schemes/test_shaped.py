@@ -60,7 +60,7 @@ def refused(name: str, a: Architecture = DEEP, **options: Any) -> str:
 
 
 class TestActivation:
-    @pytest.mark.parametrize("name", ["value-skipinit", *SPA])
+    @pytest.mark.parametrize("name", some(["value-skipinit", *SPA], ("e-spa",)))
     def test_auto(self, name: str) -> None:
         def chosen(a: Architecture, **options: Any) -> str:
             return scheme(name, **options)(a).architecture.activation

@@ -96,7 +96,7 @@ STRANGERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=() if name in ("hyperclovax", "gptj") else pytest.mark.slow) for name in STRANGERS],
+    some(STRANGERS, ("hyperclovax",)),
 )
 def test_models_that_no_family_knows_are_predicted_and_initialised(family: str) -> None:
     model = stranger(family, **STRANGERS[family])

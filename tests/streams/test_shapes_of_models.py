@@ -168,7 +168,7 @@ def test_sequences_in_a_dictionary_are_taken_one_by_one() -> None:
     [
         (Model, lambda: nn.ModuleDict({name: Block() for name in ("low", "middle", "high")})),
         (PairsWithNone, pairs),
-        (LossAlone, lambda: None),
+        pytest.param(LossAlone, lambda: None, marks=pytest.mark.slow),
         (InDataclass, lambda: None),
     ],
     ids=["dictionary", "pairs", "loss", "dataclass"],
