@@ -2,8 +2,9 @@
 
 A mutant is the theory with one constant, sign, operation or term changed in memory. Tests are collected once. A forked
 process runs those of a file on the plain theory and notes which of them reach a changed statement. Then one for each
-mutant runs the tests that reach it, the shortest first, until one fails or time is up. A survivor means that a test is
-missing or that the term is not needed (it stays if a fast test fails without it).
+mutant runs the tests that reach it, the shortest first, then the others of their files (which may find remembered what
+a test before them computed), until one fails or time is up. A survivor means that a test is missing or that the term is
+not needed (it stays if a fast test fails without it).
 
 Left out is what changes nothing for any input: the size of a negative argument of NumPy's `reshape`, which takes every
 negative number as "whatever is left"; and a tenth of a number below 1e-6, which stands where something would else be
@@ -152,6 +153,8 @@ class Hunt:
         notes.sort(key=lambda note: note[1])
         for number, one in enumerate(self._chosen):
             reaching = [test for reached, _, test in notes if number in reached]
+            files = {test.path for test in reaching}  # what is remembered is computed by the first test of a file alone
+            reaching += [test for reached, _, test in notes if test.path in files and number not in reached]
             failed = _forked(partial(_failing, theory, session, one, reaching), _LIMIT)
             self.caught += bool(failed)
             verdict = f"caught    {_said(one)}  by {failed}" if failed else f"SURVIVED  {_said(one)}"

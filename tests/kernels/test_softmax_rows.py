@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from signalprop.kernels.softmax_rows import knots, mirrored, rows_of, running
+from signalprop.kernels.softmax_rows import knots, mirrored, rotation, rows_of, running
 from signalprop.theory.softmax import softmax_moments
 
 
@@ -51,3 +51,16 @@ def test_row_lengths_that_are_tabulated_lie_near_each_other(length: int) -> None
     found = np.array(knots(length))
     assert (found[0], found[-1]) == (2, length)
     assert (found[1:] <= 1.6 * (found[:-1] + 0.5) + 0.5).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_rotations_leave_of_a_common_key(causal: bool) -> None:
+    """rho is the mean cosine over features, half of which turn; omega its mean over all pairs of a row's keys."""
+    length, d_head, base = 7, 16, 10.0
+    rho, omega = rotation(length, d_head, base, 0.5, causal)
+    angles = base ** (-np.arange(0, 8, 2) / 8)
+    expected = [0.5 + 0.5 * np.cos(lag * angles).mean() for lag in range(length)]
+    np.testing.assert_allclose(rho, expected)
+    for i in range(length):
+        keys = np.arange(i + 1 if causal else length)
+        np.testing.assert_allclose(omega[i], rho[np.abs(keys[:, None] - keys)].mean())

@@ -12,7 +12,7 @@ import signalprop as sp
 from signalprop.cli.options import changes
 from signalprop.errors import InputError
 from signalprop.kernels.streams.connections import Gated, connections_of
-from signalprop.kernels.streams.gates import _mixed, gates_of
+from signalprop.kernels.streams.gates import _mixed, doubly_stochastic, gates_of
 from signalprop.models.connections import Gates, left_back
 from signalprop.models.transformer import surroundings
 from signalprop.network.residual_streams import Streams
@@ -305,3 +305,13 @@ def test_gradients_through_gates_share_nothing_between_streams() -> None:
     returned = connections.between(parts.ravel())
     np.testing.assert_allclose(returned, np.eye(4) * returned[0, 0], atol=1e-12)
     assert returned[0, 0] > 0
+
+
+def test_rows_and_columns_of_mixing_matrices_sum_to_1() -> None:
+    """Columns exactly, which are divided last; rows as passes go on."""
+    z = np.random.default_rng(0).standard_normal((5, 3, 3))
+    once, often = doubly_stochastic(z, 1), doubly_stochastic(z, 40)
+    np.testing.assert_allclose(once.sum(1), 1)
+    np.testing.assert_allclose(often.sum(2), 1, atol=1e-9)
+    rows = np.exp(z) / np.exp(z).sum(2, keepdims=True)
+    np.testing.assert_allclose(once, rows / rows.sum(1, keepdims=True))

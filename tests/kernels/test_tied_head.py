@@ -92,6 +92,19 @@ def test_what_lies_along_the_stream_below_maps_that_made_it() -> None:
     assert se.max() < 0.04 and (np.abs(along.curve - there) < 3.5 * se).all()
 
 
+@pytest.mark.parametrize("log_scale", [-5.0, 0.0, 5.0])
+def test_what_is_beyond_independent_weights_has_the_scale_of_the_share(log_scale: float) -> None:
+    a = sp.Architecture(kind="decoder", n_layers=1, d_model=64, n_heads=2, seq_len=4, vocab_size=9)
+    stack, read = Stack(sp.scheme("xavier")(a)), State(np.full((4, 4), 0.3) + 0.7 * np.eye(4))
+    shares = []
+    for scale in (0.0, log_scale):
+        along = Along(stack, 0.1 * np.eye(4), np.diag([1.0, 0.6, 0.8, 1.2]))
+        share = along.added(0, stack.what_is_read(0, read), read, State(np.eye(4) * np.exp(-scale), scale))
+        shares.append(share.absolute())
+    np.testing.assert_allclose(shares[1], shares[0], rtol=1e-9)
+    assert np.abs(shares[0] - np.eye(4)).max() > 0.05
+
+
 def notes_of(a: sp.Architecture, **how: Any) -> int:
     """How many notes say that a tied head favours the token that is read."""
     notes = sp.predict(sp.scheme("xavier")(a), **({"fidelity": "kernel"} | how)).notes

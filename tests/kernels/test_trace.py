@@ -19,7 +19,7 @@ from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
 from signalprop.kernels.causal_shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
-from signalprop.kernels.given_kernels import sampled_tokens
+from signalprop.kernels.given_kernels import checked_kernel, sampled_tokens
 from signalprop.kernels.kernel_statistics import distances, effective_rank
 from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.scaled_kernel import State
@@ -330,3 +330,22 @@ def test_correlations_that_so_many_tokens_cannot_have() -> None:
 def test_skips_and_branches_of_a_figure_sum_to_one() -> None:
     p = figure_7(3, 10)["Pre-LN, skips 0.98"]
     np.testing.assert_allclose(p.skip**2 + p.branch**2, 1)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_rounding_of_a_kernel_is_taken_as_such(size: float) -> None:
+    """Of eigenvalues and of symmetry, over the largest entry, to 1e-5."""
+    plain, negative = np.ones((2, 2)), np.array([[-1.0, 1.0], [1.0, -1.0]])
+    uneven = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    for off in (2e-6 * negative, 2e-6 * uneven):
+        np.testing.assert_allclose(checked_kernel(size * (plain + off)), size * plain, rtol=1e-5)
+    for off, says in ((1e-4 * negative, "not positive semi-definite"), (1e-4 * uneven, "not symmetric")):
+        with pytest.raises(InputError, match=says):
+            checked_kernel(size * (plain + off))
+
+
+@pytest.mark.parametrize("symbols", [2, 3, 7, 49])
+def test_whole_numbers_of_symbols_are_drawn_evenly(symbols: int) -> None:
+    ids = sampled_tokens(20_000, 1 / symbols)
+    counts = np.bincount(ids[0], minlength=symbols)
+    assert len(counts) == symbols and counts.min() > 0

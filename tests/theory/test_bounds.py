@@ -256,3 +256,10 @@ def test_a_layer_is_the_product_of_what_its_sublayers_do() -> None:
             for i in (2 * layer, 2 * layer + 1)
         )
         np.testing.assert_allclose(total[layer] ** 2 * np.eye(2) + noise[layer], one @ other)
+
+
+def test_a_power_of_the_layer_is_its_exponent() -> None:
+    """Whatever the first quarter is."""
+    variances = 3 * np.arange(1.0, 25.0) ** 1.7
+    variances[:6] = 50.0
+    assert growth_exponent(variances) == pytest.approx(1.7)

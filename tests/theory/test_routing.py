@@ -70,3 +70,9 @@ def test_remembered_averages_are_those_of_the_first_call_and_cannot_be_changed()
     assert weights(Router(8, 2), 0.6, correlations) is not first
     with pytest.raises(ValueError, match="read-only"):
         np.asarray(first.product)[0] = 0.0
+
+
+def test_rounding_beyond_a_correlation_of_1_counts_as_1() -> None:
+    router = Router(8, 2, "softmax", True)
+    one, beyond = (weights(router, 1.0, r) for r in (1.0, 1 + 1e-9))
+    np.testing.assert_allclose(np.array(beyond), np.array(one))
