@@ -162,7 +162,8 @@ def _table(router: Router, index: int) -> FloatArray:
     weight = np.ones(len(found))
     weight[0] = 10.0  # one token: many more samples, which variances need
     fitted: Any = chebyshev.chebfit(angles, found, _DEGREE, w=weight)
-    return np.stack([chebyshev.cheb2poly(column) for column in fitted.T], axis=1)
+    powers = [chebyshev.cheb2poly(column) for column in fitted.T]  # without zeros at the end
+    return np.stack([np.pad(column, (0, _DEGREE + 1 - len(column))) for column in powers], axis=1)
 
 
 def _of_pairs(x: NDArray[Any], y: NDArray[Any]) -> FloatArray:
