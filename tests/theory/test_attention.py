@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from signalprop.theory import attention, attention_scores
 from signalprop.theory.attention import across, on_itself
+from signalprop.theory.attention_rows import row_moments
+from signalprop.theory.softmax import softmax_moments
 
 Matrix = NDArray[np.float64]
 
@@ -313,3 +315,16 @@ def test_gradients_of_few_features(case) -> None:  # type: ignore[no-untyped-def
     predicted = np.array([*attention.backward(x), *attention.backward_apart(x)[0]])
     size = np.repeat(simulated[2::2], 2)
     assert (np.abs(predicted - simulated[2:]) < 0.015 * size + 3 * error[2:]).all()
+
+
+@pytest.mark.parametrize("s", [0.5, 4.0])
+def test_averages_over_rows_of_different_score_variances(s: float) -> None:
+    """Log-normal with mean s and relative variance .3, by 40 points in the place of five."""
+    spread, n = 0.3, 50
+    log_spread = math.log1p(spread)
+    places, shares = np.polynomial.hermite_e.hermegauss(40)
+    size, shares = np.exp(math.sqrt(log_spread) * places - log_spread / 2), shares / shares.sum()
+    m = softmax_moments(s * size, n)
+    second, response, _ = row_moments(s, n, spread, False)
+    assert second == pytest.approx(shares @ m.second, rel=2e-3)
+    assert response == pytest.approx(shares @ ((m.mean_score_squared - m.second) / s), rel=1e-2)

@@ -8,7 +8,7 @@ import torch
 
 from signalprop.sublayers.experts.module import choose
 from signalprop.sublayers.experts.roles import Settings
-from signalprop.theory.routing import Router, chosen, weights
+from signalprop.theory.routing import Router, chosen, load_variation, weights
 
 ROUTERS = [
     Router(8, 2),
@@ -72,7 +72,16 @@ def test_remembered_averages_are_those_of_the_first_call_and_cannot_be_changed()
         np.asarray(first.product)[0] = 0.0
 
 
-def test_rounding_beyond_a_correlation_of_1_counts_as_1() -> None:
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_rounding_beyond_a_correlation_of_1_counts_as_1(sign: float) -> None:
     router = Router(8, 2, "softmax", True)
-    one, beyond = (weights(router, 1.0, r) for r in (1.0, 1 + 1e-9))
+    one, beyond = (weights(router, 1.0, sign * r) for r in (1.0, 1 + 1e-9))
     np.testing.assert_allclose(np.array(beyond), np.array(one))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 50])
+def test_loads_of_independent_tokens_and_of_equal_ones(tokens: int) -> None:
+    """A token is one of n / k shares: loads vary as binomial ones, or as those of one token."""
+    router = Router(8, 2)
+    assert load_variation(router, 2 * 2 / 8, tokens) == pytest.approx((3 / tokens) ** 0.5)
+    assert load_variation(router, 2.0, tokens) == pytest.approx(3**0.5)
