@@ -29,6 +29,12 @@ what the result is made of: for `apply` all weights drawn and written, for `meas
 2026 the floor neither read, drew nor wrote. A table whose first round takes longer than a minute of CPU time has one
 round.
 """
+READING = """
+Of `predict qwen3-30b-a3b` the prediction took .72 s in a process and .39 s again in the same one: .33 s are what a
+process computes and imports once, of which .08 tables of softmax rows, .02 their integrals and .07 tables of routers.
+Of the .39 s of 96 sublayers on 88 positions, both ways, about .12 are attention forward, .07 routing and .06 activations.
+`olmo2-7b`: .61 and .25 s.
+"""
 START = "signalprop --version"
 OVER_START, OVER_FLOOR = 0.5, 1.3  # goals: seconds beyond the start of `predict` of a preset; times the floor
 ONE_ROUND = 60.0  # seconds of a round from which a table has no second one

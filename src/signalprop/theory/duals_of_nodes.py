@@ -349,7 +349,7 @@ def _hermite_at(act: Activation, s: FloatArray) -> Hermite:
     """`hermite` at many variances: where it can be, interpolated in ln s at Chebyshev's points."""
     low, high, nodes = float(s.min()), float(s.max()), 16
     group = np.floor(np.log(s) / -math.log(_APART)) if 0 < low <= _APART * high else np.zeros(1)
-    if len(sizes := np.unique(group)) > 1:  # of members: those of about one size each
+    if len(sizes := sorted(set(group.tolist()))) > 1:  # of members: those of about one size each
         parts = [(which, _hermite_at(act, s[which])) for which in (group == k for k in sizes)]
         found = np.zeros((3 + max(len(part.slopes) for _, part in parts), len(s)))
         for which, part in parts:

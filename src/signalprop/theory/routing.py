@@ -71,7 +71,8 @@ def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> W
     with np.errstate(divide="ignore"):
         place = np.clip(np.log(variance), _SMALLEST, _LARGEST) / _STEP
     lower = np.floor(place).astype(int)
-    numbers = np.unique(np.concatenate([lower.ravel(), lower.ravel() + 1])).tolist()
+    below = set(lower.ravel().tolist())
+    numbers = sorted(below | {number + 1 for number in below})
     parts = [(np.clip(1 - np.abs(place - number), 0, None), number) for number in numbers]
     tables = [(part, _table(router, number)) for part, number in parts if part.any()]
     if place.size == 1:
