@@ -32,8 +32,8 @@ round.
 READING = """
 Of `predict qwen3-30b-a3b` the prediction took .72 s in a process and .39 s again in the same one: .33 s are what a
 process computes and imports once, of which .08 tables of softmax rows, .02 their integrals and .07 tables of routers.
-Of the .39 s of 96 sublayers on 88 positions, both ways, about .12 are attention forward, .07 routing and .06 activations.
-`olmo2-7b`: .61 and .25 s.
+Of the .39 s of 96 sublayers on 88 positions, both ways, about .12 are attention forward, .07 routing and .06
+activations. `olmo2-7b`: .61 and .25 s.
 """
 START = "signalprop --version"
 OVER_START, OVER_FLOOR = 0.5, 1.3  # goals: seconds beyond the start of `predict` of a preset; times the floor
