@@ -21,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 import signalprop as sp
-from signalprop.data.batches import Batch
+from signalprop.data.batches import Batch, default_statistics
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.causal_shaping import ESPA
 from signalprop.models.shaping import shaped_attention, torch_shape
 from signalprop.network.inputs import zipf
 from signalprop.network.parametrization import Parametrization
+from signalprop.ranking import predict_all_for_ranking
 from signalprop.theory.network import predict_moments
 
 Action = Callable[[], Any]
@@ -91,14 +92,29 @@ def test_what_sp_predict_adds_grows_as_the_depth() -> None:
     assert counts[2] - counts[1] <= 64 * 129
 
 
-def test_a_prediction_on_a_grid_grows_as_its_depth() -> None:
+@pytest.mark.parametrize(("preset", "bound"), [("gpt2", 745), ("qwen3-30b-a3b", 1176)])
+def test_a_prediction_on_a_grid_grows_as_its_depth(preset: str, bound: int) -> None:
     """Presets at their own contexts: calls of a sublayer, both ways."""
     counts = []
     for n in (4, 8):
-        p = sp.scheme("huggingface")(sp.Architecture.preset("gpt2", n_layers=n))
+        p = sp.scheme("huggingface")(sp.Architecture.preset(preset, n_layers=n))
         sp.predict(p)  # tables that are made once
         counts.append(calls(lambda p=p: sp.predict(p)))  # type: ignore[misc]
-    assert counts[1] - counts[0] <= 8 * 775
+    assert counts[1] - counts[0] <= 8 * bound
+
+
+def test_schemes_that_are_ranked_together_make_the_calls_of_one() -> None:
+    """Calls of a sublayer, both ways, of eight tables beside those of two."""
+
+    def ranked(n_layers: int, members: int) -> int:
+        a = sp.Architecture.preset("gpt2", n_layers=n_layers, seq_len=128)
+        inputs = default_statistics(a)
+        tables = [sp.scheme("ds-init", alpha=1 - 0.05 * k)(a) for k in range(members)]
+        list(predict_all_for_ranking(tables, inputs))
+        return calls(lambda: list(predict_all_for_ranking(tables, inputs)))
+
+    two, eight = (ranked(8, members) - ranked(4, members) for members in (2, 8))
+    assert eight == two <= 8 * 874
 
 
 def sweep(size: int) -> Parametrization:
@@ -229,6 +245,17 @@ def test_shaped_attention_adds_operations(length: int, bound: int) -> None:
 
     plain(), shaped()  # gradients have their memory
     assert operations(shaped) - operations(plain) <= bound
+
+
+# One to find the stream, one to prove its sums, three for the axis of tokens.
+@pinned
+def test_an_anatomy_takes_few_passes() -> None:
+    network = model("llama", 4).eval()
+    seen: list[int] = []
+    network.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    found = sp.anatomy(network)
+    assert found.proved and found.mapping.sublayers
+    assert len(seen) <= 5
 
 
 # In passes forward and backward over the same 16 sequences; Jacobians, of two of them, are part of it.
