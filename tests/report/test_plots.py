@@ -16,7 +16,7 @@ from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.diagnoses import diagnosis_sections
 from signalprop.report.plots import figure, save_plot, sections_figure
-from signalprop.report.sections import COLOURS
+from signalprop.report.sections import COLOURS, Chart, Curve, Section
 from signalprop.results.comparison import compare
 from signalprop.results.profile import Profile
 from signalprop.results.series import Series
@@ -122,6 +122,13 @@ def test_a_notebook_shows_a_figure_without_pyplot() -> None:
     """IPython shows what `_repr_png_` returns; matplotlib's Figure has none, and was shown as text."""
     shown = figure(predicted(n_layers=1))
     assert shown._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("end", "scale"), [(1.9, "linear"), (2.1, "log")])
+def test_less_than_a_doubling_is_drawn_from_zero(end: float, scale: str) -> None:
+    chart = Chart("title", [Curve("a", np.arange(2.0), np.array([0.0213, 0.0213 * end]))], y="y", x="layer", log=True)
+    (axis,) = sections_figure([Section("", [chart])], "title").subfigs[0].axes
+    assert axis.get_yscale() == scale and (scale == "log" or axis.get_ylim()[0] == 0)
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,11 +157,12 @@ def _chart(axis: Any, chart: Chart, handles: dict[str, Any]) -> None:
         axis.set_xticks(at, names, rotation=90 if len(names) > 4 else 0)
     values = np.concatenate([part for curve in curves for part in (curve.y, curve.high) if part is not None])
     positive = values[values > 0]
-    if chart.log and positive.size:
+    flat = bool(positive.size) and positive.max() < 2 * positive.min()  # a small change is to look small: from 0
+    if chart.log and positive.size and not flat:
         _logarithmic(axis, float(np.log10(positive.max() / positive.min())))
     elif chart.limits:
         axis.set_ylim(*chart.limits)
-    elif chart.zero and positive.size and not (values < 0).any():
+    elif (chart.zero or chart.log) and positive.size and not (values < 0).any():
         axis.set_ylim(0, 1.05 * positive.max())
 
 
