@@ -15,6 +15,7 @@ from signalprop.errors import InputError, MissingExtra
 from signalprop.network.architecture import Architecture
 from signalprop.prediction import predict
 from signalprop.report.diagnoses import diagnosis_sections
+from signalprop.report.plotly_figures import chart_figure
 from signalprop.report.plots import figure, save_plot, sections_figure
 from signalprop.report.sections import COLOURS, Chart, Curve, Section
 from signalprop.results.comparison import compare
@@ -129,6 +130,8 @@ def test_less_than_a_doubling_is_drawn_from_zero(end: float, scale: str) -> None
     chart = Chart("title", [Curve("a", np.arange(2.0), np.array([0.0213, 0.0213 * end]))], y="y", x="layer", log=True)
     (axis,) = sections_figure([Section("", [chart])], "title").subfigs[0].axes
     assert axis.get_yscale() == scale and (scale == "log" or axis.get_ylim()[0] == 0)
+    on_a_page = chart_figure(chart)["layout"]["yaxis"]
+    assert on_a_page["type"] == scale and on_a_page["rangemode"] == "tozero"
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,11 +29,10 @@ def chart_figure(chart: Chart, points: int | None = None) -> dict[str, Any]:
     """A chart as a figure of plotly; of long curves every n-th point, at most so many, with the last."""
     frames = chart.frames
     shown = _step(chart, frames[-1] if frames else None)
-    zero = chart.zero and all(not (curve.y < 0).any() for curve in chart.curves)
-    layout = _layout(chart)
-    layout["yaxis"] |= {"type": "log" if chart.log else "linear", "exponentformat": "power"}
-    layout["yaxis"] |= {"rangemode": "tozero"} if zero and not chart.limits else {}
-    if chart.limits and not chart.log:
+    log, layout = chart.begins_logarithmic, _layout(chart)
+    layout["yaxis"] |= {"type": "log" if log else "linear", "exponentformat": "power"}
+    layout["yaxis"] |= {"rangemode": "tozero"} if chart.from_zero and not chart.limits else {}
+    if chart.limits and not log:
         layout["yaxis"] |= {"range": list(chart.limits)}
     layout["showlegend"] = len({curve.label for curve in shown}) > 1
     layout["shapes"], layout["annotations"] = [], []
@@ -53,7 +52,7 @@ def chart_figure(chart: Chart, points: int | None = None) -> dict[str, Any]:
         layout["xaxis"] |= {"tickvals": list(at), "ticktext": [escaped(name) for name in names]}
     if chart.positive:
         ticks = _log_ticks(shown)
-        layout["yaxis"] |= ticks if chart.log else {}
+        layout["yaxis"] |= ticks if log else {}
         of_log = {"yaxis.type": "log", **{f"yaxis.{name}": value for name, value in ticks.items()}}
         of_linear = {"yaxis.type": "linear", "yaxis.tickmode": "auto", "yaxis.tickformat": ""}
         buttons = [
@@ -61,7 +60,7 @@ def chart_figure(chart: Chart, points: int | None = None) -> dict[str, Any]:
             for label, arguments in (("linear", of_linear), ("log", of_log))
         ]
         layout["updatemenus"] = [
-            {"type": "buttons", "direction": "left", "buttons": buttons, "active": int(chart.log), "x": 0, "y": 1.02,
+            {"type": "buttons", "direction": "left", "buttons": buttons, "active": int(log), "x": 0, "y": 1.02,
              "xanchor": "left", "yanchor": "bottom", "pad": {"t": 0, "b": 2}, "font": {"size": 11}}
         ]  # fmt: skip
     traces = [_traces(curve, chart, points) for curve in shown]

@@ -155,14 +155,12 @@ def _chart(axis: Any, chart: Chart, handles: dict[str, Any]) -> None:
     if chart.ticks:
         at, names = zip(*chart.ticks, strict=True)
         axis.set_xticks(at, names, rotation=90 if len(names) > 4 else 0)
-    values = np.concatenate([part for curve in curves for part in (curve.y, curve.high) if part is not None])
-    positive = values[values > 0]
-    flat = bool(positive.size) and positive.max() < 2 * positive.min()  # a small change is to look small: from 0
-    if chart.log and positive.size and not flat:
+    positive = chart.positives
+    if chart.begins_logarithmic:
         _logarithmic(axis, float(np.log10(positive.max() / positive.min())))
     elif chart.limits:
         axis.set_ylim(*chart.limits)
-    elif (chart.zero or chart.log) and positive.size and not (values < 0).any():
+    elif chart.from_zero and positive.size:
         axis.set_ylim(0, 1.05 * positive.max())
 
 

@@ -59,8 +59,9 @@ class Chart:
     """Curves on common axes.
 
     Attributes:
-        x, y: what the axes show. log: the vertical axis begins logarithmic. positive: it can be logarithmic. zero: a
-            linear axis begins at 0 where all is positive, so that noise about a constant looks like one. limits: of
+        x, y: what the axes show. log: the vertical axis begins logarithmic, unless all values lie within a factor
+            of 2. positive: it can be logarithmic. zero: a linear axis begins at 0 where all is positive, so that noise
+            about a constant looks like one. limits: of
             the vertical axis while it is linear. marks: vertical lines, with their names. ticks: positions and labels
             where the horizontal axis is not simply numbers. bars: errors are bars at the points, not a band.
             slider: what it counts, of curves with frames.
@@ -88,6 +89,24 @@ class Chart:
     def at(self, frame: str | None) -> list[Curve]:
         """The curves that a step of the slider shows."""
         return [curve for curve in self.curves if curve.frame in (None, frame)]
+
+    @property
+    def positives(self) -> FloatArray:
+        """What is above 0 at the last step of the slider, upper ends of bands included."""
+        shown = self.at(self.frames[-1] if self.frames else None)
+        values = np.concatenate([part for curve in shown for part in (curve.y, curve.high) if part is not None])
+        return values[values > 0]
+
+    @property
+    def begins_logarithmic(self) -> bool:
+        """Whether the vertical axis begins logarithmic: a change below a factor of 2 looks small on one from 0."""
+        values = self.positives
+        return self.log and bool(values.size) and values.max() >= 2 * values.min()
+
+    @property
+    def from_zero(self) -> bool:
+        """Whether a linear axis begins at 0."""
+        return (self.zero or self.log) and not any((curve.y < 0).any() for curve in self.curves)
 
 
 @dataclass(frozen=True, eq=False)

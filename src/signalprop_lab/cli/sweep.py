@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -68,7 +69,8 @@ def sweep(
             f"{paper.unit} per parameter"
         )
     if plan:
-        output.echo("\n".join([grid.sweep.title, f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]))
+        lines = [grid.sweep.title, f"{len(grid.cells)} cells, at least {least_runs(grid)} runs", *told]
+        output.echo("\n".join(fill(line, 80) for line in lines))
         return
     folder = out or Path("sweeps") / grid.sweep.name
     if not jobs and stored is None and not (folder / SWEEP).is_file():
