@@ -18,7 +18,8 @@ from models.test_families import batch_for, theirs
 from signalprop.attachment.anatomy import attach
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, logits_of
-from signalprop.measurement.measuring import arguments_of, output_of
+from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.passes import output_of
 from signalprop.repair.fitting import fit
 from signalprop.repair.largest_activations import moves_inner
 from signalprop.streams.proof import gain_and_bias

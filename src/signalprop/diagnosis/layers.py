@@ -17,7 +17,7 @@ from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, first_tensor, read_by, replaced
-from signalprop.measurement.measuring import refusing_inputs
+from signalprop.measurement.passes import refusing_inputs
 from signalprop.network.layout import Layout, layer_starts, layout
 from signalprop.streams.calls import first_sequence
 from signalprop.watching.first_positions import Positions

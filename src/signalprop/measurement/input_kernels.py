@@ -14,7 +14,8 @@ from signalprop.data.batches import Batch
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks
-from signalprop.measurement.measuring import arguments_of, output_of
+from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.passes import output_of
 from signalprop.network.moments import FloatArray
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Iterator
 from collections.abc import Mapping as Dictionary
-from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -21,15 +19,15 @@ from signalprop.attachment.arguments import read_by
 from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.parametrization_of import numbers_of
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
-from signalprop.errors import InputError, first_line
+from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import is_compiled
 from signalprop.measurement.losses import ASSUMED, Loss, lent_gradients, loss_of, takes_next
+from signalprop.measurement.passes import output_of
 from signalprop.measurement.result import NotReached, not_finite, profile_of, tables
 from signalprop.network.architecture import Architecture
 from signalprop.results.profile import Profile
 from signalprop.results.series import SEQUENCES
-from signalprop.streams.calls import call, is_function
 from signalprop.streams.live_model import placed, without_gradient, without_numbers
 from signalprop.watching.experts import ExpertLoad
 from signalprop.watching.first_call import attached_now_or_later
@@ -206,30 +204,6 @@ def arguments_of(attached: Anatomy, batch: Batch | Dictionary[str, Any]) -> dict
             "the model's parameters are on the meta device and hold no numbers; load or initialise it first"
         )
     return placed(model, arguments)
-
-
-def output_of(model: nn.Module, arguments: Dictionary[str, Any], inputs: Any = None) -> Any:
-    """What a model gives for its keyword arguments, or what `inputs` returns, where that is a function that calls it.
-
-    Raises:
-        InputError: it fails on them.
-    """
-    with refusing_inputs(model, arguments):
-        return inputs(model) if is_function(inputs) else call(model, arguments)
-
-
-@contextmanager
-def refusing_inputs(model: nn.Module, arguments: Dictionary[str, Any]) -> Iterator[None]:
-    """Report what a model raises on its inputs as an InputError; not a lack of memory."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        if "memory" in str(error):
-            raise
-        given = ", ".join(arguments) or "nothing"
-        raise InputError(f"{type(model).__name__} failed on {given}: {first_line(error)}") from error
 
 
 class Probe:

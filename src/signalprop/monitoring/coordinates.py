@@ -23,7 +23,8 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import Hooks, loss_and_logits
 from signalprop.measurement.losses import loss_of
-from signalprop.measurement.measuring import arguments_of, output_of
+from signalprop.measurement.measuring import arguments_of
+from signalprop.measurement.passes import output_of
 from signalprop.models import build
 from signalprop.models.transformer import Transformer
 from signalprop.network.moments import FloatArray

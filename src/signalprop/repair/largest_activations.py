@@ -17,7 +17,7 @@ from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products, Site, logits_of
-from signalprop.measurement.measuring import output_of
+from signalprop.measurement.passes import output_of
 from signalprop.network.kinds import ROLE
 from signalprop.streams.live_model import evaluating
 from signalprop.sublayers.experts.roles import Settings as ExpertsSettings
