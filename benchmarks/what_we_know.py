@@ -28,6 +28,9 @@ CLAIMS: dict[str, list[tuple[str, str]]] = {
         ("tgs-tab11", "the full DeepScaleLM ends below the simpler one, as in Table 14"),
         ("tgs-tab11", "DeepScaleLM ends below LayerScale"), ("tgs-tab11", "DeepScaleLM ends below DS-Init"),
         ("tgs-tab11", "DeepScaleLM ends below ReZero"),
+        ("encoder-methods", "masked encoders: DeepScaleLM ends below LayerScale"),
+        ("encoder-methods", "masked encoders: DeepScaleLM ends below DeepNorm"),
+        ("encoder-methods", "masked encoders: DeepScaleLM ends below ReZero"),
         ("very-deep", "DeepScaleLM trains 192 Post-LN layers"),
         ("tgs-tab13-14", "48 Post-LN layers without scaled residuals learn nothing"),
         (
