@@ -267,16 +267,16 @@ def advise(
 ) -> Advice:
     """What is wrong with a network's start, and changes ranked by what theory predicts for this very network.
 
-    Every change is applied to the description and predicted, at 128 tokens at most: first those that leave nothing
-    wrong, among them those that the rules name against what was found, by what they cost and how even they leave the
-    gradient. Gradients are within 1 % of `predict` where nothing is wrong.
+    Every change is applied to the description and predicted, at 128 tokens at most. Changes that leave nothing wrong
+    come first; among them those that the rules name against what was found, ordered by their cost and by how even they
+    leave the gradient. Gradients are within 1 % of `predict` if nothing is wrong.
 
     Args:
         subject, scheme: as of `predict`; of a model, its weights are taken as random, with the sizes that they have. Or
             a checkpoint's directory or .gguf file: fresh weights are taken by their sizes, trained ones are measured.
         most: how many changes to return.
-        found: what is wrong, where that is known better than from a prediction: `findings` of a measurement, of a
-            monitor or of a run. seen: where it was found, in words.
+        found: what is wrong, if that is known better than from a prediction: `findings` of a measurement, of a monitor
+            or of a run. seen: where it was found, in words.
 
     Raises:
         InputError: as `predict`.

@@ -49,7 +49,8 @@ def predict(
             Parametrization, which has all numbers of the network; or a PyTorch model, whose weights are taken as
             random, with the sizes that they have.
         inputs: InputStatistics of the data, or a Batch; default: Zipf's law (15 % of positions carry loss in an
-            encoder). Of a model also what it is called with, as `measure` takes it: statistics are then of its tokens.
+            encoder). For a model, also what it is called with, as `measure` takes it; statistics are then those of its
+            tokens.
         scheme: name of the initialisation of a preset or an Architecture; default: that of `signalprop predict`.
         fidelity: `moments` (closed form), `kernel` (token kernels, one parametrization at a time), `simulate`
             (random-weight networks), or `auto`: kernel where positions differ (decoders, encoder-decoders, classifiers,

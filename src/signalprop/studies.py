@@ -56,8 +56,8 @@ def study(
 ) -> Comparison:
     """Predict and measure, and say how well the two agree.
 
-    Networks with fresh weights are built for every seed and read one batch. A live model is measured as it is, in the
-    mode that it is in, on several batches, and predicted from the sizes of its weights.
+    Networks with fresh weights are built for every seed and read one batch. A live model is measured as it is, in its
+    current mode, on several batches, and predicted from the sizes of its weights.
 
     Args:
         subject: a preset's name, an Architecture or a configuration of Hugging Face (which are initialised by

@@ -33,16 +33,15 @@ class Anatomy(Shown):
     """A model with its parts, as `anatomy` gives it.
 
     `measure`, `predict`, `compare`, `check`, `diagnose`, `apply`, `initialize`, `fold`, `save`, `parameter_groups`,
-    `fit`, `read_parametrization`, `Probe` and `SignalMonitor` take it in place of the model, and then do not look for
-    its parts again. It is of the modules that the model has: take another one where some have been replaced. That a
-    scheme was put on or folded is noticed.
+    `fit`, `read_parametrization`, `Probe` and `SignalMonitor` take it in place of the model, and then skip the search
+    for its parts. An Anatomy belongs to the model's current modules: make a new one after you replace some. It notices
+    when a scheme is applied or folded.
 
     Attributes:
-        outer: the model as it was given. model: without its wrappers. arguments: what it is called with, by name, where
-            somebody said so.
-        described: the mapping, where it was given or proved; default: found when it is first needed.
+        outer: the given model. model: without its wrappers. arguments: what it is called with, by name, if given.
+        described: the mapping, if it was given or proved; otherwise it is found when first needed.
         scheme: the record of the scheme that the model carries. changed: the rows in that scheme's units.
-        by_hand: the mapping that somebody gave; it holds again after a scheme was put on or folded.
+        by_hand: the mapping that the user gave; it is used again after a scheme is applied or folded.
     """
 
     outer: nn.Module
@@ -55,7 +54,7 @@ class Anatomy(Shown):
 
     @cached_property
     def streams(self) -> Streams:
-        """The stream as its additions show it, by small forward passes."""
+        """The residual stream, found from the model's additions in small forward passes."""
         known = None if self.described is None else self.described.found
         return streams_of(self.model, self.arguments) if known is None else known
 
@@ -76,7 +75,7 @@ class Anatomy(Shown):
 
     @property
     def error(self) -> float | None:
-        """The largest error of a sum that was looked at."""
+        """The largest error among the sums that were checked."""
         return self.streams.error
 
     def to_json(self) -> dict[str, Any]:
@@ -94,7 +93,7 @@ class Anatomy(Shown):
 
     @cached_property
     def mapping(self) -> Mapping:
-        """Where the signal runs, by names: as given, or as the model or its family says, or as found."""
+        """Where the signal runs, as module names: from the user, the model, its family, or the search."""
         return mapping_for(self.model, self.described, lambda: self.streams)
 
     @cached_property
@@ -125,8 +124,10 @@ class Anatomy(Shown):
 
     @cached_property
     def with_roles(self) -> Anatomy | InputError:
-        """The same, where it is known what the weights are: of a mapping that was found by a proof, or why there is
-        none. Where the model itself cannot be replayed, its twin is."""
+        """The same with the roles of its weights, from a proof, or with the reason why there is none.
+
+        If the model itself cannot be replayed, its twin is.
+        """
         if not self.mapping.stream_only:
             return self
         found, by_twin = self.mapping.found, None
@@ -139,17 +140,17 @@ class Anatomy(Shown):
 
     @property
     def as_known(self) -> Anatomy:
-        """The same with what its weights are, where that is proved."""
+        """The same with the roles of its weights, if they are proved."""
         return self if isinstance(self.with_roles, InputError) else self.with_roles
 
     def by(self, mapping: Mapping) -> Anatomy:
-        """The same model by another mapping."""
+        """The same model with another mapping."""
         found = replace(self, described=mapping, changed=None)
         _ = found.rows, found.ends
         return found
 
     def but(self, **changes: Any) -> Anatomy:
-        """The same modules with other fields; rows and ends are not looked up again."""
+        """A copy with some fields changed; its modules are not looked up again."""
         found = replace(self, **{"described": self.mapping, "changed": self.rows, **changes})
         vars(found)["ends"] = self.ends
         return found
@@ -176,7 +177,7 @@ class Anatomy(Shown):
         """The path of a module in the model.
 
         Raises:
-            InputError: it is none of the model's; the message begins with `what` it is.
+            InputError: the module is not part of the model; the message begins with `what`.
         """
         for name, other in self.model.named_modules(remove_duplicate=False):
             if other is module:
@@ -189,16 +190,16 @@ class Anatomy(Shown):
 def anatomy(model: nn.Module, inputs: Any = None) -> Anatomy:
     """Find the residual stream of any model by following the additions of one small forward pass, and prove it.
 
-    Two forward passes in evaluation mode without gradients: in the first every tensor operation is followed, in the
-    second plain hooks look whether stream_out = skip * stream_in + multiplier * branch, in float64. The model's mode
-    and random states are left as they are. On the meta device there is one pass, and nothing is proved.
+    It runs two forward passes in evaluation mode without gradients: the first follows every tensor operation, in the
+    second plain hooks check whether stream_out = skip * stream_in + multiplier * branch, in float64. The model's mode
+    and random states are restored. On the meta device there is one pass, and nothing is proved.
 
     Args:
         model: any module in which additions carry a stream through layers, which are the members of a ModuleList, of a
             Sequential, or siblings whose names end in numbers.
-        inputs: what it is called with, of which the first sequence is taken: a tensor, a tuple, a dictionary of
-            arguments, or a function that calls it; default: what it was called with last, else a few random tokens, an
-            image or frames of random numbers, by what the model reads.
+        inputs: what the model is called with; its first sequence is used: a tensor, a tuple, a dictionary of arguments,
+            or a function that calls it; default: what it was called with last, else a few random tokens, an image or
+            frames of random numbers, by what the model reads.
 
     Raises:
         InputError: the model does not run on them, or no residual stream was found.

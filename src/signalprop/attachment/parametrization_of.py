@@ -48,11 +48,11 @@ def read_parametrization(
     """The Parametrization of scheme `as is`: what every weight, norm and multiplier of a model is now.
 
     Every number is a root mean square (of all entries of a role's weight, of a bias, of a norm's gains): the
-    signal is multiplied by the second moment, so a mean that training has grown counts. A Parametrization says no
-    more of a weight than that: directions, outliers and low rank are not in it, nor are a class token, biases of
-    norms on embeddings, on branches and after the last layer, or the gain of an encoder's final norm where it differs
-    from the decoder's. Rows of an embedding that are reserved for padding are left out. Of a layer with
-    adapters of PEFT the weight is the effective one: with the active adapters merged into it.
+    signal is multiplied by the second moment, so a mean that training has grown counts. A Parametrization says nothing
+    else about a weight: directions, outliers and low rank are not in it, nor are a class token, biases of norms on
+    embeddings, on branches and after the last layer, or the gain of an encoder's final norm where it differs from the
+    decoder's. Rows of an embedding that are reserved for padding are left out. Of a layer with adapters of PEFT the
+    weight is the effective one: with the active adapters merged into it.
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.

@@ -140,7 +140,7 @@ def _removals(d: Diagnosis) -> dict[int, tuple[float, float]]:
 
 
 def _unsure(d: Diagnosis) -> dict[int, float]:
-    """Errors of those of which cannot be seen whether they are idle."""
+    """Standard errors of the layers of which it is not known whether they are idle."""
     costs = _removals(d).items()
     return {k: error for k, (cost, error) in costs if error >= IDLE_LOSS and cost < IDLE_LOSS + 2 * error}
 
@@ -167,7 +167,7 @@ def _no_layer(d: Diagnosis) -> Iterator[Passed]:
 
 
 def _idle(d: Diagnosis) -> Iterator[Passed]:
-    """Idle layers are none where nothing else is at work."""
+    """Where no layer counts, idle layers are not named."""
     costs = {k: cost for k, (cost, error) in _removals(d).items() if max(cost, error) < IDLE_LOSS}
     if not costs or _none_counts(d):
         return
@@ -316,7 +316,7 @@ def _do(text: str) -> tuple[Remedy, ...]:
 
 
 def _at_the_start(text: str) -> tuple[Remedy, ...]:
-    """An initialisation, which is of no use to a model that was trained."""
+    """An initialisation; a trained model does not get this advice."""
     return (Remedy(text, lambda d: d.fresh is None),)
 
 

@@ -156,7 +156,7 @@ def trace(
         progress: called with how many sequences are done, and how many there are.
 
     Raises:
-        InputError: an encoder-decoder, a sweep, a kernel that is none, or a depth that the network does not have.
+        InputError: an encoder-decoder, a sweep, an invalid kernel, or a depth that the network does not have.
     """
     check_covered(parametrization)
     p = parametrization
@@ -201,9 +201,9 @@ def trace(
 
 @typed
 def attention_only(parametrization: Parametrization) -> Parametrization:
-    """The network of `parametrization` with attention alone: the rest hands the stream through, norms and all.
+    """The network of `parametrization` with attention alone: other sublayers and norms pass the stream on unchanged.
 
-    As in the SPA paper's figures 1 and 7, to see what attention alone does.
+    It shows what attention does by itself, as in figures 1 and 7 of the SPA paper.
     """
     p = parametrization
     other = ~rows_where(p, lambda kind: kind.attends)

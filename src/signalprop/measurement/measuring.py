@@ -223,22 +223,22 @@ class Probe:
     exception. Forward passes without gradients (evaluation) are not counted; of several passes in a step (gradient
     accumulation) the first is recorded, and the Profile's notes say so.
 
-    A compiled model is measured inside its graph, which it does not leave: enter the block before the first step (or
-    it is compiled once more), with `compiled=True` where only torch.compile's result knows that it is compiled. There
-    all passes of a step are recorded together. Where that cannot be (no backward pass, parallel layers, a module that
+    A compiled model is measured inside its graph, without a graph break. Enter the block before the first step, or the
+    model is compiled once more; pass `compiled=True` if you give the module and call torch.compile's result. All passes
+    of a step are then recorded together. If the graph cannot be used (no backward pass, parallel layers, a module that
     is several sublayers), a line says so and sampled steps run uncompiled.
 
-    A step of training that skips layers (LayerDrop) has no Profile (None, and a warning once); the next whole one has.
+    A training step that skips layers (LayerDrop) gives None, with one warning; the next complete step gives a Profile.
 
-    A model whose call cannot be inferred is read at its first call, inside the block.
+    If signalprop cannot infer how the model is called, it waits for the first call inside the block.
 
     Args:
         model, mapping, backward, scheme, architecture: as in `measure`.
-        inputs: what the model is called with, as in `measure`, where its first call is too late (compiled models).
-        every: sample one step in so many, from the first on.
+        inputs: what the model is called with, as in `measure`, if its first call comes too late (compiled models).
+        every: sample every n-th step, beginning with the first.
         compiled: the model is compiled, or will be. Default: whether `model` is.
-        data_group: a process group whose members read other sequences: the Profile is of all of them, and every one
-            calls `profile`. Default: of this process. tokens_group: one whose members hold equal parts of the same
+        data_group: a process group whose members read different sequences: the Profile covers all of them, and each
+            calls `profile`. Default: this process alone. tokens_group: one whose members hold equal parts of the same
             sequences (context parallel). Losses of processes are averaged.
 
     Raises:
@@ -298,7 +298,7 @@ class Probe:
     def profile(self, *, loss_scale: float = 1.0) -> Profile | None:
         """End the step (after its backward pass) and return its Profile, or None if the step was not sampled.
 
-        After the block it is the Profile of the step that the block ended in.
+        After the block, it returns the Profile of the last step.
 
         Args:
             loss_scale: factor on the loss (a GradScaler's `get_scale()`); `gradient_scale` is divided by its

@@ -63,41 +63,40 @@ class SignalMonitor:
             optimizer.zero_grad()
     ```
 
-    Sampled are the first step, and every step whose number (from 1) is a multiple of `every`. The forward and the
-    backward pass of a sampled step are the usual ones, seen through hooks that are off again before the next step;
-    of several passes (gradient accumulation) the first is seen. A compiled model is measured inside its graph, as by a
-    `Probe`. Attention scores are measured on a fixed batch, in evaluation mode and uncompiled, with random states put
-    back. Training is not changed. In a distributed run rank 0 measures its sequences, or those of all processes
-    of the groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. Every
-    process of the run makes the monitor. Names and meanings of the numbers: docs/monitoring.md.
+    The first step is sampled, and every step whose number (from 1) is a multiple of `every`. A sampled step runs its
+    usual forward and backward pass, watched through hooks that are removed before the next step; of several passes
+    (gradient accumulation) the first is watched. A compiled model is measured inside its graph, as by a `Probe`.
+    Attention scores are measured on a fixed batch, in evaluation mode and uncompiled; random states are restored.
+    Training is not changed. In a distributed run rank 0 measures its sequences, or those of all processes of the
+    groups; parameters that are sharded (FSDP2, tensor parallel) are read by all processes together. Every process of
+    the run must create the monitor. Names and meanings of the numbers: docs/monitoring.md.
 
-    The loss and each sublayer's gradient and update of every step are stored for a while. When the loss jumps, or the
-    norm of the gradients, a warning names the sublayer that moved first, and `jsonl` gets those steps.
+    The loss and each sublayer's gradient and update are stored for the last `ring` steps. When the loss or the norm of
+    the gradients jumps, a warning names the sublayer that moved first, and those steps are written to `jsonl`.
 
     Args:
         model: as for `measure`; compiled and DistributedDataParallel models too.
         every: steps from one sample to the next.
-        writer: something with `add_scalar(name, value, step)`, such as a TensorBoard SummaryWriter. jsonl: a file that
-            gets one line of JSON per sample, after those that it has. log: called with (numbers, step), such as
-            `wandb.log` or `mlflow.log_metrics`.
-        scores: whether attention scores are measured, a pass over a small batch per sample.
-        batch: what they are measured on. Default: the first 2 sequences of the first sampled step, of a model that
-            reads one sequence of tokens; other models have no scores without it.
-        tolerance: factors by which quantities may leave what the theory predicts: by name, in place of those of
-            `signalprop.monitoring.bands.TOLERANCES`, or one for all; None: no warnings but of what is not finite.
-        start: what the weights were at the start of the training. Default: what they are at the first sample.
+        writer: something with `add_scalar(name, value, step)`, such as a TensorBoard SummaryWriter. jsonl: a file to
+            which one line of JSON is appended per sample. log: called with (numbers, step), such as `wandb.log` or
+            `mlflow.log_metrics`.
+        scores: measure attention scores, by one pass over a small batch per sample.
+        batch: what scores are measured on. Default: the first 2 sequences of the first sampled step, if the model reads
+            one sequence of tokens; other models need a batch for scores.
+        tolerance: factors by which quantities may leave the prediction: by name, replacing those of
+            `signalprop.monitoring.bands.TOLERANCES`, or one for all; None: warn only about values that are not finite.
+        start: the weights at the start of the training. Default: those at the first sample.
         skip_first: positions that statistics leave out at the start of every sequence of a decoder (there trained ones
             park activations thousands of times larger than all others); none in sequences of up to twice that length.
         compiled, data_group, tokens_group: as for a `Probe`.
-        logs: whether this process logs. Default: rank 0 of the run alone does; give True to one process of every
-            pipeline stage.
-        ring: steps to store for a loss that jumps; 0: none, and no updates.
+        logs: whether this process logs. Default: only rank 0 does; pass True in one process of every pipeline stage.
+        ring: how many steps to store in case the loss jumps; 0: none, and updates are not measured.
         mapping, inputs, scheme: as in `measure` and `Probe`. steps_done: steps before this run. prefix: of the numbers'
             names.
 
     Attributes:
-        warnings: every Departure so far; `findings`: the same with cause and next action. What warns is the logger
-            `signalprop.monitoring`, in one line each.
+        warnings: every Departure so far; `findings` gives the same with cause and next action. The logger
+            `signalprop.monitoring` writes one line for each.
 
     Raises:
         InputError: an unknown family, or numbers out of range.
@@ -216,7 +215,7 @@ class SignalMonitor:
         """End a step, after its backward pass and before the optimizer's: the numbers if it was sampled, else None.
 
         Args:
-            loss: of the step, a number or a tensor, to see where it jumps.
+            loss: of the step, a number or a tensor; needed to detect jumps.
 
         Raises:
             InputError: not inside the `with` block.
@@ -259,7 +258,8 @@ class SignalMonitor:
 
     @typed
     def record(self, step: int, loss: Tensor | float | None = None) -> None:
-        """Keep how every sublayer moves, at every step (`step`, from 1): after its backward pass, before the optimizer.
+        """Record how every sublayer moves; call it at every step (from 1), after the backward pass, before the
+        optimizer.
 
         Args:
             loss: of the step, a number or a tensor.
@@ -278,7 +278,7 @@ class SignalMonitor:
         self._sampling = step
 
     def detach(self) -> None:
-        """Take the hooks off; what they saw stays for `end`."""
+        """Remove the hooks; what they recorded stays for `end`."""
         if self._recorder is not None:
             self._recorder.detach()
         if self._known:
@@ -286,7 +286,7 @@ class SignalMonitor:
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
-        """The hooks are on inside; what they see counts as that of `step`. An error inside drops the sample."""
+        """A context in which the hooks are on; what they record belongs to `step`. An error inside drops the sample."""
         self.attach(step)
         try:
             yield
@@ -298,7 +298,7 @@ class SignalMonitor:
             self.detach()
 
     def end(self) -> dict[str, float] | None:
-        """The numbers of the step that was sampled, before the weights change; None where there was none.
+        """The numbers of the sampled step, before the weights change; None if the step was not sampled.
 
         A signal that cannot be measured (the step did not reach a layer) is a warning, once.
         """
@@ -330,8 +330,8 @@ class SignalMonitor:
     def write(self, numbers: Dictionary[str, float], step: int) -> None:
         """Hand the numbers of `step` to the writer, the file and the function that were given.
 
-        A writer or file that fails is a warning, once, and tried again: a training does not end for its logs. What the
-        function raises reaches the caller.
+        If a writer or file fails, one warning is given and later samples try again: logging never ends a training.
+        Exceptions of the function reach the caller.
         """
         self._logs.write(numbers, step)
 

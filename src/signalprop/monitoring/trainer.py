@@ -59,22 +59,22 @@ class SignalCallback(TrainerCallback):
         return SignalMonitor(self._model, **{"compiled": compiled, **self._options})
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Have the step's passes seen, and the first sampled where it is its turn."""
+        """Watch the passes of the step, and sample the first one if the step is due."""
         self._see_next(state.global_step + 1)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Read what the pass showed, while the weights are those of the pass."""
+        """Read the numbers before the optimizer changes the weights."""
         self._numbers = self.monitor.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Log the numbers as those of the step that has just been counted."""
+        """Log the numbers of the step that has just ended."""
         numbers, self._numbers = self._numbers, None
         if numbers is not None:
             self.monitor.write(numbers, state.global_step)
             self._report(numbers)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Leave nothing open."""
+        """Remove the hooks and close the file."""
         self.monitor.close()
 
     def _see_next(self, step: int) -> None:

@@ -31,10 +31,10 @@ class Architecture(ArchitectureFields):
         n_heads, n_kv_heads, d_head: heads; key/value heads (fewer: grouped-query attention); features per head.
         d_ff: width of the feed-forward hidden layer; `gated`: SwiGLU-like, f(x W_gate) * (x W_up).
         activation: name in `signalprop.network.activations`; `unknown` of a model of which only the stream is known.
-        norm, norm_placement: kind of norm, and where it stands: `pre` (on the branch input), `post` (after the
-            addition), `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone:
-            OLMo 2, Swin v2); one word, or one per layer (mixtures).
-            In an encoder-decoder a tuple counts the encoder's layers, then the decoder's.
+        norm, norm_placement: kind of norm, and its place: `pre` (on the branch input), `post` (after the addition),
+            `sandwich` (branch input and branch output), `none`, `res-post` (on the branch output alone: OLMo 2, Swin
+            v2); one word, or one per layer (mixtures). In an encoder-decoder a tuple counts the encoder's layers, then
+            the decoder's.
         parallel: the branches of a layer read the same stream (GPT-NeoX, GPT-J); or names of kinds: only these read
             what the branch before them reads (Falcon-H1: `attention` beside `mamba2`). shared_norm: through one norm
             (Phi, Falcon 7B).
@@ -43,8 +43,8 @@ class Architecture(ArchitectureFields):
             `feed_forward`, in a decoder that reads an encoder with `cross_attention` between.
         settings: what some kinds of sublayers need beyond these fields, by the kind's name: a mapping, or the value
             that it makes. Kinds that are there and are not named get their defaults.
-            `dyt` and `derf` are not norms but stand where norms do (before branches, and before the head): tanh and erf
-            of the stream times `norm_slope` of the table, times a gain.
+            `dyt` and `derf` are not norms but take their place (before branches, and before the head): tanh and erf of
+            the stream times `norm_slope` of the table, times a gain.
         streams: several residual streams (hyper-connections, skips from the input): a `Streams`, a mapping of its
             fields, or how many. Default: one.
         layer_inputs: what enters every layer, where more than what left the layer before does (x0 of nanochat, U-Nets):
@@ -181,8 +181,8 @@ class Architecture(ArchitectureFields):
     def replace(self, **changes: Any) -> Architecture:
         """A copy with some fields changed (`changes`), validated again. None stands for a field's default.
 
-        What followed from a changed field follows again, unless it is given too: from d_model the heads (their width
-        stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement
+        Fields that depend on a changed one are derived again, unless they are given too: from d_model the heads (their
+        width stays; a d_model that it does not divide gets one head) and d_ff (the ratio stays); from norm_placement
         final_norm; and where they were equal, from dropout the other two dropouts, from n_layers n_decoder_layers, from
         seq_len target_len, from bias qkv_bias, from n_heads n_kv_heads. Branches that are named layer by layer start
         again after the last where n_layers grows.

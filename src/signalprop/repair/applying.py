@@ -49,7 +49,7 @@ def apply(
     mapping: Mapping | None = None,
     **options: Any,
 ) -> Parametrization:
-    """Make a model compute, and start at, what a scheme asks for. In place; its forward code stays as it is.
+    """Give a model the weights and multipliers of a scheme, in place; its forward code stays as it is.
 
     Trained weights stay. Fresh weights (`signalprop.repair.freshness` recognises them) are drawn anew;
     others stay, with a UserWarning, and a scheme that would change their function is refused.
@@ -61,14 +61,14 @@ def apply(
 
     Args:
         model: a supported Hugging Face model, one with `signalprop_mapping()`, or any with `mapping`.
-        scheme: name, scheme, or the very numbers. options: of a scheme given by name.
+        scheme: a name, a Scheme, or a Parametrization. options: of a scheme given by name.
         data: a batch (or the model's arguments) for schemes that profile the model (ADMIN); a `Batch` also gives the
             statistics of the input. inputs: what the model is called with, as `measure` takes it; or InputStatistics
             (default: those of its tokens or of the batch, else Zipf's law).
         initialize: draw the weights anew, if they are fresh; the model's trainable multipliers (LayerScale,
             ReZero) become 1. False keeps them and only installs multipliers: those of a scheme times the model's. A
             Parametrization says all numbers, the model's multipliers included.
-        redraw: draw them anew though something has been learnt in them.
+        redraw: draw the weights anew even if they are trained.
         change_function: install the multipliers even if the trained weights then compute something else.
         match_eps: rescale the epsilons of norms with the stream, in memory, which makes the gauge exact; a folded
             checkpoint cannot keep that, since a config has one epsilon.
@@ -77,13 +77,13 @@ def apply(
     Returns:
         The Parametrization that the model now has.
 
-    Whatever ends it midway, an error or an interrupt, the model is as it was, bit by bit: weights that are overwritten
-    are copied to memory meanwhile (a warning says if there is not enough).
+    If an error or an interrupt ends it midway, the model is restored bit by bit: weights that are overwritten are
+    copied to memory meanwhile (a warning says if there is not enough).
 
     Raises:
         InputError: a scheme was applied before, an unknown family, a sublayer that is not what the mapping says, a
             parametrization of another shape, something that the model's forward code cannot be made to compute, or a
-            scheme that changes the function of weights in which something has been learnt (by how much it says).
+            scheme that changes the function of trained weights (the message says by how much).
     """
     given, model = model, bare(model)
     if (record := record_of(model)) is not None:

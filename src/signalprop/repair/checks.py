@@ -48,27 +48,27 @@ def check(
 ) -> Check:
     """Compare the weights and multipliers that a model really has with those that a scheme asks for.
 
-    Drawn weights: their standard deviation against the scatter of as many draws (chi-squared, with the degrees of
-    freedom that the distribution's kurtosis gives), their mean against its standard error, so far out that one right
-    model in 10,000 fails, however many weights it has. Differences below 0.1 % are never called off. Zeros, gains and
-    multipliers are compared as they stand. Fused maps are taken apart by rows. A tied head is the token table.
+    Of drawn weights, the standard deviation is tested against the scatter of as many draws (chi-squared, with the
+    degrees of freedom that the distribution's kurtosis gives), and the mean against its standard error. The bounds let
+    one correct model in 10,000 fail, whatever its number of weights. Differences below 0.1 % never fail. Zeros, gains
+    and multipliers are compared directly. Fused maps are taken apart by rows. A tied head is the token table.
 
-    Parameters that no scheme speaks of are off where they are not finite.
+    Parameters that no scheme sets fail only if they are not finite.
 
-    A model that carries a scheme (`signalprop.apply`) is looked at in the units of the Parametrization, its multipliers
-    as its modules hold them now. Learning rates belong to the optimizer and are not looked at, nor are weights that
-    were kept when the scheme was applied: it says nothing of them. Gains and multipliers that tensors hold may be off
-    by the rounding of the tensor's type, and of the one that the checkpoint keeps.
+    A model that carries a scheme (`signalprop.apply`) is checked in the units of the Parametrization, with the
+    multipliers that its modules have now. Learning rates belong to the optimizer and are not checked, nor are weights
+    that `apply` kept. Gains and multipliers in tensors may differ by the rounding of the tensor's type, and of the one
+    that the checkpoint keeps.
 
     Args:
-        scheme: a name (with `options`), a scheme, or the very numbers; None: what the model carries.
+        scheme: a name (with `options`), a Scheme, or a Parametrization; None: the scheme that the model carries.
         mapping: for a model that signalprop cannot read.
         inputs: what the model is called with, as `measure` takes it; or InputStatistics, for schemes that depend on
             them (default: those of its tokens, else Zipf's law).
 
     Raises:
-        InputError: unknown scheme, family or option; none given, and none carried; a parametrization of another shape;
-            weights on the meta device.
+        InputError: unknown scheme, family or option; no scheme given, and none applied; a parametrization of another
+            shape; weights on the meta device.
     """
     attached = require_roles(attach(model, mapping, inputs))
     mapping = attached.mapping

@@ -52,7 +52,7 @@ def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
             cannot be told from the model.
 
     Returns:
-        The model that was given, or that an Anatomy is of.
+        The given model, or the model of the Anatomy.
 
     Raises:
         InputError: no scheme was applied, weights that are not there yet or sharded, or something that no weight can

@@ -70,11 +70,11 @@ def parameter_groups(
     is 1/sqrt(n) in muP. `muon` (torch.optim.Muon) gives updates whose spectral norm is
     sqrt(max(1, out/in)), or .2 sqrt(max(out, in)) with `adjust_lr_fn="match_rms_adamw"`; so of muP's 1/m the first
     needs nothing, the second and Adafactor 1/sqrt(m) (Yang, Simon and Bernstein 2023, arXiv:2310.17813, condition 1),
-    and factors for the depth stay. Where a model stores a matrix as (in, out), that is put right. Muon takes the
+    and factors for the depth stay. Matrices that a model stores as (in, out) are taken into account. Muon takes the
     layers' matrices alone: a second optimizer takes the rest.
 
     Args:
-        adjust_lr_fn: that Muon is given. rest_lr: the learning rate of what Muon does not take; default: `lr`.
+        adjust_lr_fn: as passed to Muon. rest_lr: the learning rate of what Muon does not train; default: `lr`.
 
     Returns:
         One dictionary per group: `params`, `names` (of the parameters), `lr`, `weight_decay`, `eps` for Adam and AdamW,

@@ -27,7 +27,7 @@ def initialize(model: nn.Module | Anatomy, *, seed: int | None = None) -> None:
     """Draw all weights of an applied model anew, as its Parametrization asks for: after `to_empty`, or for a new seed.
 
     The same seed gives the same weights as `build(parametrization, seed=seed)`, on any device and however they are
-    sharded. Parameters and buffers that a Parametrization does not speak of (relative position tables, poolers, rotary
+    sharded. Parameters and buffers that a Parametrization does not cover (relative position tables, poolers, rotary
     frequencies) get the model's initialisation, from that seed too. Multipliers and gains are set to their initial
     values. Parameters that were tied and that `to_empty` untied are tied again. All or nothing, as `apply`.
 

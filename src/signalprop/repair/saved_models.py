@@ -42,10 +42,10 @@ def load(
     """Load an applied or a built model: weights, scheme, trained multipliers. The same function, bit by bit.
 
     Args:
-        directory: that `save`, or `save_pretrained` of an applied model, wrote.
+        directory: written by `save`, or by `save_pretrained` of an applied model.
         model: for a custom module: a fresh one, without scheme, to fill. Leave it out for a checkpoint of
             transformers, whose class `config.json` names, and for a built model.
-        mapping: where the model was mapped by hand.
+        mapping: if the model was mapped by hand.
         options: of `from_pretrained` (`dtype`, `device_map`, ...).
 
     Raises:

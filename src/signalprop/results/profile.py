@@ -92,7 +92,7 @@ class Profile(Document, Shown):
 
     @property
     def findings(self) -> Findings:
-        """What the table of rules says of it, as values; empty for a healthy signal, and of sweeps."""
+        """The findings of the rules; empty for a healthy signal, and for sweeps."""
         return Findings() if self.forward["stream_out"].variance.ndim > 1 else findings_of(self)
 
     def to_dataframe(self) -> DataFrame:
@@ -110,7 +110,7 @@ class Profile(Document, Shown):
     def stream_covariance(self) -> FloatArray | None:
         """Covariance of the residual streams after every sublayer, (sublayers, n, n), over the mean of their variances.
 
-        The series are means over streams. None of one stream, and where it is not known.
+        The series are means over streams. None for one stream, or if it is not known.
         """
         return covariance_of(self.statistics)
 

@@ -208,7 +208,7 @@ class Series:
         """The `parts` of a sweep, one after the other along its first axis.
 
         Raises:
-            InputError: there is none, or they are not members of one sweep.
+            InputError: no parts, or parts that are not members of one sweep.
         """
         if not parts:
             raise InputError("parts is empty; expected at least one Series")

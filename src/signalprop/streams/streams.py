@@ -41,7 +41,7 @@ class Streams:
 
     @property
     def error(self) -> float | None:
-        """The largest error of a sum that was looked at."""
+        """The largest error among the sums that were checked."""
         errors = [b.error for s in self.stacks for b in s.branches if b.error is not None]
         return max(errors) if errors else None
 
