@@ -1,8 +1,8 @@
 """The one place where hooks are registered: what modules read and output, while a model runs.
 
 Whoever watches says which modules, and what to do with the tensor; this knows the rest: compiled code runs uncompiled
-meanwhile, hooks come off whatever happens, passes in other threads are none of this watcher's, and a module that is
-called several times has several points.
+meanwhile, hooks come off whatever happens, passes in other threads are ignored, and a module that is called several
+times has several points.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def replaced(args: Any, kwargs: Any, new: Tensor | None) -> Any:
 
 
 def first_tensor(values: Any) -> Tensor | None:
-    """The first tensor of a tuple, list, dictionary view or model output; None where there is none."""
+    """The first tensor of a tuple, list, dictionary view or model output; None if there is none."""
     if isinstance(values, Tensor):
         return values
     if is_dataclass(values) and not hasattr(values, "keys"):

@@ -91,7 +91,7 @@ def predicted(
     alike: str = "",
     roughly: bool = False,
 ) -> Profile:
-    """`predict` of a parametrization whose cost has been looked at; roughly: for `ranking`."""
+    """`predict` of a parametrization whose cost was checked; roughly: for `ranking`."""
     chosen, note, loads = fidelity, "", None
     if fidelity == "auto":
         chosen, note = cheapest(parametrization, statistics)

@@ -31,7 +31,7 @@ def predict_all_for_ranking(
 ) -> Iterator[tuple[int, Profile | InputError]]:
     """`predict_for_ranking` of each table, with its place, in any order; or why it cannot be predicted.
 
-    Those of one architecture and placement of norms are followed together where they stand on a grid.
+    Those of one architecture and placement of norms are followed together if they are followed on a grid.
     """
     from signalprop.kernels.passes import most_together
     from signalprop.kernels.position_grid import grid_for

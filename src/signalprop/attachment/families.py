@@ -52,7 +52,7 @@ def mapping_for(model: nn.Module, mapping: Mapping | None, look: Callable[[], St
 
 
 def checked(model: nn.Module, mapping: Any) -> Mapping:
-    """The mapping that somebody gave."""
+    """The mapping that the user gave."""
     if not isinstance(mapping, Mapping):
         raise InputError(f"the mapping of a {type(model).__name__} is a {type(mapping).__name__}; expected a Mapping")
     return mapping
@@ -230,7 +230,7 @@ def _head(model: nn.Module, family: Family, paths: ModelPaths, a: Architecture) 
 
 
 def _missing(base: nn.Module, paths: ModelPaths, a: Architecture) -> str:
-    """The first path that the model does not have; '' where it has all. Of equal layers one is looked at."""
+    """The first path that the model does not have; '' where it has all. Of equal layers, one is checked."""
     for stack, branches in _stacks(paths, a):
         layers = _get(base, stack.layers)
         if not isinstance(layers, nn.ModuleList) or len(layers) == 0:

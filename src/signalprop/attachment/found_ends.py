@@ -125,7 +125,7 @@ class _Ends:
         return (path for path, module in self.model.named_modules() if is_map(module))
 
     def norm_to(self, start: Tensor) -> tuple[str | None, Tensor]:
-        """(the norm whose output that is, what it reads); (None, the same) where there is none."""
+        """(the norm whose output that is, what it reads); (None, the same) if there is none."""
         for path, module in self.model.named_modules():
             x, y = self.at(path, "input"), self.at(path, "output")
             if x is None or y is None or is_map(module) or isinstance(module, nn.Embedding) or y.shape != start.shape:

@@ -221,7 +221,7 @@ def split(reference: Weight | None) -> tuple[Any, Any]:
 
 
 def masks_of(arguments: Dictionary[str, Any], mapping: Mapping) -> tuple[dict[int, Tensor | None], bool]:
-    """(padding mask of every stack, (batch, tokens), None where there is none; whether one has another shape)."""
+    """(padding mask of every stack, (batch, tokens), None if there is none; whether one has another shape)."""
     stack = layout(mapping.architecture).stack
     given = {int(stack.min()): arguments.get(mapping.padding)}
     if stack.min() != 1:

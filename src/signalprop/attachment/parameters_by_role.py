@@ -34,7 +34,7 @@ class Part:
         where: `layer 3 attention`, `embedding` or `head`. row: index of the sublayer; None at the two ends.
         name: role in words (`down`, `down bias`, `norm gain`).
         role, place: of the draw's seed: `down`, `token`, `norm`, and the index of the sublayer or the name of the end.
-        tensor: the whole parameter; None where there is none. problem: why, or what is wrong with it.
+        tensor: the whole parameter; None if there is none. problem: why, or what is wrong with it.
         std: standard deviation at the start; `constant`: the one value of every entry (gains) instead.
         offset: what is added to the parameter to get a gain.
         rows: output features; None: all. transposed: they are the columns (Conv1D). copies: of several maps, which the
@@ -214,7 +214,7 @@ def _sized(part: Part, size: int) -> Part:
 def _norm(
     norm: nn.Module | None, name: str, where: str, row: int | None, gain: float, offset: float, rate: float
 ) -> Iterator[Part]:
-    """Gain and bias of a norm, where there is one."""
+    """Gain and bias of a norm, if there is one."""
     if norm is None:
         return
     common: dict[str, Any] = {"where": where, "row": row, "place": where, "role": "norm", "learning_rate": rate}

@@ -190,7 +190,7 @@ def other_class_token(attached: Anatomy) -> str:
 
 
 def slope(norm: nn.Module | None) -> float:
-    """alpha of an activation that stands in for a norm; the table's default where there is none."""
+    """alpha of an activation that stands in for a norm; the table's default if there is none."""
     alpha = getattr(norm, "alpha", None)
     return float(alpha.detach()) if isinstance(alpha, Tensor) and alpha.numel() == 1 else 0.5
 
@@ -207,7 +207,7 @@ def tensors_of(held: Held, where: str) -> tuple[Tensor, Tensor | None]:
 
 
 def numbers_of(owner: Any) -> Tensor | None:
-    """A parameter, or the weight of a module, as plain numbers; None where there is none.
+    """A parameter, or the weight of a module, as plain numbers; None if there is none.
 
     Modules that PyTorch, torchao or bitsandbytes have quantised hold theirs packed, and are unpacked. PEFT's adapters
     are merged in. One that is sharded (FSDP2) is gathered: every process has to ask.
@@ -269,7 +269,7 @@ def trainable(multipliers: list[Number]) -> Trainable:
 
 
 def table_rms(table: Held | float | None, where: str) -> float:
-    """Root mean square of an embedding table (or patch map) without its padding row; 0 where there is none.
+    """Root mean square of an embedding table (or patch map) without its padding row; 0 if there is none.
 
     A number passes through: it is the root mean square of a table that the model computes.
     """

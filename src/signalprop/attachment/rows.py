@@ -24,7 +24,7 @@ class Held:
     Attributes:
         copies: it holds several maps, (copies, outputs, inputs), or `turned`: (copies, inputs, outputs).
         beside: the bias that stands beside a bare parameter, (copies, outputs).
-        found: the module, or a bare parameter. problem: why there is none, where there is none.
+        found: the module, or a bare parameter. problem: why there is none, if there is none.
     """
 
     found: Any
@@ -43,12 +43,12 @@ class Held:
 
     @property
     def weight(self) -> Any:
-        """The whole tensor; None where there is none, and of a module that PyTorch has quantised a function."""
+        """The whole tensor; None if there is none, and of a module that PyTorch has quantised a function."""
         return self.holder if isinstance(self.holder, Tensor) else getattr(self.holder, "weight", None)
 
     @property
     def bias(self) -> Any:
-        """The whole bias; None where there is none."""
+        """The whole bias; None if there is none."""
         return self.beside if isinstance(self.holder, Tensor) else getattr(self.holder, "bias", None)
 
     @cached_property

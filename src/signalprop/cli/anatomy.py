@@ -111,7 +111,7 @@ def _words(row: dict[str, Any]) -> str:
 
 
 def _model(directory: Path, *, meta: bool) -> nn.Module:
-    """The model with its weights; with fresh ones, or without numbers, where it has none."""
+    """The model with its weights; with fresh ones, or without numbers, if it has none."""
     from signalprop.cli.loading import announce_model, load_model
     from signalprop.diagnosis.loading import folder_of, read_structure
     from signalprop.prediction import cost_of_model

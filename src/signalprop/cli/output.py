@@ -142,7 +142,7 @@ def drop_what_nobody_takes() -> None:
 
 
 def send_to_nobody() -> None:
-    """Standard output goes nowhere from now on."""
+    """Discard standard output from now on."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
 
 
@@ -280,7 +280,8 @@ def echo_profile(
     """Print what a profile is of and the verdict, a table, and the profile's `numbers` with its notes.
 
     Args:
-        table: makes it; of `errors` and, for all rows, `max_rows`. more: what stands between the table and the numbers.
+        table: makes it; of `errors` and, for all rows, `max_rows`. more: what is printed between the table and the
+            numbers.
         judged: the profile that the verdict is of, where it is another one. whole: what prints everything.
     """
     from signalprop.report import findings

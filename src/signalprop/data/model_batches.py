@@ -26,7 +26,7 @@ def model_batch(
     """A batch for a model, and what it holds, in words.
 
     Where `text` is a WAV or FLAC file a speech model hears it, else synthetic frames, and the words say so. The
-    tokenizer.json of the directory is used where there is one, else words by frequency.
+    tokenizer.json of the directory is used if there is one, else words by frequency.
     """
     audio, text = (text, None) if is_sound(text) else (None, text)
     batch, read = _text_batch(architecture, directory, text, batch_size, seed)

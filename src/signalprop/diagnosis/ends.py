@@ -127,7 +127,7 @@ def matrix_of(held: Held | None) -> Tensor | None:
 
 
 def gain_of(norm: nn.Module | None, offset: float) -> Tensor | None:
-    """The gains of a norm, with what is added to them; None where it has none, or they are not here."""
+    """The gains of a norm, with what is added to them; None if it has none, or they are not here."""
     weight = gain_and_bias(norm)[0]
     return weight.detach() + offset if isinstance(weight, Tensor) and not weight.is_meta else None
 
@@ -138,7 +138,7 @@ def _constant(gain: Tensor | None) -> float | None:
 
 
 def _layer_gains(attached: Anatomy) -> bool | None:
-    """Whether the gains of every layer's norms are constant; None where there are none."""
+    """Whether the gains of every layer's norms are constant; None if there are none."""
     gains = [g for row in attached.rows if (g := gain_of(row.norm, 0.0)) is not None]
     return all(_constant(g) is not None for g in gains) if gains else None
 

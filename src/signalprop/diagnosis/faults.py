@@ -190,7 +190,7 @@ def _dead_heads(d: Diagnosis) -> Iterable[Finding]:
 
 
 def _neighbours(values: Sequence[float]) -> FloatArray:
-    """The median of up to four values on either side of each, itself and zeros left out; 0 where there are none.
+    """The median of up to four values on either side of each, itself and zeros left out; 0 if there are none.
 
     Of an even number it is the geometric mean of the middle two: one odd layer of three must not drag the others along.
     """

@@ -130,7 +130,7 @@ def _projections(attached: Anatomy) -> Iterator[Trial]:
 
 
 def _numbers(held: Held) -> list[Tensor]:
-    """A role's part of a weight and, where there is one, of a bias."""
+    """A role's part of a weight and, if there is one, of a bias."""
     return [x for x in (part_of(held), part_of_bias(held)) if x is not None]
 
 

@@ -170,7 +170,7 @@ def parameters_of(source: str | Path) -> int:
 
 
 def read_tokenizer(source: str | Path) -> Any | None:
-    """The tokenizer that stands beside a model, or in its GGUF file; None where there is none."""
+    """The tokenizer in a model's folder, or in its GGUF file; None if there is none."""
     _transformers()
     path = Path(source)
     place = path.parent if path.suffix.lower() == ".gguf" else _place(source)
@@ -252,7 +252,7 @@ def _place(source: str | Path) -> str | Path:
 
 
 def _copy_with_record(name: str) -> Path | None:
-    """The local copy of a model on the hub that was saved with its scheme; None of another, or where there is none."""
+    """The local copy of a model on the hub that was saved with its scheme; None of another, or if there is none."""
     try:
         folder = checkpoint_loading.fetched(name, ["*.json"], without=["*/*"])
         if (folder / "signalprop.json").is_file():
@@ -275,7 +275,7 @@ def _class_names(config: Any) -> list[str]:
 
 
 def _only_head(model: nn.Module, missing: Sequence[str]) -> bool:
-    """Whether the missing weights are all outside the model that the head stands on."""
+    """Whether all missing weights are outside the base model below the head."""
     prefix = str(getattr(model, "base_model_prefix", ""))
     return hasattr(model, prefix) and not any(name.startswith(f"{prefix}.") for name in missing)
 

@@ -1,4 +1,4 @@
-"""Parts of a model that are looked at one by one: norms, tables, rotary frequencies, routers, equal layers, ties."""
+"""Parts of a model that are checked one by one: norms, tables, rotary frequencies, routers, equal layers, ties."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Diagnosis(Value, Document, Shown):
         model, family, n_parameters: its name, its kind of architecture, how many numbers it holds.
         data: what it was run on.
         loss: mean cross-entropy per token of the whole model, in nats; perplexity: its exponential; accuracy: of a
-            task, where there is one.
+            task, if there is one.
         signal, weights: by layer. identity: how near layers are to doing nothing. removal: what it costs to leave them
             out. casts: to few bits. gradients: in float16, at a loss scale.
         bad_tensors: with numbers that are not finite. ends: embedding, norm and head. trials: changes that were tried

@@ -310,6 +310,6 @@ def _count(model: nn.Module) -> int:
 
 
 def _length(batches: Sequence[Batch]) -> int:
-    """Tokens of a sequence, of the decoder where there is one."""
+    """Tokens of a sequence, of the decoder if there is one."""
     first = batches[0]
     return int((first.inputs if first.decoder_tokens is None else first.decoder_tokens).shape[1])

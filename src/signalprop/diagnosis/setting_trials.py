@@ -1,4 +1,4 @@
-"""Trials of the configuration: the same weights in a model of which one entry is another.
+"""Trials of the configuration: the same weights in a model with one entry changed.
 
 The first is a control: a new model of the configuration as it is. Where that alone lowers the loss, hooks, other code
 or buffers of this model are to blame, not an entry. What an entry means is not known here. Those are tried whose other

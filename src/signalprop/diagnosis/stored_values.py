@@ -20,7 +20,7 @@ class TensorWeights(Value):
     Attributes:
         name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
         zeros, nan, infinite: counts. mean, std, rms, least, most: of finite numbers.
-        first_bad: index of the first number that is NaN or infinite, () where there is none.
+        first_bad: index of the first number that is NaN or infinite, () if there is none.
         change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
     """
 

@@ -43,7 +43,7 @@ _POSITIONS = 256  # rows of logits in single precision at a time
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens that a tokenizer puts around a text, and the one that stands between documents, if any."""
+    """The special tokens that a tokenizer puts around a text, and the one that separates documents, if any."""
 
     before: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()

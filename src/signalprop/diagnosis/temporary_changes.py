@@ -109,7 +109,7 @@ def part_of(held: Held) -> Tensor:
 
 
 def part_of_bias(held: Held | None) -> Tensor | None:
-    """A role's outputs of a bias; None where there is none."""
+    """A role's outputs of a bias; None if there is none."""
     bias = None if held is None or held.problem else held.bias
     if held is None or not isinstance(bias, Tensor) or bias.is_meta:
         return None

@@ -19,12 +19,12 @@ Seen = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one pass finds. Moments are of the finite numbers; NaN where there are none.
+    """What one pass finds. Moments are of the finite numbers; NaN if there are none.
 
     Attributes:
         n, zeros, nan, infinite: how many.
         mean, std, rms; least, most: the smallest and the largest number.
-        first_bad: index of the first number that is NaN or infinite, () where there is none.
+        first_bad: index of the first number that is NaN or infinite, () if there is none.
         digest: of all bytes: equal tensors have equal ones.
     """
 

@@ -61,7 +61,7 @@ def live_weights(
 
 
 def _gain(row: AttachedRow, offset: float) -> Number:
-    """Root mean square of the gains of a sublayer's norm; None where it has none."""
+    """Root mean square of the gains of a sublayer's norm; None if it has none."""
     weight, _ = gain_and_bias(row.norm)
     if weight is None:
         return None

@@ -105,7 +105,7 @@ def _told(
     model: nn.Module, name: str, error: InputError, length: int = 0, source: str = "nothing was read",
     sequences: int = 1, skip_first: int = 0, part: str = "wiring", **found: Any,
 ) -> Diagnosis:  # fmt: skip
-    """A diagnosis of what was found, and of what could not be looked at."""
+    """A diagnosis of what was found, and of what could not be checked."""
     data = Data(source=source, sequences=sequences, tokens=sequences * length, length=length, skip_first=skip_first)
     result = Diagnosis(
         schema=SCHEMA, model=name or type(model).__name__, family="", data=data, **found,

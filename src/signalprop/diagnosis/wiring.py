@@ -85,7 +85,7 @@ class Attentions(TorchFunctionMode):
 
 
 def _factor(product: Tensor, scores: Tensor, left: Tensor, right: Tensor, maps: list[Tensor]) -> float | None:
-    """What queries times keys, as their maps give them, are multiplied with; None where a norm stands between."""
+    """What queries times keys, as their maps give them, are multiplied with; None if a norm lies between."""
     if _is_normed(left, right):
         return None
     x, y = product.float().flatten(), scores.float().flatten()

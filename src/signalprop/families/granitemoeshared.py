@@ -7,7 +7,7 @@ from signalprop.families.base import Config, Fields
 
 
 def fields(c: Config) -> Fields:
-    """The shared feed-forward stands beside the experts, or alone."""
+    """The shared feed-forward is parallel to the experts, or the only one."""
     shared, routed = c["shared_intermediate_size"], c["num_local_experts"] > 0
     given = llama.decoder(c) | granite.multiplied(c)
     kinds = ("experts",) * routed + ("feed_forward",) * (shared > 0)

@@ -33,7 +33,7 @@ def decoder(c: Config) -> Fields:
 
 
 def fields(c: Config) -> Fields:
-    """One `bias` stands for the attention's output and the feed-forward."""
+    """One `bias` is for both the attention's output and the feed-forward."""
     return decoder(c) | {"bias": bool(c["attention_bias"] or c["mlp_bias"])}
 
 

@@ -8,7 +8,7 @@ from signalprop.families.base import Config, Fields
 
 
 def fields(c: Config) -> Fields:
-    """One `bias` stands for the attention's output and the feed-forward."""
+    """One `bias` is for both the attention's output and the feed-forward."""
     return llama.decoder(c) | {"bias": bool(c["attention_out_bias"] or c["mlp_bias"]), "dropout": c["residual_dropout"]}
 
 

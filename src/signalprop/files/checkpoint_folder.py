@@ -40,7 +40,7 @@ def shards(folder: Path) -> list[str]:
 
 
 def weights(folder: Path) -> list[Path]:
-    """The index of the weights, where there is one, and the files of the weights.
+    """The index of the weights, if there is one, and the files of the weights.
 
     Raises:
         InputError: none there, or a name that is missing, leads elsewhere or is not that of a `.safetensors` file.

@@ -1,7 +1,7 @@
 """Attention without a mask on token kernels: every row sees all keys, some of which are the same to it.
 
-Equal keys get equal weights in every row, so that what two rows have in common is counted over different keys. As all
-rows see the same, every sum over keys is one for all of them. Derivation: `docs/theory/kernels.md`, "Equal keys".
+Equal keys get equal weights in every row, so that what two rows have in common is counted over different keys. All rows
+see the same keys, so they share every sum over keys. Derivation: `docs/theory/kernels.md`, "Equal keys".
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class GridCrossAttention(AlikeAttention):
     `EqualTokens`.
 
     Attributes:
-        asks, asks_per_token: what two queries share, (m, m), and of one query, (m,). queries: the grid they stand on.
+        asks, asks_per_token: what two queries share, (m, m), and of one query, (m,). queries: their grid.
     """
 
     asks: FloatArray = field(kw_only=True)

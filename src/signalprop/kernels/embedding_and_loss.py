@@ -263,7 +263,7 @@ def _coincidences(left: IntArray, right: IntArray) -> FloatArray:
 
 
 def through_final_norm(p: Parametrization, last: State, kernel: FloatArray) -> State:
-    """A gradient kernel before the final norm that the last stream goes through, where there is one."""
+    """A gradient kernel before the final norm that the last stream goes through, if there is one."""
     a, log_scale = p.architecture, 0.0
     if a.has_final_norm:
         root = inverse_roots(np.diagonal(last.kernel) + a.norm_eps * safe_exp(-last.log_scale))

@@ -22,7 +22,7 @@ class Columns:
     Attributes:
         overlap: as of `scatter.Overlaps`, (sublayers, 2).
         between: covariance of several streams after every sublayer, as of `Kernels`; empty of one.
-        keep: which positions count, None: all; or the grid that kernels stand on.
+        keep: which positions count, None: all; or the grid of the kernels.
         bands: whether overlaps are wanted, from which bands are computed.
     """
 

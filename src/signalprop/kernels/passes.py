@@ -57,7 +57,7 @@ def passes(
     Args:
         start: what enters the first sublayer.
         top: gradient kernels at the head's input, given the last stream; None: no backward pass.
-        keep: which positions count, None: all; or the grid that kernels stand on.
+        keep: which positions count, None: all; or the grid of the kernels.
         record, see_back: called with every stream, and with every gradient (on its way back).
         inputs: of the loss that `top` is of; None: of another gradient. bands: whether overlaps are stored.
     """

@@ -123,7 +123,7 @@ class Grid:
     def moved(self, by: int) -> FloatArray:
         """The matrix from values at the nodes to those so many positions later, or earlier (below 0), (m, m).
 
-        Nothing stands before the first position; after the last it is as at the last.
+        There is nothing before the first position; after the last it is as at the last.
         """
         at, rows = self.positions + by, np.arange(len(self.n))
         there = np.clip(at, 0, self.tokens - 1)

@@ -123,7 +123,7 @@ class State:
         """(log variance, token correlation), averaged over positions and pairs of positions.
 
         Args:
-            keep: the positions that count, None: all; or the grid that the kernel stands on.
+            keep: the positions that count, None: all; or the grid of the kernel.
         """
         if isinstance(keep, Grid):
             t = keep.tokens

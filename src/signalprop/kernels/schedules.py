@@ -107,7 +107,7 @@ def exponential_behind_skip(decay: float, decay_out: float, skip: float) -> Filt
     target by far (docs/papers/without-shortcuts.md has numbers).
 
     Raises:
-        InputError: the skip is not smaller than the diagonal of the matrix that it would stand beside.
+        InputError: the skip is not smaller than the diagonal of the matrix beside it.
     """
     _check_skip(skip)
     innovation2, out2 = (1 - decay) * (1 + decay), (1 - decay_out) * (1 + decay_out)

@@ -19,7 +19,7 @@ class SimilarKeys(NamedTuple):
     Attributes:
         rho: correlation beyond what all keys share, at least 0. shared: e^(s rho - s), what is left of e^s between two.
         log_same: ln of (e^(s rho) - 1) / (e^s - 1), how far two keys count as one in a long row with itself.
-        size: keys that are like one, itself included. degree: their correlation, rho of groups; 1 where there are none.
+        size: keys that are like one, itself included. degree: their correlation, rho of groups; 1 if there are none.
         log_degree: `log_same` there.
     """
 

@@ -164,7 +164,7 @@ class Stack:
         return on_both_sides(last.kernel, root * scale**0.5)
 
     def remember(self, memory: FloatArray, encoder_grid: Grid | None = None) -> None:
-        """The kernel that cross-attentions read, and the grid it stands on."""
+        """The kernel that cross-attentions read, and its grid."""
         for branch in (branch for branch, across in zip(self.branches, self.across, strict=True) if across):
             branch.memory, branch.nodes.memory = memory, encoder_grid
 

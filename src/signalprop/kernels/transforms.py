@@ -100,7 +100,7 @@ def dks(name: str, n_layers: int, zeta: float = 5.0, gated: bool = False) -> str
 
 
 def _solve(act: Activation, target: float) -> tuple[float, float]:
-    """(scale, shift) with C'(1) - 1 = target and Q'(1) = 1; (nan, the largest target) where there is none.
+    """(scale, shift) with C'(1) - 1 = target and Q'(1) = 1; (nan, the largest target) if there is none.
 
     Q'(1) = 1 gives a curve of shifts over scales. It is followed from nearly linear (C'(1) - 1 falls as scale^2) until
     C'(1) is large enough, or falls again.
@@ -167,7 +167,7 @@ def _gate(act: Activation, scale: float, shift: float) -> tuple[float, float, fl
 
 
 def _solve_gated(act: Activation, target: float) -> tuple[float, float]:
-    """(scale, shift) with C'(1) - 1 = target; (nan, the largest target) where there is none."""
+    """(scale, shift) with C'(1) - 1 = target; (nan, the largest target) if there is none."""
     shift = 1.0 if math.isnan(_gate(act, _FIRST, 0.0)[2]) else 0.0
 
     def bend(log_scale: float) -> float:

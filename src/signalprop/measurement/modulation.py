@@ -83,7 +83,7 @@ class Modulation:
 
 @typed
 def modulation(model: nn.Module, arguments: Mapping[str, Any]) -> Modulation:
-    """Measure the modulation of a model whose branches stand in one residual stream, by one forward pass.
+    """Measure the modulation of a model whose branches write to one residual stream, by one forward pass.
 
     Args:
         model: in the mode in which it is (dropout would be no modulation: call `eval()` first).

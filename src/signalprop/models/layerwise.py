@@ -99,7 +99,7 @@ class Network:
         generator.manual_seed(tensor_seed(self.seed, place, "dropout"))
 
     def final_norm(self) -> nn.Module | None:
-        """The norm after the last layer, where there is one."""
+        """The norm after the last layer, if there is one."""
         norm = make_final_norm(self.parametrization, self.dtype)
         return None if norm is None else norm.to(self.device)
 

@@ -75,5 +75,5 @@ class Arguments:
         return self._mapping.found is not None or "targets" in getattr(self._mapping.arguments, "inputs", {})
 
     def statistics(self) -> InputStatistics | None:
-        """Input statistics of the kept sequences; None (the default ones) where there are none."""
+        """Input statistics of the kept sequences; None (the default ones) if there are none."""
         return self.batch().statistics(self._mapping.architecture) if self._held else None

@@ -268,7 +268,7 @@ class Watch:
         return found
 
     def asks(self, measured: Numbers, now: Mapping[str, Band], fixed: Mapping[str, Band] | None = None) -> bool:
-        """Whether today's weights should be looked at: a number has left its band, or a variance has newly come near.
+        """Whether the current weights should be read: a number has left its band, or a variance has newly come near.
 
         That is the outer quarter of the band, in logarithms: healthy weights that grow fast take it along.
         """

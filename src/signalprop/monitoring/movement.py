@@ -165,7 +165,7 @@ class Movement:
         return torch.zeros(len(self.places), device=norms.device).index_add(0, owner, norms.square() * share)
 
     def _intended(self) -> set[int]:
-        """Places of which nothing trains, in layers of which something does."""
+        """Places where nothing trains, in layers where something does."""
         trains = {k for k, p in zip(self._owner, self._flat, strict=True) if p.requires_grad}
         layers = {self.places[k].layer for k in trains}
         return {k for k, place in enumerate(self.places) if k not in trains and place.layer in layers}

@@ -1,4 +1,4 @@
-"""Activations by name: the functions, their slopes, and their dual activations in closed form where there is one."""
+"""Activations by name: the functions, their slopes, and their dual activations in closed form if there is one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Embedding(Value):
 
     Attributes:
         token, position, decoder_position, segment, patch_bias, convolutions, convolution_biases: standard deviations.
-        scale: factor on the sum. norm_gain: of the norm on it, where there is one. distribution: of all of them.
+        scale: factor on the sum. norm_gain: of the norm on it, if there is one. distribution: of all of them.
     """
 
     token: Size

@@ -261,7 +261,7 @@ def from_frames(
 
     Args:
         frames: numbers of shape (batch, frames, features).
-        decoder: statistics of what the decoder reads, where there is one.
+        decoder: statistics of what the decoder reads, if there is one.
 
     Raises:
         InputError: as `tensor_moments`.

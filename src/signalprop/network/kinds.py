@@ -1,8 +1,8 @@
 """Kinds of sublayers as values. Every folder of `signalprop/sublayers` is one; being there registers it.
 
-A kind says here what it is: its weights, its names in print, what it reads. What it does to a signal stands in the
-other files of its folder, which are imported when they are first used: `module`, `cost`; and, where there is a closed
-form of it, `signal`. Without one token kernels are drawn by its module (`sublayers/drawn.py`).
+A kind says here what it is: its weights, its names in print, what it reads. What it does to a signal is in the other
+files of its folder, which are imported when they are first used: `module`, `cost`; and, where there is a closed form of
+it, `signal`. Without one token kernels are drawn by its module (`sublayers/drawn.py`).
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def kind_of(rows: HasKinds, index: int) -> Kind:
 
 
 def kind_named(name: str) -> Kind:
-    """The kind of that name; KeyError where there is none."""
+    """The kind of that name; KeyError if there is none."""
     return _BY_NAME[name]
 
 

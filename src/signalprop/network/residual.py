@@ -128,7 +128,7 @@ def back_through(
 ) -> Stream:
     """The gradient of the stream that enters the first of some sublayers, which make whole layers.
 
-    Parallel branches read one tensor: its gradient is complete at the first of them, and stands on all.
+    Parallel branches read one tensor: its gradient is complete at the first of them, and is given to all.
 
     Args:
         rows: the sublayers in forward order. parallel: of all sublayers of the table.

@@ -57,7 +57,7 @@ class Check(Shown):
     Attributes:
         scheme, options: what was asked for. model: class of the model.
         rows: one per weight, bias, gain and multiplier.
-        deviations: how many standard errors a drawn weight may lie off.
+        deviations: by how many standard errors a drawn weight may deviate.
         notes: what was not checked.
     """
 

@@ -139,7 +139,7 @@ class _Entry:
 
     Attributes:
         path: the parameter's name in the model.
-        tensor: of a fused map only the role's rows; None where there is none. twice: the role that has them already.
+        tensor: of a fused map only the role's rows; None if there is none. twice: the role that has them already.
     """
 
     part: Part

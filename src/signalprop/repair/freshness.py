@@ -13,7 +13,7 @@ asked for, only:
   the model's initialiser gives.
 
 Each test is passed by draws but for one time in 10^9 (quantiles of normal and Tracy-Widom tails, and Wilson and
-Hilferty's of chi-squared). Rates measured on models stand in docs/applying.md.
+Hilferty's of chi-squared). docs/applying.md has rates measured on models.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def learnt(attached: Anatomy) -> str:
     """The first parameter that no initialiser has left as it is, and why; '' where all are fresh.
 
     Parameters of a single number tell nothing, nor do those on the meta device and those that hold no floating-point
-    numbers. Of maps that are fused every role is looked at by itself.
+    numbers. Every role of a fused map is tested by itself.
 
     Args:
         attached: a vanilla model; nothing of it changes.

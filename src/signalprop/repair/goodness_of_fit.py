@@ -1,4 +1,4 @@
-"""Whether numbers can be draws of a distribution: sample statistics, and how far they may lie off."""
+"""Whether numbers can be draws of a distribution: sample statistics, and how far they may deviate."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def std_bounds(n: int, kurtosis: float, deviations: float) -> tuple[float, float
 def fault(seen: Sample, wanted: float, shape: Distribution, deviations: float) -> str:
     """Why numbers cannot be draws of mean 0 and standard deviation `wanted`; empty where they can.
 
-    Differences below 0.1 % of the standard deviation are none.
+    Differences below 0.1 % of the standard deviation are ignored.
     """
     if wanted == 0:
         return "" if seen.std == 0 and seen.mean == 0 else "expected zeros"

@@ -2,7 +2,7 @@
 
 `confirm` takes a mapping at its word: noise is put in the place of every carrier's output, and the stream has to take
 it up as the mapping says. What takes nothing for granted is `signalprop.anatomy`, which needs five times as long (of
-GPT-2 small 1.1 s of CPU, of this .2 s) and does not understand every model that somebody has mapped by hand.
+GPT-2 small 1.1 s of CPU, of this .2 s) and does not understand every model that was mapped by hand.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from signalprop.errors import InputError
 class Splice(nn.Module):
     """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward.
 
-    `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may stand beside its map.
+    `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may be parallel to its map.
     `keeps_name`: the class that it makes has the vanilla one's name.
     """
 
@@ -59,7 +59,7 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
 
 
 def refuse_adapters(model: nn.Module) -> None:
-    """Raise InputError where an adapter (peft's, which call the map `base_layer`) stands beside a multiplied map."""
+    """Raise InputError where an adapter (peft's, which call the map `base_layer`) is parallel to a multiplied map."""
     for path, module in model.named_modules():
         child = module._modules.get("base_layer")
         if isinstance(child, Splice) and not all(mixin.adaptable for mixin in child._mixins):

@@ -1,7 +1,7 @@
 """What a report holds: what is read from files, and the cards and sections of each kind of result.
 
-A kind of result is a `Part` (`parts.py`); ours stand beside this file, and installed packages add theirs by entry
-points of the group `signalprop.report`.
+A kind of result is a `Part` (`parts.py`); ours are in the folder of this file, and installed packages add theirs by
+entry points of the group `signalprop.report`.
 """
 
 from __future__ import annotations

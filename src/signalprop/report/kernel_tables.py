@@ -78,7 +78,7 @@ def cosine(distance: float) -> str:
 
 
 def _decimals(value: float, digits: int) -> str:
-    """A number; a dash where there is none, as of cosines of one token."""
+    """A number; a dash if there is none, as of cosines of one token."""
     return number(None) if value != value else f"{value:.{digits}f}"
 
 

@@ -60,7 +60,7 @@ def save_figure(path: str | Path, draw: Callable[[], Any]) -> None:
 
 
 def _plain(picture: Any) -> None:
-    """Show names as they are: matplotlib would read what stands between two $ as a formula, and end where it is none.
+    """Show names as they are: matplotlib would read text between two $ as a formula, and fail if it is none.
 
     The numbers of its axes, which are formulas, are written later, as it draws.
     """

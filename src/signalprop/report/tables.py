@@ -79,9 +79,9 @@ def _with_error(text: str, error: FloatArray | None, index: int, *, relative: bo
 def profile_table(profile: Profile, *, max_rows: int | None = MAX_ROWS, errors: bool = True) -> str:
     """One line per layer: variance of the stream after it, token correlation, variance of its branches, gradient.
 
-    Standard errors stand after ± where the profile has them (of a variance: relative to it), unless `errors` is false.
-    The gradient is that at the layer's input, relative to the last sublayer's output. Of several residual streams:
-    the mean correlation of two of them, and the least and largest variance of one, over their mean.
+    Standard errors follow ± if the profile has them (of a variance: relative to it), unless `errors` is false. The
+    gradient is that at the layer's input, relative to the last sublayer's output. Of several residual streams: the mean
+    correlation of two of them, and the least and largest variance of one, over their mean.
     """
     stream, branch, gradient = profile.forward["stream_out"], profile.forward["branch"], profile.gradient
     layers = _layers(profile)

@@ -114,7 +114,7 @@ def relative_errors(predicted: Series, reference: Series) -> tuple[FloatArray, F
 
 
 def relative_standard_errors(reference: Series) -> tuple[FloatArray | None, FloatArray | None]:
-    """Standard errors of a mean over networks, as `relative_errors` counts; None where there are none."""
+    """Standard errors of a mean over networks, as `relative_errors` counts; None if there are none."""
     r_se = reference.token_correlation_se
     if r_se is not None:
         with np.errstate(over="ignore"):  # of an error near the largest double, which then is infinite

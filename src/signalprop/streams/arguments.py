@@ -36,7 +36,7 @@ def tiny_arguments(model: nn.Module) -> dict[str, Any]:
 
 
 def text_config(model: nn.Module) -> Any:
-    """The configuration of a model's part that reads text; None where it has none."""
+    """The configuration of a model's part that reads text; None if it has none."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 

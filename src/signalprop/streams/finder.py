@@ -35,7 +35,7 @@ class Finder:
                         self._seen.setdefault(id(node.numbers), []).append((call, side, node))  # type: ignore[arg-type]
 
     def stacks(self) -> list[Stack]:
-        """Those that were found, the largest first; where there is none, lists side by side and blocks in a loop."""
+        """Those that were found, the largest first; if there is none, lists side by side and blocks in a loop."""
         others = [*side_by_side(self.model), *called_again(self.model, self.tape.counts)]
         return self._among(containers(self.model)) or self._among(sorted(others, key=lambda one: -one.parameters))
 

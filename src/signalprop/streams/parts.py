@@ -50,7 +50,7 @@ class Branch:
         modules: paths of the modules that give what is added, innermost first; empty where none does.
         module: the largest of them, which is named in print.
         output: what is added, before its multiplier. stream_in, stream_out: the stream before and after (after the
-            norm on the sum, where there is one). total: the sum. None: no module sees it.
+            norm on the sum, if there is one). total: the sum. None: no module sees it.
         norm: that reads the stream before the branch (`pre`, `sandwich`) or stands on the sum (`post`). post_norm: on
             the branch. reads: the first module that reads the stream; of a branch that is `normed`, what a
             norm gives that is a function and not a module (F.rms_norm in the forward).

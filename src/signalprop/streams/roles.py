@@ -241,7 +241,7 @@ class _Replay:
         return [(f"{home}.{n}", w, None if b is None else b.detach().double().cpu()) for n, w, b in wide]
 
     def _ends(self, home: str, ran: list[Map], given: Tensor) -> Map | None:
-        """The linear map in a module that gives what a branch does, where there is one."""
+        """The linear map in a module that gives what a branch does, if there is one."""
         return next((m for m in ran if m.path.startswith(f"{home}.") and same(m.gave, given)), None)
 
     def _convolution(self, home: str, entry: Tensor, given: Tensor, ran: list[Map], taps: list[Any]) -> Replayed | str:

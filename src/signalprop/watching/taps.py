@@ -229,7 +229,7 @@ class Taps:
         self._handles.append(plainly_before(model, _begins))
 
     def remove(self) -> None:
-        """Take them off, for good; harmless where there are none."""
+        """Take them off, for good; harmless if there are none."""
         self.end()
         for handle in self._handles:
             handle.remove()

@@ -32,7 +32,7 @@ _COURSE = (
 )
 _SEVERITIES: dict[str, Severity] = {verdicts.CONFIRMED: "good", verdicts.CONTRADICTED: "warning"}
 _LOSSES = (("loss", "Loss of the best runs"), ("eval_loss", "Loss in evaluation of the best runs"))
-_NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None where it has none
+_NUMBERS = ("score", "train_loss", "eval_loss", "chance", "seconds")  # of a row; None if it has none
 _LARGEST = 1e150  # score of a run, whose square is still a number
 _APART = 0.07  # between what is compared, in distances between two ticks
 
@@ -160,7 +160,7 @@ def _result_section(swept: Swept, cells: Sequence[Summary]) -> Section:
 
 
 def _means(sweep: Sweep, cells: Sequence[Summary]) -> Chart:
-    """Means with errors: what is compared over the other axes, or by itself where there are none.
+    """Means with errors: what is compared over the other axes, or by itself if there are none.
 
     A single other axis whose labels are numbers is drawn to scale.
     """

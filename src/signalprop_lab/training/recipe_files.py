@@ -69,7 +69,7 @@ def read_recipe(source: str | Path, above: tuple[str, ...] = ()) -> dict[str, An
 
 
 def beside(base: str, folder: Path) -> str | Path:
-    """A file that is named from this folder, where there is one; else the name as it is."""
+    """A file that is named from this folder, if there is one; else the name as it is."""
     return folder / base if Path(base).suffix and (folder / base).is_file() else base
 
 

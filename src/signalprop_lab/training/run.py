@@ -73,7 +73,7 @@ def train(
     Args:
         recipe: a Recipe, a YAML file, or the name of one that comes with the package. settings: `key=value`.
         out: the run's directory (docs/training.md says what is in it).
-        resume: go on from the last whole checkpoint, or from the start where there is none; a finished run is left
+        resume: go on from the last whole checkpoint, or from the start if there is none; a finished run is left
             as it is, unless the recipe now has more steps and nothing else is new: then it goes on, with the schedule
             of all the steps. Without it, a directory that holds a run is refused.
         keep_going: asked with (step, loss) whenever the loss is logged; False ends the run.

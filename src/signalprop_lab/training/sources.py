@@ -222,7 +222,7 @@ def _is_saved(path: Path) -> bool:
 
 
 def _files(folder: Path, split: str, kinds: Sequence[str]) -> list[Path]:
-    """The files of these kinds in a directory, or in the one of the split where there is one, by their names."""
+    """The files of these kinds in a directory, or in the one of the split if there is one, by their names."""
     folder = folder / split if (folder / split).is_dir() else folder
     return sorted(file for file in folder.rglob("*") if file.is_file() and _kind_of(file) in kinds)
 

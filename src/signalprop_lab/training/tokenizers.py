@@ -88,7 +88,7 @@ def begin_of(tokenizer: Any) -> int | None:
 
 
 def pad_of(tokenizer: Any) -> int:
-    """The id that fills texts up; 0 where there is none."""
+    """The id that fills texts up; 0 if there is none."""
     return _first_id(tokenizer, "pad_token_id") or 0
 
 

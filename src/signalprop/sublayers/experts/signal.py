@@ -25,7 +25,7 @@ class Experts(Sublayers):
     Where the logits of two tokens differ in variance, their weights are those of the geometric mean.
 
     Attributes:
-        expert, shared: one expert; the shared feed-forward, None where there is none.
+        expert, shared: one expert; the shared feed-forward, None if there is none.
         router: how tokens choose. scale: factor on what the chosen give. gated: the shared one has a gate.
         hashed: as in the Settings.
     """
