@@ -6,6 +6,7 @@ in headless Chromium: a terminal of 80 columns, or the page that a command wrote
 
 from __future__ import annotations
 
+import argparse
 import base64
 import os
 import pty
@@ -159,4 +160,6 @@ def shoot(page: Any, name: str, *, whole: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="pictures to store (default: all)")
+    main(parser.parse_args().names)
