@@ -46,7 +46,6 @@ def guarded(where: str | Path, *reads: str | Path) -> Iterator[None]:
         InputError: one of these was tried, also where a library went on after it.
     """
     _install()
-    _directory.cache_clear()
     before = getattr(_here, "reads", None), getattr(_here, "left", None)
     _here.reads, _here.left = tuple(os.path.realpath(path) for path in reads), None
     try:
@@ -102,11 +101,11 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         return
     left = ""
     if event == "open" and isinstance(args[0], (str, bytes)):
-        path = _followed(os.fsdecode(args[0]))
+        path = os.path.realpath(os.fsdecode(args[0]))
         known = path.startswith(_SYSTEM) or within(path, reads) or _installed(path) or _importable(path, reads)
         left = "" if known else path
     elif event == "exec" and not str(name := args[0].co_filename).startswith("<"):
-        path = _followed(name)
+        path = os.path.realpath(name)
         left = "" if _installed(path) or _importable(path, reads) else f"the code in {path}"
     elif event.startswith(_FORBIDDEN):
         left = f"{event} {' '.join(map(str, args[:2]))}"
@@ -115,26 +114,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         raise _LeftError(left)
 
 
-def _followed(path: str) -> str:
-    """Links followed, those of directories once in a load: it opens files by the thousand."""
-    parent, name = os.path.split(path)
-    if not os.path.isabs(parent) or name in ("", ".", "..") or os.path.islink(path):
-        return os.path.realpath(path)
-    return os.path.join(_directory(parent), name)
-
-
-@cache
-def _directory(path: str) -> str:
-    return os.path.realpath(path)
-
-
 def _installed(path: str) -> bool:
     return within(path, _packages())
 
 
 def _importable(path: str, reads: tuple[str, ...]) -> bool:
     """Whether it is code on Python's path, and not in the directory that is loaded."""
-    paths = tuple(_directory(entry) for entry in sys.path if entry)
+    paths = tuple(os.path.realpath(entry) for entry in sys.path if entry)
     return path in paths or (path.endswith(_CODE) and within(path, paths) and not within(path, reads))
 
 
