@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from signalprop.kernels.embedding_and_loss import (
-    through_final_norm,
-)
+from signalprop.kernels.embedding_and_loss import through_final_norm
 from signalprop.kernels.layer_moments import Columns
 from signalprop.kernels.position_grid import Grid
 from signalprop.kernels.scaled_kernel import State

@@ -22,22 +22,23 @@ from signalprop.results.text import number, spread, text_table
 
 Rows = tuple[list[str], list[list[str]]]  # header and cells
 SCREEN = 24  # lines
-_SHOWN = (0, 1, 2, 4, 6, 7, 8)  # columns of all: layer, variance, predicted, token r, shares of branches, gradient
+_SHOWN = {"layer", "variance", "predicted", "token r", "attn share", "ff share", "branch share", "gradient"}
 
 
 def screen(d: Diagnosis) -> str:
     """24 lines of 80 columns, more for a long first finding: findings, loss, six layers, and the names of the rest."""
     head, rows = layer_rows(d)
+    columns = [i for i, name in enumerate(head) if name in _SHOWN]
     costs = {} if d.removal is None else {item.layers[0]: item.increase.value for item in d.removal.single}
     worth = "removed" if costs else "|J-I|"
     near = () if d.identity is None else d.identity.jacobian
     table = []
     for k in spread(range(len(rows)), 6):
         value = costs.get(k) if costs else near[k].value if near else None
-        table.append([*(rows[k][i] for i in _SHOWN), number(value)])
+        table.append([*(rows[k][i] for i in columns), number(value)])
     about = header(d).replace("; statistics leave out", ", without").splitlines()
     below = ["", *(folded for line in about for folded in textwrap.wrap(line, COLUMNS)), ""]
-    below += text_table([*(head[i] for i in _SHOWN), worth], table).splitlines()
+    below += text_table([*(head[i] for i in columns), worth], table).splitlines()
     below += textwrap.wrap(_cast_costs(d), COLUMNS) if d.casts else []
     below += textwrap.wrap(_gradient_shares(d.gradients), COLUMNS) if d.gradients is not None else []
     findings, shown = list(d.findings), list[str]()

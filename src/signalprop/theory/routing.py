@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.polynomial import chebyshev
+from numpy.polynomial import chebyshev, polynomial
 from numpy.typing import NDArray
 
 from signalprop.network.moments import Array, FloatArray
@@ -78,20 +78,8 @@ def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> W
     if place.size == 1:
         tables = [(np.ones(place.shape), sum(part.item() * table for part, table in tables))]
     at = np.asarray(2 / np.pi * np.arccos(np.clip(np.broadcast_arrays(correlation, variance)[0], -1.0, 1.0)) - 1)
-    out = sum(part * _polynomials(table, at) for part, table in tables)
+    out = sum(part * polynomial.polyval(at, table) for part, table in tables)
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
-
-
-def _polynomials(coefficients: FloatArray, x: FloatArray) -> FloatArray:
-    """In x, one for every column of coefficients of ascending powers."""
-    out = np.empty((coefficients.shape[1], *x.shape))
-    for i, column in enumerate(coefficients.T.tolist()):
-        one = out[i, ...]
-        one[...] = column[-1]
-        for c in column[-2::-1]:
-            one *= x
-            one += c
-    return out
 
 
 def load_variation(router: Router, shared: Array, tokens: int) -> Array:
