@@ -20,7 +20,6 @@ from signalprop.network.architecture import Architecture
 from signalprop.network.layer_inputs import INPUT, changed
 from signalprop.network.layout import layer_starts
 from signalprop.network.parametrization import Parametrization
-from signalprop.network.residual import step
 from signalprop.network.residual_streams import Streams
 
 Weights = tuple[Tensor, Tensor, Tensor | None]
@@ -188,43 +187,6 @@ class Gates(nn.Module):
         return read, write, mix.transpose(-1, -2)  # column i of the gates says what becomes of stream i
 
 
-class Connected:
-    """A sublayer on several streams, at the weights of one pass: the algebra of `signalprop.network.residual`."""
-
-    def __init__(self, sublayer: Sublayer, weights: Weights) -> None:
-        self.sublayer = sublayer
-        self.read_by, self.write_by, self.mix_by = weights
-
-    def _read(self, stream: Tensor) -> Tensor:
-        return (_each(stream, self.read_by.shape[-1]) * self.read_by.unsqueeze(-1)).sum(-2)
-
-    def read(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """What the branch reads without a norm before it."""
-        return self.sublayer.read(around, self._read(stream))
-
-    def read_normed(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """What the branch reads after the norm before it."""
-        return self.sublayer.read_normed(around, self._read(stream))
-
-    def output(self, around: Surroundings, read: Tensor) -> Tensor:
-        """The branch's output, of one stream's width."""
-        return self.sublayer.output(around, read)
-
-    def skipped(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """The streams times their multiplier, mixed."""
-        each = times(self.sublayer.skip, _each(stream, self.read_by.shape[-1]))
-        return (each if self.mix_by is None else self.mix_by @ each).flatten(-2)
-
-    def plus(self, around: Surroundings, kept: Tensor, output: Tensor) -> Tensor:
-        """The skip plus the branch times its multiplier and each stream's weight."""
-        each = times(self.sublayer.multiplier, output).unsqueeze(-2) * self.write_by.unsqueeze(-1)
-        return kept + each.flatten(-2)
-
-    def norm_sum(self, around: Surroundings, total: Tensor) -> Tensor:
-        """Sums of streams have no norm."""
-        return total
-
-
 class SublayerOfStreams(Sublayer):
     """A residual sublayer that reads several streams and writes to them.
 
@@ -244,4 +206,11 @@ class SublayerOfStreams(Sublayer):
 
     def parts(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(branch, stream_out): (batch, tokens, features), and n times as many features."""
-        return step(Connected(self, self.connections(stream)), around, self.placement, stream, onto)
+        read_by, write_by, mix_by = self.connections(stream)
+        each = _each(stream, read_by.shape[-1])
+        branch = self.branch_of((each * read_by.unsqueeze(-1)).sum(-2), around)
+        if onto is None:
+            skipped = times(self.skip, each)
+            onto = (skipped if mix_by is None else mix_by @ skipped).flatten(-2)
+        written = times(self.multiplier, branch).unsqueeze(-2) * write_by.unsqueeze(-1)
+        return branch, onto + written.flatten(-2)

@@ -14,7 +14,7 @@ from signalprop.models.activations import TORCH_FUNCTIONS
 from signalprop.models.multipliers import Multiplier, times
 from signalprop.models.surroundings import Surroundings
 from signalprop.network.architecture import Architecture
-from signalprop.network.residual import step
+from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 
 
 class Squash(nn.Module):
@@ -103,32 +103,18 @@ class Sublayer(nn.Module):
 
     def parts(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(branch, stream_out), each (batch, tokens, features); arguments as in `forward`."""
-        return step(self, around, self.placement, stream, onto)
+        branch = self.branch_of(stream, around)
+        total = (times(self.skip, stream) if onto is None else onto) + times(self.multiplier, branch)
+        return branch, self._normed(total) if self.placement in NORM_AFTER else total
 
-    def read(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """What the branch reads without a norm before it."""
-        return stream
-
-    def read_normed(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """What the branch reads after the norm before it."""
-        return stream if self.norm is None else times(self.norm_scale, self.norm(stream))
-
-    def output(self, around: Surroundings, read: Tensor) -> Tensor:
-        """The branch's output."""
+    def branch_of(self, read: Tensor, around: Surroundings) -> Tensor:
+        """The branch's output, (batch, tokens, features), of what it reads, after the norm before it."""
+        read = self._normed(read) if self.placement in NORM_BEFORE else read
         out: Tensor = self.branch(read, around, self.norm_scale if self.placement == "res-post" else 1.0)
         return out
 
-    def skipped(self, around: Surroundings, stream: Tensor) -> Tensor:
-        """The stream times its multiplier."""
-        return times(self.skip, stream)
-
-    def plus(self, around: Surroundings, kept: Tensor, output: Tensor) -> Tensor:
-        """The skip plus the branch times its multiplier."""
-        return kept + times(self.multiplier, output)
-
-    def norm_sum(self, around: Surroundings, total: Tensor) -> Tensor:
-        """The sum after the norm on it."""
-        return total if self.norm is None else times(self.norm_scale, self.norm(total))
+    def _normed(self, x: Tensor) -> Tensor:
+        return x if self.norm is None else times(self.norm_scale, self.norm(x))
 
     def forward(self, stream: Tensor, around: Surroundings, onto: Tensor | None = None) -> Tensor:
         """One step of the residual stream.

@@ -1,9 +1,9 @@
 """The residual recursion, once: skip, branch, where norms stand, parallel branches; forward and back.
 
 It says in which order things happen, and leaves what happens to the signal to an algebra: scalars in logarithms
-(`theory/scalar_recursion.py`), token kernels (`kernels/stack.py`, `kernels/passes.py`), tensors
-(`models/residual.py`, `models/layerwise.py`). A row is whatever the
-algebra knows a sublayer by: its index in the table, or its module.
+(`theory/scalar_recursion.py`), token kernels (`kernels/stack.py`, `kernels/passes.py`). Tensors pass through stacks in
+the same order (`models/transformer.py`, `models/layerwise.py`); a sublayer of them is a module, whose step is in
+`models/residual.py`. A row is whatever the algebra knows a sublayer by: its index in the table, or its module.
 """
 
 from __future__ import annotations
