@@ -72,9 +72,9 @@ class TestResults:
 
     def test_weights_only(self, command: Command, root: Path, refused: Refused) -> None:
         found = result_of(command, root / "llama", "--weights-only", "--against", root / "other")
-        assert found["schema"] == "signalprop/weights/1"
+        assert found["schema"] == "signalprop/weights/2"
         assert found["n"] == sum(p.numel() for p in tiny("llama", 3, 0, vocab_size=300).parameters())
-        assert {"query", "down", "embedding"} <= {role["role"] for role in found["roles"]}
+        assert {"self_attn.q_proj", "mlp.down_proj", "model.embed_tokens"} <= {role["role"] for role in found["roles"]}
         out = command("diagnose", str(root / "llama"), "--weights-only").out
         assert "all numbers are finite" in out and "rms" in out
         says = "leave out --data, --remove"

@@ -7,8 +7,6 @@ from typing import Any
 
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.stored_values import TensorWeights
-from signalprop.diagnosis.weight_names import Places
-from signalprop.network.layout import STACKS, layout, stacks_of
 from signalprop.results.findings import Finding
 from signalprop.results.text import named
 
@@ -16,8 +14,14 @@ _READ = "tested: the file was read"
 _Layers = dict[tuple[str, int], list[TensorWeights]]  # by stack and layer
 
 
-def findings_in(rows: Sequence[TensorWeights], digests: Mapping[str, str], places: Places) -> Iterator[Finding]:
-    """All findings, the most severe first; digests: of the bytes of every tensor."""
+def findings_in(
+    rows: Sequence[TensorWeights], digests: Mapping[str, str], configured: Mapping[str, int]
+) -> Iterator[Finding]:
+    """All findings, the most severe first.
+
+    Args:
+        digests: of the bytes of every tensor. configured: how many layers a stack has by the configuration.
+    """
     layers: _Layers = {}
     for row in rows:
         if row.layer is not None:
@@ -27,7 +31,7 @@ def findings_in(rows: Sequence[TensorWeights], digests: Mapping[str, str], place
             text = sentences.not_finite(row.name, row.nan, row.infinite, row.n, row.first_bad)
             yield _fault("not finite", text, () if row.layer is None else (row.layer,), row.name)
     yield from _norms(rows)
-    yield from _out_of_place(layers, places)
+    yield from _out_of_place(layers, configured)
     yield from _equal(layers, digests)
 
 
@@ -44,24 +48,18 @@ def _norms(rows: Sequence[TensorWeights]) -> Iterator[Finding]:
         yield from sentences.norms_of_zeros(zero, _READ)
 
 
-def _out_of_place(layers: _Layers, places: Places) -> Iterator[Finding]:
+def _out_of_place(layers: _Layers, configured: Mapping[str, int]) -> Iterator[Finding]:
     """Layers that the configuration leaves out, and layers that the files do not hold."""
-    a = places.architecture
-    if a is None:
-        return
-    rows = layout(a)
-    for which, indices in stacks_of(rows):
-        stack = STACKS[which]
-        n = len({int(rows.layer[i]) for i in indices})
+    for stack, n in configured.items():
         held = {layer for name, layer in layers if name == stack}
         beyond, missing = sorted(k for k in held if k >= n), sorted(set(range(n)) - held)
-        if held and beyond:
+        if beyond:
             yield _fault(
                 "layers left out",
                 f"the configuration has {n} layers and leaves out {named(tuple(beyond))}, which the files hold",
                 tuple(beyond), severity="warning",
             )  # fmt: skip
-        if held and missing:
+        if missing:
             yield _fault(
                 "layers missing", f"{named(tuple(missing))}: the configuration has {n} layers, and no tensor is theirs",
                 tuple(missing),

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
-
 from signalprop.diagnosis.result import Number
 from signalprop.files.storage import finite
 from signalprop.files.validation import Value
 from signalprop.results.findings import Findings
 
-SCHEMA = "signalprop/weights/1"
+SCHEMA = "signalprop/weights/2"
 
 
 class TensorWeights(Value):
     """One tensor. Numbers that cannot be formed are None.
 
     Attributes:
-        name, dtype, shape, n: as stored. role: of the family, or the name without its layer; layer, stack: where.
+        name, dtype, shape, n: as stored. role: the name within its layer; layer, stack: where.
         zeros, nan, infinite: counts. mean, std, rms, least, most: of finite numbers.
         first_bad: index of the first number that is NaN or infinite, () if there is none.
         change: norm of the difference from the other checkpoint's tensor over the norm of that one. equal: bit by bit.
@@ -76,26 +74,6 @@ class RoleWeights(Value):
     equal: int | None = None
 
 
-class Initialisation(Value):
-    """The schemes whose standard deviations are nearest to those of the layers' matrices.
-
-    Attributes:
-        schemes: by name; several if weights alone do not distinguish them. error: root mean square over the matrices
-            of log(found / predicted). tolerance: what drawing and rounding explain.
-        others: `error` of every other scheme that goes with the architecture, the nearest first.
-    """
-
-    schemes: tuple[str, ...]
-    error: float
-    tolerance: float
-    others: dict[str, Number] = Field(default_factory=dict)
-
-    @property
-    def fresh(self) -> bool:
-        """Whether the weights are as drawn."""
-        return self.error <= self.tolerance
-
-
 class StoredWeights(Value):
     """The weights of a checkpoint, tensor by tensor and role by role.
 
@@ -106,17 +84,14 @@ class StoredWeights(Value):
     """
 
     model: str
-    family: str | None
     n: int
     tensors: tuple[TensorWeights, ...]
     roles: tuple[RoleWeights, ...]
-    initialisation: Initialisation | None
     left_out: dict[str, str]
     against: str | None = None
     only_here: tuple[str, ...] = ()
     only_there: tuple[str, ...] = ()
     findings: Findings = Findings()
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form."""

@@ -12,18 +12,15 @@ import numpy as np
 
 from signalprop.diagnosis.result import Number, known, number
 from signalprop.diagnosis.stored_findings import findings_in
-from signalprop.diagnosis.stored_values import Initialisation, RoleWeights, StoredWeights, TensorWeights
+from signalprop.diagnosis.stored_values import RoleWeights, StoredWeights, TensorWeights
 from signalprop.diagnosis.tensor_statistics import Statistics, statistics, values_of
-from signalprop.diagnosis.weight_names import Place, Places, places_of
+from signalprop.diagnosis.weight_names import layers_of, place_of
 from signalprop.errors import InputError
 from signalprop.files.tensor_files import StoredTensor, stored_tensors
 from signalprop.files.validation import Value
-from signalprop.network.layout import fan
 from signalprop.results.findings import Findings
-from signalprop.schemes import SCHEMES
 
 Progress = Callable[[int, int], None]
-_EXACT, _SAMPLED = 0.01, 3.0  # of a standard deviation: rounding of weights; standard errors of one that is drawn
 
 
 class Difference(Value):
@@ -62,14 +59,13 @@ def read_weights(
     readable = [tensor for tensor in stored if tensor.readable]
     both = {tensor.name for tensor in readable if tensor.name in there and there[tensor.name].readable}
     seen = _counter(progress, sum(t.n_bytes * (2 if t.name in both else 1) for t in readable))
-    places = places_of(Path(source), [tensor.name for tensor in readable])
     rows: list[TensorWeights] = []
     digests: dict[str, str] = {}
     differences: dict[str, Difference] = {}
     for tensor in readable:
         found = statistics(tensor, seen)
         digests[tensor.name] = found.digest
-        row = _row(tensor, places.of[tensor.name], found)
+        row = _row(tensor, found)
         if tensor.name in both:
             moved = difference(tensor, there[tensor.name], seen)
             row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
@@ -77,17 +73,16 @@ def read_weights(
         rows.append(row)
     return StoredWeights(
         model=str(source),
-        family=places.family,
         n=sum(row.n for row in rows),
         tensors=tuple(rows),
         roles=_by_role(rows, differences),
-        initialisation=recognised(rows, places),
         left_out={tensor.name: tensor.dtype for tensor in stored if not tensor.readable},
         against=None if against is None else str(against),
         only_here=tuple(t.name for t in stored if t.name not in there) if against is not None else (),
         only_there=tuple(sorted(set(there) - {t.name for t in stored})),
-        findings=Findings(findings_in(rows, digests, places)),
-        notes=places.notes,
+        findings=Findings(
+            findings_in(rows, digests, layers_of(Path(source), {row.stack for row in rows if row.stack}))
+        ),
     )
 
 
@@ -105,13 +100,12 @@ def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
     return seen
 
 
-def _row(tensor: StoredTensor, place: Place, found: Statistics) -> TensorWeights:
+def _row(tensor: StoredTensor, found: Statistics) -> TensorWeights:
     numbers: dict[str, Any] = {
         k: number(v) if isinstance(v, float) else v for k, v in vars(found).items() if k != "digest"
     }
     return TensorWeights(
-        name=tensor.name, role=place.role, layer=place.layer, stack=place.stack, dtype=tensor.dtype,
-        shape=tensor.shape, **numbers,
+        name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, **place_of(tensor.name)._asdict(), **numbers,
     )  # fmt: skip
 
 
@@ -173,33 +167,3 @@ def _rms(rows: list[TensorWeights]) -> Number:
     counted = [(row.n - row.nan - row.infinite, row.rms) for row in rows if row.rms is not None]
     n = sum(count for count, _ in counted)
     return number(math.sqrt(sum(count * rms**2 for count, rms in counted) / n)) if n else None
-
-
-def recognised(rows: list[TensorWeights], places: Places) -> Initialisation | None:
-    """The schemes that are nearest to the layers' matrices; None where the architecture is not known."""
-    a = places.architecture
-    found = [(places.of[row.name], row) for row in rows if places.of[row.name].roles and len(row.shape) > 1]
-    if a is None or not found or any(row.rms is None or row.nan + row.infinite for _, row in found):
-        return None
-    errors: dict[str, float] = {}
-    for name, scheme in SCHEMES.items():
-        try:
-            table = scheme()(a)
-        except InputError:
-            continue  # it does not go with this architecture
-        squares = []
-        for place, row in found:
-            outputs = [fan(a, role)[1] for role in place.roles]
-            stds = [float(table.weights[role][place.row]) for role in place.roles]
-            predicted = math.sqrt(np.average(np.square(stds), weights=outputs))
-            assert row.rms is not None
-            both = row.rms > 0 and predicted > 0
-            squares.append(math.log(row.rms / predicted) ** 2 if both else 0.0 if row.rms == predicted else math.inf)
-        errors[name] = math.sqrt(sum(squares) / len(squares))
-    least = min(errors.values(), default=math.inf)
-    if not math.isfinite(least):
-        return None
-    tolerance = _EXACT + _SAMPLED * math.sqrt(sum(0.5 / row.n for _, row in found) / len(found))
-    alike = tuple(name for name, error in errors.items() if error <= max(least * 1.001, least + 1e-6))
-    others = {name: number(errors[name]) for name in sorted(errors, key=errors.__getitem__) if name not in alike}
-    return Initialisation(schemes=alike, error=least, tolerance=tolerance, others=others)
