@@ -24,7 +24,7 @@ from signalprop.models.synthetic import synthetic_batch
 from signalprop.models.transformer import Transformer, batch_tensors
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair import apply, saving
-from signalprop.repair.splices import Rewired
+from signalprop.repair.splices import TrainedMultiplier
 
 transformers = pytest.importorskip("transformers")
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -35,6 +35,9 @@ VOCABULARY = 61
 WAYS = (
     "xavier", "ds-init", "lns", "deepscalelm", "layerscale", "normalised-skip", "mup", "depth-mup", "minicpm", "bamboo",
 )  # fmt: skip
+FIXED = {
+    name: {"trainable": "fixed"} for name in ("admin", "normalised-gates")
+}  # whose skips train, which is other wiring
 IDS = 3 + torch.arange(2 * 12).reshape(2, 12) * 5 % (VOCABULARY - 3)
 _LLAMA = {
     "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
@@ -163,7 +166,7 @@ def pair(name: str, scheme: Any, n_layers: int = 2, dtype: torch.dtype = torch.f
         options.setdefault(
             "inputs", replace(default_statistics(attach(model).mapping.architecture), token_correlation=0.3)
         )
-    table = apply(model, scheme, seed=3, **options)
+    table = apply(model, scheme, seed=3, **FIXED.get(scheme, {}) | options)
     built = sp.build(table, seed=3, dtype=dtype)
     with torch.no_grad():  # what a table does not speak of
         if name == "vit":
@@ -216,10 +219,8 @@ def role_gradients(model: nn.Module, table: Parametrization) -> dict[tuple[str, 
             put(part.where, part.role, None if item.tensor.grad is None else rows_of(item.tensor.grad, part))
     for i in range(len(attached.rows)):
         for module in multipliers(model, i):
-            for name in ("multiplier", "skip"):
-                value = getattr(module, name, None)
-                if isinstance(value, nn.Parameter):
-                    put(f"sublayer {i}", name, value.grad)
+            if isinstance(value := getattr(module, "multiplier", None), nn.Parameter):
+                put(f"sublayer {i}", "multiplier", value.grad)
     return out
 
 
@@ -228,8 +229,8 @@ def multipliers(model: nn.Module, i: int) -> list[nn.Module]:
     if isinstance(model, Transformer):
         sublayer = model.sublayers()[i]
         return [sublayer, sublayer.branch.function]
-    carrier = model.get_submodule(model.signalprop_record.carriers[i])
-    return [carrier] if isinstance(carrier, Rewired) else []
+    carrier = attach(model).rows[i].ending
+    return [carrier] if isinstance(carrier, TrainedMultiplier) else []
 
 
 def rows_of(tensor: Tensor, part: Part) -> Tensor:
@@ -266,7 +267,7 @@ def trained(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, q in model.named_parameters():
-            if name.rpartition(".")[2] in ("multiplier", "skip"):
+            if name.rpartition(".")[2] == "multiplier":
                 q.add_(0.3 + 0.1 * torch.randn(q.shape, generator=generator))
     return model
 

@@ -16,9 +16,9 @@ from applied import VOCABULARY, vanilla
 from signalprop.monitoring import SignalMonitor
 from signalprop.repair import apply, initialize, parameter_groups
 
-# fixed and trainable multipliers and skips, scaled norms; T5's relative positions are in no table
+# fixed and trainable multipliers, scaled norms; T5's relative positions are in no table
 CASES = (
-    ("bert", "deepscalelm"), ("bert", "admin"), ("gpt2", "layerscale"), ("llama", "lns"), ("t5", "deepscalelm"),
+    ("bert", "deepscalelm"), ("bert", "deepnorm"), ("gpt2", "layerscale"), ("llama", "lns"), ("t5", "deepscalelm"),
 )  # fmt: skip
 IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
 

@@ -83,9 +83,17 @@ class TestEveryScheme:
             compare(family, scheme, n_layers, torch.float64, 1e-10)
 
 
-@pytest.mark.parametrize(("scheme", "options"), [("rezero", {}), ("e-spa", {"gamma": 0.2}), ("sandwich", {})])
-def test_the_line_that_refuses_other_wiring_names_a_call_that_builds_it(scheme: str, options: dict[str, float]) -> None:
-    model = vanilla("llama")
+@pytest.mark.parametrize(
+    ("family", "scheme", "options"),
+    [
+        ("llama", "rezero", {}), ("llama", "e-spa", {"gamma": 0.2}), ("llama", "sandwich", {}), ("bert", "admin", {}),
+        ("gpt2", "deepscalelm", {"k": 4.0}),
+    ],
+)  # fmt: skip
+def test_the_line_that_refuses_other_wiring_names_a_call_that_builds_it(
+    family: str, scheme: str, options: dict[str, float]
+) -> None:
+    model = vanilla(family, 4)
     with pytest.raises(InputError, match="forward code as it is") as refusal:
         sp.apply(model, scheme, **options)
     called = str(refusal.value).partition("build a new model with it: ")[2]

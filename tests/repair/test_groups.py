@@ -17,7 +17,7 @@ from signalprop.repair import apply, parameter_groups
 IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
 SCHEMES = ("deepscalelm", "layerscale", "stable-resnet", "lns")
 FAMILIES = ("bert", "gpt2", "llama")
-EVERY_WAY = [(FAMILIES[(i + 1) % 3], scheme) for i, scheme in enumerate(SCHEMES)] + [("bert", "admin")]
+EVERY_WAY = [(FAMILIES[(i + 1) % 3], scheme) for i, scheme in enumerate(SCHEMES)] + [("bert", "deepnorm")]
 
 
 def applied_model(

@@ -15,12 +15,13 @@ from signalprop.measurement import measure
 from signalprop.network.layout import PLACEMENTS
 from signalprop.results.profile import POINTS, Profile
 
-# gauge; trainable; trained skips; scaled norms; sandwich; several stacks; parallel layers
+# post-norm; scaled norms; trained multipliers in several stacks; skips; parallel layers
 CELLS = (
-    ("bert", "admin"), ("gpt2", "lns"), ("t5", "layerscale"), ("vit", "normalised-skip"), ("gpt_neox", "deepscalelm"),
+    ("bert", "deepnorm"), ("gpt2", "lns"), ("t5", "layerscale"), ("vit", "normalised-skip"),
+    ("gpt_neox", "deepscalelm"),
 )  # fmt: skip
 every_cell = pytest.mark.parametrize(
-    ("family", "scheme"), some(CELLS, (("bert", "admin"), ("t5", "layerscale"), ("gpt_neox", "deepscalelm")))
+    ("family", "scheme"), some(CELLS, (("bert", "deepnorm"), ("t5", "layerscale"), ("gpt_neox", "deepscalelm")))
 )
 
 

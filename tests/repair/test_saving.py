@@ -77,7 +77,7 @@ class TestRoundTrips:
     @pytest.mark.parametrize(
         ("family", "scheme", "options"),
         [
-            ("bert", "admin", {}),
+            ("bert", "deepnorm", {}),
             pytest.param("llama", "lns", {}, marks=pytest.mark.slow),
             ("llama", "mup", {"base_d_head": 4, "base_width": 16}),
             ("llama", "deepscalelm", {"match_eps": True, "k": 1, "trainable": "channel"}),

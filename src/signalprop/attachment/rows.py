@@ -144,15 +144,6 @@ class AttachedRow(SublayerMap):
         ]
         return list({id(holder): holder for holder in found}.values())
 
-    @property
-    def reader(self) -> Any:
-        """What reads the stream within the sublayer's layer: its norm before the branch, or the first map."""
-        if self.placement in ("pre", "sandwich"):
-            return self.norm
-        maps = [self.weights[role.name] for role in self.kind.roles if role.reads and role.name in self.weights]
-        first = self.weights.get("up", maps[0] if maps else None)  # not every feed-forward has a gate
-        return None if first is None else first.holder
-
     @cached_property
     def readers(self) -> list[Any]:
         """The modules (or bare parameters) that read what enters the branch, each once.

@@ -6,7 +6,6 @@ has the rules.
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -18,11 +17,10 @@ from signalprop.attachment.rows import Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.network.kinds import ROLE
-from signalprop.network.layout import PLACEMENTS
 from signalprop.repair.initialisation import require_whole
 from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
-from signalprop.repair.splices import Multiplied, Rewired, restore
+from signalprop.repair.splices import Multiplied, TrainedMultiplier, restore
 from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, Factors, equal, product
@@ -98,16 +96,16 @@ class _Folding:
         """Every parameter that changes, once."""
         model, p, plan = self.attached.model, self.record.parametrization, self.record.plan
         where: dict[int, str] = {}
-        for here, path in zip(self.attached.rows, self.record.carriers, strict=True):
+        for here in self.attached.rows:
             weights = [held.holder for held in here.weights.values()]
-            for owner in (model.get_submodule(path), here.norm, here.post_norm, here.query_norm, *weights):
+            for owner in (here.ending, here.norm, here.post_norm, here.query_norm, *weights):
                 where.setdefault(id(owner), here.label)
         if self.record.matched_eps:
             self.eps_error = eps_bound(self.attached.mapping.architecture, p, plan)
-        for i, (here, row) in enumerate(zip(self.attached.rows, plan.rows, strict=True)):
-            carrier = model.get_submodule(self.record.carriers[i])
-            if isinstance(carrier, Rewired):
-                self._rewired(carrier, i, here.label, post=PLACEMENTS[p.placement[i]] == "post")
+        for here, row in zip(self.attached.rows, plan.rows, strict=True):
+            if isinstance(here.ending, TrainedMultiplier):
+                factor = product(_value(here.ending.multiplier), here.ending.gauge)
+                self._into(here.ending, factor, factor, here.label)
             if row.score_ratio != 1 and here.scaling is not None:  # into the queries: their norm, or their map's rows
                 queries = here.weights["query"] if here.query_norm is None else Held(here.query_norm)
                 self.factors.scale(queries, row.score_ratio, row.score_ratio, here.label)
@@ -117,30 +115,9 @@ class _Folding:
         self._tied_head()
         return self.factors.changes()
 
-    def _rewired(self, carrier: Rewired, i: int, where: str, *, post: bool) -> None:
-        multiplier = _value(carrier.multiplier)
-        skip = _value(carrier.skip)
-        scale = 1.0
-        if carrier.stream is not None:
-            values = torch.as_tensor(skip, dtype=torch.float64).flatten()
-            first = float(values[0])
-            same = bool((values == first).all())
-            if not same:
-                raise _refused(where, "its skip multipliers differ from channel to channel")
-            if post and first > 0:  # norm(skip x + m f) = norm(x + m / skip f), but for the epsilon
-                scale = 1 / first
-                bound = self.attached.mapping.architecture.norm_eps * abs(scale**2 - 1) / 2
-                gain = float(self.record.parametrization.norm_gain[i])
-                self.eps_error = max(self.eps_error, bound / gain**2 if gain else math.inf)
-            elif first != 1:
-                raise _refused(where, f"the stream is multiplied with {first:.4g} there")
-        factor = product(multiplier, carrier.gauge * scale)
-        self._into(carrier, factor, factor, where)
-
     def _into(self, carrier: nn.Module, weight: Factor, bias: Factor, where: str) -> None:
         """A factor on what a carrier outputs: into its weight, or into those that end a branch without one."""
-        here = next((row for row, path in zip(self.attached.rows, self.record.carriers, strict=True)
-                     if self.attached.model.get_submodule(path) is carrier), None)  # fmt: skip
+        here = next((row for row in self.attached.rows if row.ending is carrier), None)
         last = [] if here is None else [held for role, held in here.weights.items() if ROLE[role].writes]
         ends = any(held.copies for held in last) or (last and isinstance(carrier, nn.MultiheadAttention))
         whole = isinstance(gain_and_bias(carrier)[0], Tensor) or not ends

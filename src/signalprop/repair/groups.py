@@ -15,7 +15,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.models.transformer import Transformer
 from signalprop.network.parametrization import Parametrization
-from signalprop.repair.record import attached_vanilla, the_record
+from signalprop.repair.record import the_record
 from signalprop.schemes.mup import epsilon_factors
 
 Optimizer = Literal["adamw", "adam", "sgd", "muon", "lion", "adafactor", "schedule-free"]
@@ -138,18 +138,8 @@ def _is_inner(parts: Sequence[Part]) -> bool:
 
 
 def _described(model: nn.Module) -> tuple[Parametrization, Anatomy, dict[str, float]]:
-    """What a model is: numbers, where they are, and learning-rate factors of added parameters."""
-    if isinstance(model, Transformer):
-        p = model.parametrization
-        attached = attach(model)
-        of = {id(row.multiplier): float(p.learning_rates["vectors"][i]) for i, row in enumerate(attached.rows)}
-        return p, attached, {name: of[id(q)] for name, q in model.named_parameters() if id(q) in of}
-    record = the_record(model)
-    vectors = record.parametrization.learning_rates["vectors"]
-    rates = {
-        name: float(vectors[i])
-        for i, carrier in enumerate(record.carriers)
-        for name in record.added
-        if name.startswith(f"{carrier}.")
-    }
-    return record.parametrization, attached_vanilla(model), rates
+    """What a model is: numbers, where they are, and learning-rate factors of trained multipliers."""
+    p = model.parametrization if isinstance(model, Transformer) else the_record(model).parametrization
+    attached = attach(model)
+    of = {id(row.multiplier): float(p.learning_rates["vectors"][i]) for i, row in enumerate(attached.rows)}
+    return p, attached, {name: of[id(q)] for name, q in model.named_parameters() if id(q) in of}

@@ -18,7 +18,7 @@ from signalprop.hooks import whole
 from signalprop.models.weights import draw, tensor_seed
 from signalprop.network.parametrization import Parametrization
 from signalprop.repair.record import Record, attached_vanilla, the_record
-from signalprop.repair.splices import Rewired
+from signalprop.repair.splices import TrainedMultiplier
 from signalprop.repair.undoing import all_or_nothing, everything, local
 
 
@@ -227,15 +227,7 @@ def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
 
 def set_multipliers(attached: Anatomy, record: Record) -> None:
     """Trainable multipliers at their initial values."""
-    p = record.parametrization
-    for i, path in enumerate(record.carriers):
-        carrier = attached.model.get_submodule(path)
-        if isinstance(carrier, Rewired):
-            _start((carrier.multiplier, p.branch[i]), (carrier.skip, p.skip[i]))
-
-
-def _start(*multipliers: tuple[float | nn.Parameter, float]) -> None:
-    """Give those that are trainable the number with which they start."""
-    for multiplier, start in multipliers:
+    for row, start in zip(attached.rows, record.parametrization.branch, strict=True):
+        multiplier = row.ending.multiplier if isinstance(row.ending, TrainedMultiplier) else None
         if isinstance(multiplier, nn.Parameter):
             fill(multiplier, torch.full(multiplier.shape, float(start), dtype=torch.float64))

@@ -19,7 +19,7 @@ from signalprop.repair.initialisation import ties
 from signalprop.repair.plan import Plan, RowPlan, make_plan
 from signalprop.repair.record import Record, attached_applied, is_pretrained
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
-from signalprop.repair.splices import Multiplied, Passed, Reading, Rewired, Splice, carry_over, refuse_adapters, splice
+from signalprop.repair.splices import Multiplied, Splice, TrainedMultiplier, carry_over, refuse_adapters, splice
 
 
 def install(attached: Anatomy, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
@@ -31,8 +31,7 @@ def install(attached: Anatomy, table: Parametrization, *, match_eps: bool, by_ha
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(attached, table, dtype=dtype)
-    carriers = tuple(attached.path_of(row.ending, f"{row.label} carrier") for row in attached.rows)
-    record = Record(table, plan, carriers, by_hand, matched_eps=match_eps)
+    record = Record(table, plan, by_hand, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
     _Installation(attached, table, record).run(match_eps)
@@ -58,7 +57,6 @@ class _Installation:
     def __init__(self, attached: Anatomy, table: Parametrization, record: Record) -> None:
         self.attached, self.table, self.record = attached, table, record
         self.scaled_norms: dict[int, float] = {}
-        self.stream = Passed()
 
     def run(self, match_eps: bool) -> None:
         """All rows, then the ends."""
@@ -92,9 +90,9 @@ class _Installation:
                         multiply(module, branch_scale=plan.embedding_ratio)
 
     def dropouts(self) -> dict[int, float]:
-        """Take the output dropout of rewired rows over: the probability by row; that of the model becomes 0."""
+        """Take the dropout of branches with trained multipliers over: its probability by row; the model's becomes 0."""
         rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
-        targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "rewired"}
+        targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "trained"}
         kept = {i: float(getattr(owner, name)) for i, (owner, name) in targets.items()}
         for owner, name in targets.values():
             if getattr(owner, name) != 0:
@@ -104,7 +102,6 @@ class _Installation:
     def row(self, i: int, here: AttachedRow, row: RowPlan, dropout_p: float) -> None:
         """One sublayer."""
         where = here.label
-        carrier = self.attached.model.get_submodule(self.record.carriers[i])
         if row.norm_scale != 1:
             self.scale_norm(here, row)
         if row.score_ratio != 1:
@@ -113,36 +110,29 @@ class _Installation:
             for reader in here.readers:
                 multiply(Held(reader).module(where), input_scale=row.input_scale)
         if row.treatment == "multiplied":
-            multiply(carrier, branch_scale=row.scale)
-            return
-        if row.treatment == "none":
-            return
-        if row.reads_stream:
-            splice(Held(here.reader).module(where), Reading, stream=self.stream)
-        self.rewire(i, carrier, row, dropout_p)
+            multiply(here.ending, branch_scale=row.scale)
+        elif row.treatment == "trained":
+            self.train(i, here, row.scale, dropout_p)
 
-    def rewire(self, i: int, carrier: nn.Module, row: RowPlan, dropout_p: float) -> None:
-        """Splice a rewired carrier, with its parameters on the device and in the type of its weights."""
-        p, a = self.table, self.table.architecture
+    def train(self, i: int, here: AttachedRow, gauge: float, dropout_p: float) -> None:
+        """Splice a trained multiplier into a carrier, on the device and in the type of its weights."""
+        p, width, carrier = self.table, self.table.architecture.d_model, here.ending
+        path = self.attached.path_of(carrier, f"{here.label} carrier")
         like = next(carrier.parameters(), next(self.attached.model.parameters()))
-        stream = self.stream if row.reads_stream else None
-        splice(carrier, Rewired, stream=stream, gauge=row.scale, dropout_p=dropout_p, point=nn.Identity())
-        for name, start, trains in (
-            ("multiplier", float(p.branch[i]), p.branch_trainable),
-            ("skip", float(p.skip[i]), p.skip_trainable),
-        ):
-            size = {"fixed": 0, "scalar": 1, "channel": a.d_model}[trains]
-            channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
-            if size > 1 and channels != size:  # streams whose width changes from layer to layer
-                raise InputError(
-                    f"{self.record.carriers[i]} gives {channels} channels, and the scheme has a multiplier for each of "
-                    f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
-                )
-            fixed = not size or (name == "skip" and not row.reads_stream)
-            value = start if fixed else nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
-            setattr(carrier, name, value)
-            if not fixed:
-                self.record.added.append(f"{self.record.carriers[i]}.{name}")
+        splice(carrier, TrainedMultiplier, gauge=gauge, dropout_p=dropout_p, point=nn.Identity())
+        start = float(p.branch[i])
+        if p.branch_trainable == "fixed":
+            carrier.multiplier = start
+            return
+        size = {"scalar": 1, "channel": width}[p.branch_trainable]
+        channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
+        if size > 1 and channels != size:  # streams whose width changes from layer to layer
+            raise InputError(
+                f"{path} gives {channels} channels, and the scheme has a multiplier for each of "
+                f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
+            )
+        carrier.multiplier = nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
+        self.record.added.append(f"{path}.multiplier")
 
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""

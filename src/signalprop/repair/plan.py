@@ -1,16 +1,16 @@
 """What has to be done to a model so that it computes the function of a Parametrization: pure arithmetic, no tensors.
 
-Two routes per stack (docs/theory/gauge.md). *Gauge*: the skip stays as it is and the multiplier of a branch becomes
-beta_k / P_k with P_k = lambda_1 ... lambda_k; the model carries the stream in units of P. *Rewired*: the last map of
-the branch returns what has to be added to the stream; for lambda = 0 or trainable, and where the gauge loses numbers.
+The skip stays as it is and the multiplier of a branch becomes beta_k / P_k with P_k = lambda_1 ... lambda_k; the model
+carries the stream in units of P, which no norm sees (docs/theory/gauge.md).
 
-What needs other forward code (norms in other places, another attention or activation) is refused: `build` has it.
-A model's fixed multipliers (Granite) stay in its code: lambda_k and beta_k are what is asked for over those.
+What needs other forward code is refused, since `build` has it: norms in other places, another attention or activation,
+skips that train or are not positive. A model's fixed multipliers (Granite) stay in its code: lambda_k and beta_k are
+what is asked for over those.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
@@ -25,7 +25,7 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE
 from signalprop.schemes import SCHEMES, scheme
 
-Treatment = Literal["none", "multiplied", "rewired"]
+Treatment = Literal["none", "multiplied", "trained"]
 
 # Multipliers beyond this lose a stream in fp32 or bf16 (fp16): measured in docs/theory/gauge.md.
 LARGEST_MULTIPLIER = {"float16": 1e2}
@@ -42,10 +42,10 @@ class RowPlan:
     """What is done at one sublayer.
 
     Attributes:
-        treatment: of the carrier: nothing, a fixed multiplier, or rewired.
-        scale: the fixed multiplier; of a rewired carrier the gauge factor on its multiplier.
+        treatment: of the carrier: nothing, a fixed multiplier, or a trained one, before which the branch is seen (so
+            where one is 0, too).
+        scale: the fixed multiplier; of a trained one the factor beside it.
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
-        reads_stream: the carrier needs the stream.
         before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
@@ -54,7 +54,6 @@ class RowPlan:
     treatment: Treatment = "none"
     scale: float = 1.0
     input_scale: float = 1.0
-    reads_stream: bool = False
     before: float = 1.0
     behind: float = 1.0
     norm_scale: float = 1.0
@@ -106,10 +105,9 @@ def make_plan(attached: Anatomy, p: Parametrization, *, dtype: str) -> Plan:
     planned: list[RowPlan] = []
     finals = []
     for _, members in groupby(enumerate(attached.rows), lambda item: item[1].stack):
-        made, last = _stack(p, list(members), LARGEST_MULTIPLIER.get(dtype, _LARGEST))
+        made, last = _stack(a, p, list(members), LARGEST_MULTIPLIER.get(dtype, _LARGEST))
         planned += made
         finals.append(last**-2)
-    planned = _shared_dropouts(attached.rows, p, planned)
     head_ratio = 1.0 if a.head == "none" else p.head.scale / mapping.head.scale
     plan = Plan(tuple(planned), tuple(finals), head_ratio, p.embedding.scale / mapping.embedding.scale)
     if mapping.stream_only:
@@ -119,7 +117,7 @@ def make_plan(attached: Anatomy, p: Parametrization, *, dtype: str) -> Plan:
 
 def _refuse_what_the_stream_does_not_tell(mapping: Mapping, plan: Plan, p: Parametrization) -> None:
     """Raise InputError where a scheme changes more than skips, branches and norms, which are all that is known."""
-    if mapping.rewired and any(row.behind != 1 or row.reads_stream for row in plan.rows):
+    if mapping.rewired and any(row.behind != 1 for row in plan.rows):
         raise InputError(
             f"scheme {p.scheme!r} changes skips, and in this model {mapping.rewired}; 'layerscale' does not"
         )
@@ -164,78 +162,46 @@ def _refuse_wiring(a: Architecture, p: Parametrization, where: str, what: str) -
     )
 
 
-_Rows = list[tuple[int, AttachedRow]]  # with their places in the table
-
-
-def _stack(p: Parametrization, members: _Rows, largest: float) -> tuple[list[RowPlan], float]:
-    """The rows of one stack, and P after its last one."""
-    # whether a carrier has to know the stream: nothing that is added to a stream as it is would do
-    needs = [p.skip_trainable != "fixed" or p.skip[i] <= 0 for i, row in members if not row.parallel]
-    gauge = not any(needs) and p.architecture.layer_inputs is None  # earlier streams keep their units
-    made: list[RowPlan] = []
-    last = 1.0
-    if gauge:
-        made, last = _rows(p, members, gauge=True)
-        raw_end = last != 1 and not p.architecture.has_final_norm
-        raw_read = any(
-            plan.input_scale != 1 and row.placement == "none" for (_, row), plan in zip(members, made, strict=True)
-        )
-        extreme = any(not 1 / largest <= abs(row.behind) <= largest for row in made) or any(
-            row.treatment == "multiplied" and abs(row.scale) > largest for row in made
-        )
-        gauge = not (raw_end or raw_read or extreme)
-    if not gauge:
-        made, last = _rows(p, members, gauge=False)
-    return made, last
-
-
-def _rows(p: Parametrization, members: _Rows, *, gauge: bool) -> tuple[list[RowPlan], float]:
+def _stack(
+    a: Architecture, p: Parametrization, members: list[tuple[int, AttachedRow]], largest: float
+) -> tuple[list[RowPlan], float]:
+    """The rows of one stack, each with its place in the table, and P after its last one."""
+    trains = p.branch_trainable != "fixed" or bool((p.branch == 0).any())
     made = []
-    product = 1.0  # P
-    before = 1.0
+    product = before = 1.0  # P after and before a layer
     for i, item in members:
         own_skip, own = item.own_multipliers  # what the model's code multiplies with
         skip, beta = float(p.skip[i]) / own_skip, float(p.branch[i]) / own
         post = item.placement == "post"
         if not item.parallel:
+            if p.skip_trainable != "fixed":
+                _refuse_wiring(a, p, item.label, "skip multipliers that train (apply takes trainable='fixed')")
+            if skip <= 0:
+                _refuse_wiring(a, p, item.label, f"a skip multiplier of {skip:.4g}, which is not above 0")
             before = product
-            if gauge and not post:
-                product *= skip
-        unit = skip if gauge and post else product
-        reads = not gauge and not item.parallel and (p.skip_trainable != "fixed" or skip != 1)
-        if reads and (own_skip, own) != (1, 1):
-            raise InputError(
-                f"{item.label}: scheme {p.scheme!r} needs a trainable skip, and the model already has "
-                f"multipliers there (skip {own_skip:.3g}, branch {own:.3g}); take another scheme"
-            )
-        trains = p.branch_trainable != "fixed"
-        rewired = reads or trains or beta == 0
-        scale = (1 / own if rewired else beta) / (unit if gauge else 1.0)
+            product *= 1.0 if post else skip
+        unit = skip if post else product
+        scale = (1 / own if trains else beta) / unit
+        if not 1 / largest <= product <= largest or abs(scale) > largest:
+            _refuse_wiring(a, p, item.label, f"skip multipliers in the stream itself (their product is {product:.2g})")
         made.append(
             RowPlan(
-                treatment="rewired" if rewired else "none" if scale == 1 else "multiplied",
+                treatment="trained" if trains else "none" if scale == 1 else "multiplied",
                 scale=scale,
-                input_scale=before if gauge and item.placement in ("none", "res-post") else 1.0,
-                reads_stream=reads,
+                input_scale=before if item.placement == "res-post" else 1.0,
                 before=before,
                 behind=product,
                 norm_scale=float(p.norm_scale[i]),
                 score_ratio=float(p.score_scale[i]) / item.score_scale
                 if item.kind.attends and item.score_scale
                 else 1.0,
-                eps_factor=(unit if post else before if item.placement in NORM_BEFORE else 1.0) ** -2 if gauge else 1.0,
+                eps_factor=(unit if post else before if item.placement in NORM_BEFORE else 1.0) ** -2,
             )
         )
+    bare = next((f"{item.label} reads it" for _, item in members if item.placement == "none"), "")
+    bare = bare or ("" if a.has_final_norm else "it is read")
+    bare = bare or ("" if a.layer_inputs is None else "later layers read it")
+    if bare and any(row.behind != 1 for row in made):
+        where = members[0][1].label
+        _refuse_wiring(a, p, where, f"skip multipliers in the stream itself ({bare} without a norm)")
     return made, product
-
-
-def _shared_dropouts(rows: tuple[AttachedRow, ...], p: Parametrization, planned: list[RowPlan]) -> list[RowPlan]:
-    """Rewired carriers drop out their branch themselves; rows that share the dropout have to as well."""
-    taken = [item.dropout for item, row in zip(rows, planned, strict=True) if row.treatment == "rewired"]
-    return [
-        row
-        if row.treatment == "rewired" or item.dropout is None or item.dropout not in taken
-        # its multiplier moves from the fixed number into the rewired carrier
-        else replace(row, treatment="rewired", scale=row.scale / float(p.branch[i]))
-        for i, (item, row) in enumerate(zip(rows, planned, strict=True))
-    ]

@@ -24,7 +24,6 @@ class Record:
     Attributes:
         parametrization: what the model now is.
         plan: what was done, row by row.
-        carriers: path of every row's carrier in the model.
         mapping: of the vanilla model, where it was given by hand; None: that of the model or its family.
         changed: plain attributes that were set: (path of the module, attribute, value before).
         added: paths of parameters that the vanilla model does not have.
@@ -38,7 +37,6 @@ class Record:
 
     parametrization: Parametrization
     plan: Plan
-    carriers: tuple[str, ...]
     mapping: Mapping | None = None
     changed: list[tuple[str, str, Any]] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
@@ -105,16 +103,16 @@ def attached_applied(model: nn.Module) -> Anatomy:
 
 def _row(vanilla: Anatomy, record: Record, i: int) -> AttachedRow:
     row, p, done = vanilla.rows[i], record.parametrization, record.plan.rows[i]
-    carrier: Any = vanilla.model.get_submodule(record.carriers[i])
-    rewired = done.treatment == "rewired"
-    trained = (number(v) if isinstance(v, Tensor) else 1.0 for v in (row.skip, row.multiplier))
-    own = (1.0, 1.0) if record.kept else tuple(trained)  # of weights that were kept, the table holds them
+    carrier, trained = row.ending, done.treatment == "trained"
+    learnt = (number(v) if isinstance(v, Tensor) else 1.0 for v in (row.skip, row.multiplier))
+    own = (1.0, 1.0) if record.kept else tuple(learnt)  # of weights that were kept, the table holds them
     return replace(
         row,
-        skip=carrier.skip if p.skip_trainable != "fixed" and rewired else float(p.skip[i]) * own[0],
-        multiplier=carrier.multiplier if rewired else float(p.branch[i]) * own[1],
+        carrier=carrier,
+        skip=float(p.skip[i]) * own[0],
+        multiplier=carrier.multiplier if trained else float(p.branch[i]) * own[1],
         norm_scale=done.norm_scale,
-        units=(done.before, 1.0 if rewired else 1 / done.scale, done.behind),
+        units=(done.before, 1.0 if trained else 1 / done.scale, done.behind),
         score_scale=row.score_scale * done.score_ratio,
-        **({"branch": carrier.point, "call": 0, "calls": 1} if rewired else {}),
+        **({"branch": carrier.point, "call": 0, "calls": 1} if trained else {}),
     )
