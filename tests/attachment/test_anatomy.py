@@ -28,7 +28,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "read": sp.read_parametrization,
     "fit": sp.fit,
     "monitor": lambda model: sp.SignalMonitor(model).close(),
-    "apply": lambda model: sp.apply(model, "deepscalelm", seed=0),
+    "apply": lambda model: sp.apply(model, "stable-resnet", seed=0),
 }
 
 
@@ -56,7 +56,7 @@ def test_a_command_looks_a_model_up_once_and_an_anatomy_never(verb: str, looked_
 @pytest.mark.parametrize("verb", ["measure", "check", "compare"])
 def test_an_applied_model_too(verb: str, looked_up: list[int]) -> None:
     model = vanilla("gpt2")
-    sp.apply(model, "deepscalelm", seed=0)
+    sp.apply(model, "stable-resnet", seed=0)
     looked_up.clear()
     (VERBS | {"check": sp.check})[verb](model)
     assert looked_up == [0, 1, 2, 3, -1]

@@ -177,7 +177,7 @@ def _stack(
             if p.skip_trainable != "fixed":
                 _refuse_wiring(a, p, item.label, "skip multipliers that train (apply takes trainable='fixed')")
             if skip <= 0:
-                _refuse_wiring(a, p, item.label, f"a skip multiplier of {skip:.4g}, which is not above 0")
+                _refuse_wiring(a, p, item.label, f"a skip multiplier of {skip:.4g}")
             before = product
             product *= 1.0 if post else skip
         unit = skip if post else product
