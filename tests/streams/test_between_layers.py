@@ -160,7 +160,7 @@ def test_sums_of_streams_are_predicted_and_kept_by_apply(wiring: str) -> None:
 
 def test_skips_that_a_scheme_scales_are_refused() -> None:
     """Later layers read earlier streams in their units."""
-    with pytest.raises(sp.InputError, match="skip multipliers in the stream itself .later layers read it"):
+    with pytest.raises(sp.InputError, match=r"skip multipliers in the stream itself .later layers read it"):
         sp.apply(Wired("first"), "deepscalelm", seed=0)
     assert sp.fold(_with(Wired("first"), "layerscale")) is not None
 
