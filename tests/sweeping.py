@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ def descend(
     resume: bool,
     progress: bool,
     final: bool,
-    keep_going: Callable[[int, float], bool] | None = None,
+    interrupted_at: int | None = None,
 ) -> Ended:
     """Gradient descent that writes where it is after every step, and goes on from there.
 
@@ -93,9 +92,8 @@ def descend(
         if loss > 1e3:
             status = "diverged"
             break
-        if keep_going is not None and not keep_going(step, loss):
-            status = "pruned"
-            break
+        if step == interrupted_at:
+            raise KeyboardInterrupt
     whole = status == "finished"
     result = {
         "schema": "signalprop/run/1", "name": recipe.name, "status": status, "reason": None, "steps": step,

@@ -219,6 +219,6 @@ def test_recipes_and_results_come_back() -> None:
         recipe = load_recipe(name)
         assert parse(json.loads(json.dumps(recipe.to_json()))) == recipe
     result = Result(
-        "x", "pruned", "the loss was high", 12, 1 / 3, None, math.log(257), 1000, 10, 0.1, None, "tokens", {"a": 0.7}
+        "x", "diverged", "the loss was high", 12, 1 / 3, None, math.log(257), 1000, 10, 0.1, None, "tokens", {"a": 0.7}
     )
     assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result

@@ -88,7 +88,7 @@ class Loop:
         self.scores: dict[str, float] = {}
         self._scored = -1
         self._begun, self._earlier_seconds = time.perf_counter(), 0.0
-        self.accelerator = accelerator_of(recipe, network, folder)
+        self.accelerator = accelerator_of(recipe, network, folder.parent)
         self._micro, self._n_passes = passes_of(recipe, self.accelerator.num_processes)
         self._take_validation()
         self.passes: list[Pass] = []

@@ -275,7 +275,7 @@ class Recipe(Value):
         precision: of the arithmetic; weights and optimizer stay float32.
         compile: torch.compile of every layer.
         gradient_checkpointing: layers are computed again in the backward pass, for less memory.
-        report_to: trackers of accelerate beside signalprop's files, such as wandb or mlflow; each has to be installed.
+        report_to: trackers of accelerate beside signalprop's files, such as tensorboard; each has to be installed.
         schema_: version of the format.
     """
 

@@ -17,8 +17,8 @@ class Result:
 
     Attributes:
         name: of the recipe.
-        status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it);
-            `pruned` (by `keep_going`). reason: why it did not finish.
+        status: `finished`; `diverged` (a loss or gradient was not finite); `stopped` (by a signal; resume it). reason:
+            why it did not finish.
         steps: that were done. train_loss: mean over the last tenth of them; eval_loss: after the last one; in nats.
         chance: loss of the best guess that reads no input, on the same examples (`Prepared.chance`).
         parameters, trained_parameters: counts. seconds: of training, over all restarts.

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +40,9 @@ from signalprop_lab.training.result import Result
 from signalprop_lab.training.run_folder import alone, begun_earlier
 from signalprop_lab.training.run_logs import (
     EndsWhenLearning,
-    KeepGoing,
     Metrics,
     Progress,
     Signal,
-    TensorBoard,
-    Veto,
     Watcher,
 )
 from signalprop_lab.training.tasks import prepare
@@ -64,7 +60,6 @@ def train(
     *,
     resume: bool = False,
     settings: Sequence[str] = (),
-    keep_going: KeepGoing | None = None,
     progress: bool = True,
     final: bool = True,
 ) -> Result:
@@ -76,7 +71,6 @@ def train(
         resume: go on from the last whole checkpoint, or from the start if there is none; a finished run is left
             as it is, unless the recipe now has more steps and nothing else is new: then it goes on, with the schedule
             of all the steps. Without it, a directory that holds a run is refused.
-        keep_going: asked with (step, loss) whenever the loss is logged; False ends the run.
         progress: a bar on stderr. final: write the trained model (and the folded one).
 
     Raises:
@@ -98,13 +92,13 @@ def train(
         earlier = by_first(take)
         if earlier is not None:
             return earlier
-        return _Run(chosen, folder, keep_going, progress, final).go()
+        return _Run(chosen, folder, progress, final).go()
 
 
 class _Run:
     """One run while it lasts."""
 
-    def __init__(self, recipe: Recipe, folder: Path, keep_going: KeepGoing | None, progress: bool, final: bool) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, progress: bool, final: bool) -> None:
         self.recipe, self.folder, self.final = recipe, folder, final
         self.prepared = prepared = prepare(recipe)
         self.network = network = network_of(recipe, prepared)
@@ -118,7 +112,6 @@ class _Run:
         self.loop = Loop(network, recipe, prepared, folder / "checkpoints", interrupts=self.interrupts)
         by_first(self._describe)
         self.metrics = folder / "metrics.jsonl"
-        self.veto = Veto(keep_going) if keep_going is not None else None
         self.progress: Progress | None = None
         self._watch(progress)
 
@@ -136,14 +129,11 @@ class _Run:
             if c.signal and whole:
                 signal = Signal(self.network, self._signal_batch(), JsonLines(self.folder / "signal.jsonl"), c.signal)
                 watchers.append(signal)
-            if find_spec("tensorboard") is not None:
-                watchers.append(TensorBoard(self.folder / "tensorboard"))
             if progress:
                 self.progress = Progress(recipe.name, recipe.budget.steps, per_step, unit, signal)
                 watchers.append(self.progress)
         if recipe.budget.until_learning:
             watchers.append(EndsWhenLearning(self.metrics, loop.chance))
-        watchers += [self.veto] if self.veto else []
         loop.watchers = watchers
         if c.monitor and whole:
             from signalprop.monitoring.monitor import SignalMonitor
@@ -194,8 +184,6 @@ class _Run:
             return "stopped", f"{self.interrupts.received or 'a signal'} after step {step}; it can be resumed", tail
         if not math.isfinite(self.loop.scores["eval_loss"]):
             return "diverged", f"the validation loss is not finite after step {step}", tail
-        if self.veto is not None and self.veto.said is not None:
-            return "pruned", f"pruned after step {self.veto.said}", tail
         return "finished", None, tail
 
     def _write_result(self, status: str, reason: str | None, losses: list[float], folded: str) -> Result:

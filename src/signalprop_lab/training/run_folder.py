@@ -36,7 +36,7 @@ def begun_earlier(folder: Path, recipe: Recipe, resume: bool) -> Result | None:
             raise InputError(f"{folder} holds a run of another recipe ({change}); choose a new one")
         if (folder / "result.json").is_file():
             result = Result.from_json(read_json(folder / "result.json"))
-            if result.status in ("finished", "diverged", "pruned"):
+            if result.status in ("finished", "diverged"):
                 return result
     elif folder.is_dir() and any(not item.name.startswith(".") for item in folder.iterdir()):
         raise InputError(f"{folder} holds files that are not a run; choose a new directory")

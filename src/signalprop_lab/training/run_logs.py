@@ -1,13 +1,11 @@
-"""What watches a run: metrics and the signal to files, TensorBoard, the progress bar, and what may end it early."""
+"""What watches a run: metrics and the signal to files, the progress bar, and what may end it early."""
 
 from __future__ import annotations
 
 import math
-import os
-import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from signalprop_lab.training.networks import Network
 from signalprop_lab.training.plateau import left_at
 from signalprop_lab.training.processes import by_first
 
-KeepGoing = Callable[[int, float], bool]
 Numbers = Mapping[str, float]
 
 
@@ -120,20 +117,6 @@ def worst(profile: Profile) -> tuple[str, float] | None:
     return f"{KINDS[rows.kind[i]]} {rows.layer[i]}", float(ratios[i])
 
 
-class Veto(Watcher):
-    """Ends a run that a sweep has seen enough of. said: after which step."""
-
-    def __init__(self, keep_going: KeepGoing) -> None:
-        self._keep_going = keep_going
-        self.said: int | None = None
-
-    def logged(self, step: int, numbers: Numbers) -> bool:
-        if "loss" in numbers and not self._keep_going(step, numbers["loss"]):
-            self.said = step
-            return False
-        return True
-
-
 class EndsWhenLearning(Watcher):
     """Ends a run that has left the plateau. It reads what `Metrics`, which is notified before it, has written."""
 
@@ -142,40 +125,6 @@ class EndsWhenLearning(Watcher):
 
     def logged(self, step: int, numbers: Numbers) -> bool:
         return by_first(lambda: left_at(read_lines(self._metrics), self._chance)) is None
-
-
-class TensorBoard(Watcher):
-    """The numbers for TensorBoard, each written at once and into a file that is opened for it, so that no thread has an
-    error to report; if that fails, it is said once and tried again with the next ones."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._begins, self._said = 0, False
-
-    def begins(self, step: int) -> None:
-        self._begins = step
-
-    def logged(self, step: int, numbers: Numbers) -> bool:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in by_group(numbers).items()]
-        events = [Event(wall_time=time.time(), step=step, summary=Summary(value=values))]
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            if not self._path.exists():  # steps from here on replace those of earlier files
-                again = SessionLog(status=SessionLog.START)
-                events = [Event(file_version="brain.Event:2"), Event(step=self._begins + 1, session_log=again), *events]
-            with self._path.open("ab") as file:
-                writer = RecordWriter(file)
-                for event in events:
-                    writer.write(event.SerializeToString())
-        except OSError as error:
-            if not self._said:
-                self._said = True
-                print(f"signalprop: cannot write {self._path} ({error.strerror}); the run continues", file=sys.stderr)
-        return True
 
 
 class Progress(Watcher):

@@ -82,9 +82,9 @@ class Summary:
 
 
 def state_of(row: Row) -> str:
-    """`diverged` (a loss was not finite), `pruned`, `on the plateau` (ends at chance or above), else `trained`."""
+    """`diverged` (a loss was not finite), `on the plateau` (ends at chance or above), else `trained`."""
     if row["status"] != "finished":
-        return "pruned" if row["status"] == "pruned" else "diverged"
+        return "diverged"
     loss, chance = row.get("eval_loss"), row.get("chance")
     if loss is not None and chance is not None and loss > chance - STALLED:
         return PLATEAU

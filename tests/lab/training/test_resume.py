@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from signalprop.errors import InputError
 from signalprop_lab.training.recipe import parse
 from signalprop_lab.training.result import Result
 from signalprop_lab.training.run import train
+from signalprop_lab.training.run_logs import Metrics
 from signalprop_lab.training.weight_files import WEIGHTS
 from trained import checkpoint_steps, finish, recipe_of, run, same_course, start, stderr_of, stop, wait_for
 
@@ -38,17 +40,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_run_that_crashed_goes_on_bit_by_bit(folder: Path) -> None:
-    out = folder / "crashed"
-    for crash in (1, 8, 16):  # before the first checkpoint, between two, at an evaluation
+WhenLogged = Callable[[Callable[[int], None]], None]
 
-        def keep_going(step: int, loss: float, crash: int = crash) -> bool:
-            if step == crash:
-                raise Crash
-            return True
 
+@pytest.fixture
+def when_logged(monkeypatch: pytest.MonkeyPatch) -> WhenLogged:
+    """Have a function called with the step whenever a loss has been logged."""
+    real = Metrics.logged
+
+    def watch(act: Callable[[int], None]) -> None:
+        def logged(self: Metrics, step: int, numbers: Mapping[str, float]) -> bool:
+            goes_on = real(self, step, numbers)
+            if "loss" in numbers:
+                act(step)
+            return goes_on
+
+        monkeypatch.setattr(Metrics, "logged", logged)
+
+    return watch
+
+
+def test_a_run_that_crashed_goes_on_bit_by_bit(folder: Path, when_logged: WhenLogged) -> None:
+    out, crashes = folder / "crashed", [1, 8, 16]  # before the first checkpoint, between two, at an evaluation
+
+    def crash(step: int) -> None:
+        if step in crashes:
+            crashes.remove(step)
+            raise Crash
+
+    when_logged(crash)
+    while crashes:
         with pytest.raises(Crash):
-            here(folder, out, keep_going=keep_going, resume=True)
+            here(folder, out, resume=True)
     (out / ".0123.tmp").write_bytes(b"half")
     assert here(folder, out, resume=True).status == "finished"
     assert same_course(folder / "whole", out)
@@ -57,15 +80,10 @@ def test_a_run_that_crashed_goes_on_bit_by_bit(folder: Path) -> None:
     assert not list(out.rglob("*.tmp"))
 
 
-def test_sigterm(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sigterm(folder: Path, when_logged: WhenLogged, capfd: pytest.CaptureFixture[str]) -> None:
     out = folder / "stopped"
-
-    def keep_going(step: int, loss: float) -> bool:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return True
-
-    first = here(folder, out, keep_going=keep_going)
+    when_logged(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 4 else None)
+    first = here(folder, out)
     assert (first.status, first.steps, first.eval_loss) == ("stopped", 5, None)
     assert first.reason == "SIGTERM after step 5; it can be resumed" and checkpoint_steps(out) == [3, 5]
     assert "SIGTERM: stopping with a checkpoint after this step" in capfd.readouterr().err
@@ -81,15 +99,17 @@ def test_a_finished_run_is_not_touched(folder: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
 
 
-def test_two_at_once(folder: Path, tmp_path: Path) -> None:
+def test_two_at_once(folder: Path, tmp_path: Path, when_logged: WhenLogged) -> None:
     out = tmp_path / "run"
 
-    def keep_going(step: int, loss: float) -> bool:
+    def another(_: int) -> None:
         with pytest.raises(InputError, match=f"another process is training in {out}; wait for it, or choose a new"):
             here(folder, out, resume=True)
-        return step < 4
+        raise Crash
 
-    assert here(folder, out, keep_going=keep_going).status == "pruned"
+    when_logged(another)
+    with pytest.raises(Crash):
+        here(folder, out)
 
 
 def test_after_damage_it_goes_on_from_the_last_good_one(
@@ -114,33 +134,33 @@ def test_after_damage_it_goes_on_from_the_last_good_one(
 
 
 def test_what_only_watches_a_run_does_not_end_it(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, when_logged: WhenLogged, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lines of JSON wait until they can be written; TensorBoard's begin a new file."""
+    """Lines of JSON wait until they can be written."""
     out, aside = tmp_path / "run", tmp_path / "aside"
-    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
-    metrics, board = out / "metrics.jsonl", out / "tensorboard"
+    metrics = out / "metrics.jsonl"
 
-    def hide(step: int, loss: float) -> bool:
-        if step in (4, 12, 20):
-            shutil.rmtree(board)
+    def hide(step: int) -> None:
         if step == 12:
             metrics.rename(aside)
             metrics.mkdir()
-            board.write_text("")
         if step == 16:
             metrics.rmdir()
             aside.rename(metrics)
-            board.unlink()
-        return True
 
-    result = here(folder, out, keep_going=hide)
-    assert result.status == "finished"
+    when_logged(hide)
+    assert here(folder, out).status == "finished"
     said = capsys.readouterr().err
-    assert said.count("\n") == 2 and f"cannot write {metrics} (Is a directory)" in said and f"write {board}" in said
+    assert said.count("\n") == 1 and f"cannot write {metrics} (Is a directory)" in said
     assert same_course(folder / "whole", out)
-    shown = read(str(board)).Reload()
-    assert [event.step for event in shown.Scalars("train/loss")] == [24]
+
+
+def test_numbers_for_tensorboard(folder: Path, tmp_path: Path) -> None:
+    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    recipe = parse(recipe_of(folder, report_to=["tensorboard"], budget={"steps": 4}))
+    result = train(recipe, tmp_path / "run", progress=False)
+    shown = read(str(tmp_path / "run" / recipe.name)).Reload()
+    assert [event.step for event in shown.Scalars("train/loss")] == [1, 4]
     assert shown.Scalars("eval/loss")[-1].value == pytest.approx(result.eval_loss)
 
 

@@ -223,15 +223,7 @@ def test_an_interrupted_run_goes_on(written, tmp_path, lines) -> None:
     out, calls = tmp_path / "out", itertools.count()
 
     def interrupted(recipe, out, **options):
-        if next(calls) == 2:
-
-            def stop(step, loss):
-                if step == 5:
-                    raise KeyboardInterrupt
-                return True
-
-            return descend(recipe, out, keep_going=stop, **options)
-        return descend(recipe, out, **options)
+        return descend(recipe, out, interrupted_at=5 if next(calls) == 2 else None, **options)
 
     with pytest.raises(KeyboardInterrupt):
         sweep(written(**SMALL), out, train=interrupted, log=lines.append)
