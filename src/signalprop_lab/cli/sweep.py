@@ -56,7 +56,7 @@ def sweep(
     from signalprop_lab.report.sweeps import of_results
     from signalprop_lab.training.sweep import SWEEP, least_runs, prepare, to_stderr
     from signalprop_lab.training.sweep import sweep as run
-    from signalprop_lab.training.tables import restore, results_table, store_of, verdict_lines, writers
+    from signalprop_lab.training.tables import results_table, store_of, stored_entries, verdict_lines, writers
     from signalprop_lab.training.verdicts import foresight, verdicts
 
     grid = load_sweep(source)
@@ -75,9 +75,10 @@ def sweep(
     folder = out or Path("sweeps") / grid.sweep.name
     if not jobs and stored is None and not (folder / SWEEP).is_file():
         raise InputError(f"there are no runs in {folder}; start them without --jobs 0, or name --out")
+    entries = [] if stored is None else stored_entries(grid, stored)
     runs = prepare(grid, folder)
     if stored is not None:
-        to_stderr(f"{restore(runs, stored)} finished runs taken from {stored}")
+        to_stderr(f"{sum(map(runs.put, entries))} finished runs taken from {stored}")
     try:
         if jobs:
             for line in told:

@@ -18,7 +18,7 @@ from signalprop.errors import InputError
 from signalprop.files.storage import finite, read_json, write_json, write_text
 from signalprop_lab.training.budgets import budgets
 from signalprop_lab.training.grid import Grid, Point, grid_of
-from signalprop_lab.training.run_locks import Entry, Runs, refuse_other_settings
+from signalprop_lab.training.run_locks import Entry, refuse_other_settings
 from signalprop_lab.training.sweep_cells import (
     STALLED,
     Row,
@@ -78,49 +78,42 @@ def _row(grid: Grid, point: Point, result: Row) -> dict[str, Any]:
     return row | {"directory": grid.directory(point)}
 
 
-def stored_entries(file: Path) -> list[Entry]:
-    """The runs of a stored value, each with the settings of the recipe that was stored with it."""
+def stored_entries(grid: Grid, file: Path) -> list[Entry]:
+    """The runs of a stored value that a sweep has too, each with the settings of the recipe that was stored with it.
+
+    Raises:
+        InputError: no such value, or runs of other settings.
+    """
     store = read_json(file)
     if not isinstance(store, dict) or store.get("schema") != SCHEMA:
         raise InputError(f"{file} holds no results of a sweep; give one that `signalprop sweep` has written")
     sweep = Sweep(**store["sweep"])
-    grid, column = grid_of(sweep, store["base"]), sweep.tune.column if sweep.tune else None
+    then, column = grid_of(sweep, store["base"]), sweep.tune.column if sweep.tune else None
     dropped = {"cell", "score", "directory", "environment", column, *sweep.axes}  # `store_of` writes them anew
     entries = []
     for row in store["rows"]:
         point = Point(row["cell"], row[column] if column else None, row["seed"])
+        if point.cell not in grid.cells:
+            continue
         result = {key: value for key, value in row.items() if key not in dropped}
         if row.get("environment") is not None:
             result["environment"] = store["environments"][row["environment"]]
         elif len(store["environments"]) == 1:  # stored before rows said which
             result["environment"] = store["environments"][0]
-        entries.append(Entry(point, grid.settings(point), result))
+        entries.append(Entry(point, then.settings(point), result))
+    refuse_other_settings(grid, entries, file)
     return entries
 
 
-def restore(runs: Runs, file: Path) -> int:
-    """Write the finished runs of a stored value into the directory; how many. Those that it has stay as they are."""
-    entries = [entry for entry in stored_entries(file) if entry.point.cell in runs.grid.cells]
-    refuse_other_settings(runs.grid, entries, file)
-    return sum(runs.put(entry) for entry in entries)
-
-
-def flat(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Rows without nesting, all with the same columns: a score `x` is a column `score_x`; `course` is left out."""
-    found = []
-    for row in rows:
-        scores = row.get("scores") or {}
-        plain = {key: value for key, value in row.items() if key not in ("scores", "course")}
-        found.append(plain | {f"score_{key}": value for key, value in scores.items()})
-    columns = list(dict.fromkeys(key for row in found for key in row))
-    return [{column: row.get(column) for column in columns} for row in found]
-
-
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per run, with a header."""
-    lines = flat(rows)
+    """One line per run, with a header: a score `x` is a column `score_x`; `course` is left out."""
+    lines = [
+        {key: value for key, value in row.items() if key not in ("scores", "course")}
+        | {f"score_{key}": value for key, value in (row.get("scores") or {}).items()}
+        for row in rows
+    ]
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(lines[0]) if lines else ["cell"], lineterminator="\n")
+    writer = csv.DictWriter(buffer, [*dict.fromkeys(key for line in lines for key in line)], lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
     return buffer.getvalue()

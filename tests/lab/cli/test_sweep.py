@@ -86,6 +86,7 @@ def test_what_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     assert "unknown sweep 'nothing-like-this'" in refused("sweep", "nothing-like-this")
     assert "there are no runs" in refused("sweep", path, "--jobs", "0", "--out", tmp_path / "empty")
     assert "another directory" in refused("sweep", path, "--out", path)
+    assert "missing.json" in refused("sweep", path, "--from", tmp_path / "missing.json", "--out", tmp_path / "out")
     wrong = written(tmp_path, TINY | {"axes": {"norm": {"pre": {"model.norm": "pre"}}}})
     assert "cell pre" in refused("sweep", wrong, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
