@@ -299,8 +299,9 @@ class TokenAttention(Sums):
     @cached_property
     def _turned_means(self) -> tuple[FloatArray, FloatArray]:
         """(M K, per row the mean of K over pairs of its keys) for `_turned`."""
-        mean, double = self._means if self._turn is None else self._sums(self._turned, self._per_token)
-        return mean, double.diagonal(0, -2, -1)
+        if self._turn is not None:
+            return self._sums_of_rows(self._turned, self._per_token)
+        return self._means[0], self._means[1].diagonal(0, -2, -1)
 
     @cached_property
     def _random_slope(self) -> FloatArray:
@@ -324,11 +325,9 @@ class TokenAttention(Sums):
         of scores and of values off their diagonals."""
         n, (turned_mean, turned_total) = self._row_length, self._turned_means
         v = self._of_values
-        squares = self._sums(self._turned * v.kernel, self._per_token * v.per_token)[1]
+        squares = self._sums_of_rows(self._turned * v.kernel, self._per_token * v.per_token)[1]
         total = v.double_mean.diagonal(0, -2, -1)
-        centred = (
-            squares.diagonal(0, -2, -1) - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
-        )
+        centred = squares - 2 * self._sum_over_visible(v.mean * turned_mean) / n + total * turned_total
         per_token = v.per_token[..., None, :] - 2 * v.mean + total[..., None]
         turned_diagonal = per_token if self._turn is None else self._from_mean
         # equal keys have this much: each is part of the mean, which the moments of a row count

@@ -76,6 +76,11 @@ class Sums:
         mean = self._over_keys(shared)
         return mean, self._over_keys(mean.T).T
 
+    def _sums_of_rows(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """M K, and per row the mean of K over pairs of its keys: the diagonal of M K M^T."""
+        mean, double = self._sums(shared, per_token)
+        return mean, double.diagonal(0, -2, -1)
+
     def _mean_over_keys(self, values: FloatArray) -> FloatArray:
         """Per row, the mean of the values of its keys."""
         return self._over_keys(values[:, None])[:, 0]

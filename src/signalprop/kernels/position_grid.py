@@ -10,6 +10,7 @@ and its limit (two tokens at one place) stand in one matrix, and whatever acts e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -26,8 +27,9 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.products import pairs, product, transposed
 
-_DENSE, _GEOMETRIC = 24, 64
-_COARSE = 7, 21  # nodes of both kinds for rankings
+_DENSE = 7  # first positions that are all nodes
+_STEP = 0.09  # between later ones in ln n, at most
+_COARSE = 21  # later ones for rankings
 _SHORT = 200  # tokens up to which every position is followed
 
 
@@ -190,10 +192,13 @@ class Averages(EqualTokens):
 
 
 @lru_cache(maxsize=4)
-def grid_of(tokens: int, dense: int = _DENSE, geometric: int = _GEOMETRIC) -> Grid:
-    """The grid of a sequence: the first `dense` positions, and `geometric` or fewer by equal ratios."""
-    later = np.round(np.geomspace(dense, tokens, geometric + 1)) - 1
-    return Grid(tokens, np.array(sorted({*range(dense), *later.tolist()}), np.int64))
+def grid_of(tokens: int, later: int | None = None) -> Grid:
+    """The grid of a sequence: the first _DENSE positions, and by equal ratios so many `later`, or as many as keep them
+    within _STEP."""
+    dense = min(_DENSE, tokens)
+    steps = math.ceil(math.log(tokens / dense) / _STEP) if later is None else later
+    spaced = np.round(np.geomspace(dense, tokens, steps + 1)) - 1
+    return Grid(tokens, np.array(sorted({*range(dense), *spaced.tolist()}), np.int64))
 
 
 def grid_for(p: Parametrization, inputs: InputStatistics, coarse: bool = False) -> Grid | None:
@@ -214,10 +219,10 @@ def grid_for(p: Parametrization, inputs: InputStatistics, coarse: bool = False) 
     if a.kind == "encoder-decoder":
         tokens = a.target_len or a.seq_len
         known = known or a.positions == "rotary" or _is_known(inputs.of_decoder, tokens)
-    shortest = 2 * sum(_COARSE) if coarse else _SHORT
+    shortest = 2 * (_DENSE + _COARSE) if coarse else _SHORT
     covered = a.kind != "encoder" and usual and (normed or coarse) and not known and max(tokens, a.seq_len) > shortest
     followed = covered and all(kind.closed and _is_smooth(kind, p) for kind in kinds_in(p))
-    return (grid_of(tokens, *_COARSE) if coarse else grid_of(tokens)) if followed else None
+    return (grid_of(tokens, _COARSE) if coarse else grid_of(tokens)) if followed else None
 
 
 def _is_known(inputs: InputStatistics, tokens: int) -> bool:
@@ -305,28 +310,34 @@ class GridAttention(TokenAttention):
         double = product(averaged, visible.T) + self._of_pair(single)
         return (averaged + e[..., None, :]) / n[:, None], double / self.grid.lengths
 
+    def _sums_of_rows(self, shared: FloatArray, per_token: FloatArray) -> tuple[FloatArray, FloatArray]:
+        mean = product(self.grid.visible, shared) + (per_token - shared.diagonal(0, -2, -1))[..., None, :]
+        mean /= self.grid.n[:, None]
+        return mean, self._sum_over_visible(mean) / self.grid.n
+
     def _different_queries(self, gradient: FloatArray, value: int, scores: int) -> tuple[FloatArray, FloatArray]:
         one, two, three = self.grid.by_power
-        kernel, per_token, double_mean = self.kernel, self.per_token, self._means[1]
+        kernel, per_token, (mean, double_mean) = self.kernel, self.per_token, self._means
         if not value:
-            kernel, _, double_mean, per_token, *_ = self._of_values
+            kernel, mean, double_mean, per_token, *_ = self._of_values
         e = per_token - kernel.diagonal(0, -2, -1)
-        apart = product(self.grid.visible, kernel) / self.grid.n[:, None]  # M S of keys that a row does not see
+        apart = mean - e[..., None, :] / self.grid.n[:, None]  # M S of keys that a row does not see
         popular, keys = self._bracket_weights
         h = gradient * (value * popular + scores * keys)
-        overlap = h.diagonal(0, -2, -1)
 
-        def both(values: FloatArray) -> FloatArray:
-            """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'."""
-            return product(product(one, values), one.T) - self._of_longer(values.diagonal(0, -2, -1) @ two.T)
+        def both(over_second: FloatArray, per_row: FloatArray) -> FloatArray:
+            """Sums over i from k, i' from k' on, of values / (n n'), where i is not i'; of the values' sums over i' and
+            of their diagonal."""
+            return product(one, over_second) - self._of_longer(per_row @ two.T)
 
-        over_second = product(h, one.T)
-        core = product(one, over_second) - self._of_longer(overlap @ two.T)
+        over_second, overlap = product(h, one.T), h.diagonal(0, -2, -1)
+        core = both(over_second, overlap)
         step = product(two, e[..., None, :] * over_second - apart * overlap[..., None]) - pairs(overlap @ three.T, e)
         mixed = product(one, apart * over_second) + np.where(
             self._visible, step, step.diagonal(0, -2, -1)[..., None, :]
         )
-        rest = value * both(gradient) - mixed - transposed(mixed) + both(h * double_mean)
+        means = h * double_mean + gradient if value else h * double_mean
+        rest = both(product(means, one.T), means.diagonal(0, -2, -1)) - mixed - transposed(mixed)
         return kernel * core + rest, per_token * core.diagonal(0, -2, -1) + rest.diagonal(0, -2, -1)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:

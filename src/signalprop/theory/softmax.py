@@ -14,7 +14,7 @@ length then costs a fraction of a millisecond.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -210,8 +210,6 @@ _BLOCK = 4096
 class Spline:
     """Cubic splines in ξ, ξ = √s/(√s + 3), of several functions of the score variance s at once."""
 
-    __slots__ = ("coefficients", "intervals", "last", "n_columns", "rows")
-
     def __init__(self, values: FloatArray) -> None:
         """values: (nodes, columns), at the score variances `node_variances()`, or at every second, third, …"""
         slope = _slopes_from_values(len(values)) @ values
@@ -221,7 +219,12 @@ class Spline:
         self.last = len(values) - 2
         self.intervals = (len(values) - 1) / float(_NODES[-1])  # in ξ from 0 to 1
         self.coefficients = np.stack(cubic, axis=1)  # (intervals, 4, columns)
-        self.rows = self.coefficients.transpose(0, 2, 1).tolist()  # the same as Python floats, for single values
+
+    @cached_property
+    def rows(self) -> list[list[list[float]]]:
+        """The coefficients as Python floats, (intervals, columns, 4), for single values."""
+        found: list[list[list[float]]] = self.coefficients.transpose(0, 2, 1).tolist()
+        return found
 
     def __call__(self, s: Array) -> list[Array]:
         """One entry per column, of the shape of s. Plain floats take a path without NumPy, some ten times as fast."""
