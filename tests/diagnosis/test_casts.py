@@ -112,7 +112,7 @@ class TestModels:
         with cast(model, Format(name, scaled=False), "weights", all_maps(model)):
             assert torch.equal(logits_of(model, batch), logits_of(stored, batch))
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-        found, *_ = casts(attach(model, mapping), [batch], formats=[name], of=["weights"], skip_first=SKIP)
+        found, *_ = casts(attach(model, mapping), [batch], [name], ["weights"], loss(model, [batch]), SKIP)
         assert not found.scaled
         assert found.loss.value == loss(stored, [batch]).mean
         assert found.increase.value == pytest.approx(loss(stored, [batch]).mean - loss(model, [batch]).mean, abs=1e-12)
@@ -169,9 +169,7 @@ class TestExperts:
                 assert torch.equal(logits_of(model, batch), logits_of(stored, batch))
             stored.load_state_dict(before)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-        assert {name.rpartition(".")[2] for one in all_maps(model) if one.experts for name in [one.path]} == {
-            "gate_up_proj", "down_proj"
-        }  # fmt: skip
+        assert {one.parameter for one in all_maps(model) if one.experts} == {"gate_up_proj", "down_proj"}
 
     def test_what_the_last_map_reads_is_cast_inside_of_the_module(self) -> None:
         model, batch, form = mixture("Mixtral"), text_batch(tiny("llama", 1)), Format("int4_channel", scaled=True)

@@ -19,8 +19,8 @@ from choice import some
 from diagnosing import FAMILIES, LENGTH, VOCABULARY, logits_of, mapping_of, text_batch, tiny, transformers, weights_of
 from signalprop.attachment.anatomy import attach
 from signalprop.data.batches import Batch
-from signalprop.diagnosis.removal import removal, without
-from signalprop.diagnosis.result import Estimate
+from signalprop.diagnosis.removal import lists_of, removal, without
+from signalprop.diagnosis.result import Estimate, Removed
 from signalprop.diagnosis.stream import LossResult, loss
 from signalprop.errors import InputError
 
@@ -80,13 +80,17 @@ class TestExact:
         assert model.config.to_dict() == config
 
 
+def removed(model: nn.Module, batches: list[Batch]) -> tuple[Removed, ...]:
+    return removal(attach(model), batches, loss(model, batches)).single
+
+
 class TestWorth:
     @pytest.mark.parametrize("family", ["gpt2", "qwen2", "t5"])
     def test_an_exact_identity_is_worth_nothing(self, family: str) -> None:
         """To the last bit: the loss without it is the same number."""
         model = tiny(family, N)
         silent(model, [1])
-        found = {item.layers[0]: item for item in removal(model, [text_batch(model)]).single}
+        found = {item.layers[0]: item for item in removed(model, [text_batch(model)])}
         assert found[1].increase == Estimate(value=0.0, standard_error=0.0)
         assert all(item.increase.value != 0.0 for layer, item in found.items() if layer != 1)
         assert sorted(found) == ([1, 2, 3, 5, 6, 7] if family == "t5" else [0, 1, 2, 3])
@@ -95,7 +99,7 @@ class TestWorth:
         model = tiny("gpt2", N)
         batches = [text_batch(model, 3, start=0), text_batch(model, 3, start=900)]
         whole = loss(model, batches)
-        (first, *_) = removal(model, batches).single
+        (first, *_) = removed(model, batches)
         with without(attach(model), [0]):
             left = loss(model, batches)
         assert first.loss == left.estimate and first.loss.value == left.mean
@@ -161,10 +165,10 @@ class TestRefused:
     def test_models_that_do_not_say_where_layers_are(self) -> None:
         own = own_model.own_model()
         with pytest.raises(InputError, match=r"does not say where the layers are; give Mapping.layers"):
-            removal(own, [])
+            lists_of(attach(own))
         named = replace(mapping_of(own), layers=["blocks.0.attn", "blocks.1", "blocks.2"])
         with pytest.raises(InputError, match="names them by path in a list"):
-            removal(attach(own, named), [])
+            lists_of(attach(own, named))
 
     def test_everything_is_put_back_after_an_error(self) -> None:
         model = tiny("qwen2", N)

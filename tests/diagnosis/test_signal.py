@@ -32,7 +32,7 @@ SKIP = 3
 
 def observed(model: nn.Module, batch: Batch | None = None, **options: Any) -> tuple[LayerSignal, ...]:
     batch = batch or text_batch(model)
-    return observe(attach(model, mapping_of(model)), [batch], **{"skip_first": SKIP, **options})
+    return observe(attach(model, mapping_of(model)), [batch], **{"skip_first": SKIP, **options})[0]
 
 
 def padded(model: nn.Module) -> Batch:
@@ -126,7 +126,7 @@ class TestStreams:
         model = tiny("gpt2", 2)
         batches = [text_batch(model, 2), text_batch(model, 3, start=200)]
         together = Batch(*(np.concatenate([getattr(b, name) for b in batches]) for name in ("tokens", "targets")))
-        one = observe(attach(model, mapping_of(model)), batches, skip_first=SKIP, gradient_sequences=0)
+        one, _ = observe(attach(model, mapping_of(model)), batches, skip_first=SKIP, gradient_sequences=0)
         other = observed(model, together, gradient_sequences=0)
         for a, b in zip(one, other, strict=True):
             for name in ("variance", "first_variance", "attention_share", "alignment", "outlier", "entropy"):
@@ -239,7 +239,9 @@ class TestNormFactor:
         model = theirs(name).float()
         mapping = mapping_of(model)
         a = mapping.architecture
-        found = observe(attach(model, mapping), [synthetic_batch(a, default_statistics(a), 2, 0)], gradient_sequences=0)
+        found, _ = observe(
+            attach(model, mapping), [synthetic_batch(a, default_statistics(a), 2, 0)], gradient_sequences=0
+        )
         bare = [item.norm is None for item in mapping.sublayers]  # ModernBERT: after the embedding
         reads = [place in ("pre", "sandwich") and not bare[2 * i] for i, place in enumerate(a.placements)]
         assert [all(v is not None for v in s.norm_factor) for s in found] == reads

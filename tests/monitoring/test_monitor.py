@@ -114,7 +114,7 @@ def test_scores_are_those_of_a_diagnosis() -> None:
     numbers = one_step(model, {"input_ids": ids, "labels": ids}, batch=batch)
     own = one_step(model, {"input_ids": ids, "labels": ids})
     model.eval()
-    signal = observe(attach(model, mapping_of(model)), [batch])
+    signal, _ = observe(attach(model, mapping_of(model)), [batch])
     expected = {
         "score_std": [max(s.score_std) for s in signal],
         "attention_entropy": [np.mean(s.entropy) for s in signal],

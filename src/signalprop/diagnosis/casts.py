@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from signalprop.attachment.anatomy import Anatomy, require_roles
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress, first_sequences, has_modules, layer_calls, run
-from signalprop.diagnosis.number_formats import FORMATS, PER_TENSOR, Format
+from signalprop.diagnosis.number_formats import PER_TENSOR, Format
 from signalprop.diagnosis.result import Cast, Number, number
 from signalprop.diagnosis.stream import LossResult, loss
-from signalprop.errors import InputError
 from signalprop.hooks import Hooks, Products
 from signalprop.measurement.measuring import arguments_of
 from signalprop.network.kinds import ROLE
@@ -33,12 +32,10 @@ class LinearMap(NamedTuple):
     """A linear map of a branch, or all experts' of one role.
 
     Attributes:
-        path: of its module in the model, or of the parameter that a module holds for all experts.
         module: which reads its input and has `parameter`. turned: the weight is stored as (inputs, outputs).
         experts: a stack of matrices. inside: its input is computed within the module, so no hook sees it.
     """
 
-    path: str
     module: nn.Module
     parameter: str
     turned: bool
@@ -59,17 +56,16 @@ class LinearMap(NamedTuple):
 
 def maps_of(attached: Anatomy) -> list[LinearMap]:
     """The linear maps of branches, each once."""
-    modules = {id(m): name for name, m in attached.model.named_modules(remove_duplicate=False)}
     bare = {id(p): name for name, p in attached.model.named_parameters(remove_duplicate=False)}
     found: dict[int, LinearMap] = {}
     for role, held in ((r, h) for row in attached.rows for r, h in row.weights.items()):
         key = id(held.holder)
         if isinstance(held.holder, nn.Module):
-            made = LinearMap(modules[key], held.holder, "weight", held.transposed, held.copies, inside=False)
+            made = LinearMap(held.holder, "weight", held.transposed, held.copies, inside=False)
         elif held.copies and key in bare:  # other bare parameters are not maps (Mamba's rates)
             place, _, name = bare[key].rpartition(".")
             owner = attached.model.get_submodule(place)
-            made = LinearMap(bare[key], owner, name, held.transposed, True, inside=ROLE[role].writes)
+            made = LinearMap(owner, name, held.transposed, True, inside=ROLE[role].writes)
         else:
             continue
         found.setdefault(key, made)
@@ -119,10 +115,9 @@ def cast(model: nn.Module, form: Format, of: Of, maps: Iterable[LinearMap]) -> I
 def casts(
     attached: Anatomy,
     batches: Sequence[Batch],
-    *,
-    formats: Sequence[str] = tuple(PER_TENSOR),
-    of: Sequence[Of] = ("weights", "activations", "both"),
-    whole: LossResult | None = None,
+    formats: Sequence[str],
+    of: Sequence[Of],
+    whole: LossResult,
     skip_first: int = 4,
     progress: Progress | None = None,
 ) -> tuple[Cast, ...]:
@@ -131,17 +126,12 @@ def casts(
     bfloat16 is cast without a scale alone: it has the range of float32; formats that have scales with them.
 
     Args:
-        whole: the loss without any cast, where it is known. skip_first: positions that the ratios leave out (losses
+        formats: of `FORMATS`. whole: the loss without any cast. skip_first: positions that the ratios leave out (losses
             count them all). Ratios are of the first sequence.
         progress: called with (combinations done, all).
     """
-    for name in formats:
-        if name not in FORMATS:
-            raise InputError(f"unknown format {name!r}; formats: {', '.join(FORMATS)}")
-    model, mapping = attached.model, attached.mapping
-    whole = whole or loss(attached, batches)
     (first,) = first_sequences(batches, 1)
-    layered = has_modules(mapping)
+    layered = has_modules(attached.mapping)
     clean = _streams(attached, first, skip_first) if layered else []
     maps = maps_of(require_roles(attached))
     combinations = [
@@ -150,7 +140,7 @@ def casts(
     ]  # fmt: skip
 
     def measured(form: Format, part: Of) -> Cast:
-        with cast(model, form, part, maps):
+        with cast(attached.model, form, part, maps):
             found = loss(attached, batches)
             noisy = _streams(attached, first, skip_first) if layered else []
         return Cast(

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.arguments import read_by
 from signalprop.attachment.rows import Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.bounds import LARGE_ROW, OUTLYING_ROW, REPAIRED
@@ -52,13 +51,17 @@ def bad_tensors(model: nn.Module) -> tuple[BadTensor, ...]:
     return tuple(found)
 
 
-def ends_of(attached: Anatomy, batch: Batch) -> Ends | None:
-    """The ends of a language model on a text, and what its weights show; None for other models."""
+def ends_of(attached: Anatomy, batch: Batch, text: Sequence[Batch] = ()) -> Ends | None:
+    """The ends of a language model on a short text, and what its weights show; None for other models.
+
+    Args:
+        text: of which the frequencies of words are counted; default: the short one.
+    """
     model, mapping, ends = attached.model, attached.mapping, attached.ends
     a = mapping.architecture
     if a.head != "lm" or mapping.arguments is None:
         return None
-    arguments = arguments_of(attached, read_by(mapping.arguments, batch))
+    arguments = arguments_of(attached, batch)
     seen: dict[str, Tensor | None] = {}
     norm = ends.final_norm
     hooks = Hooks()
@@ -89,6 +92,7 @@ def ends_of(attached: Anatomy, batch: Batch) -> Ends | None:
         outlying=tuple(_outlying(attached, logits, batch)),
         learnt=learnt(attached),
         drawn_layers=tuple(_drawn_layers(attached)),
+        frequencies=_frequencies(text or [batch]),
         head_copies_table=_copies(head, table),
         other_losses=_other_losses(logits, batch),
     )
@@ -195,7 +199,7 @@ def _drawn_layers(attached: Anatomy) -> Iterator[int]:
             yield layer
 
 
-def frequencies(batches: Sequence[Batch]) -> float | None:
+def _frequencies(batches: Sequence[Batch]) -> float | None:
     """Entropy of the words that are asked for, by how often each is; None of fewer than 8 times the different ones."""
     asked = np.concatenate([batch.targets[batch.targets >= 0] for batch in batches])
     counts = np.unique_counts(asked).counts if asked.size else np.zeros(0)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from signalprop.attachment.anatomy import Anatomy, require_roles
-from signalprop.attachment.arguments import read_by
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.whole_model_values import Fresh, Off, Reached
 from signalprop.errors import InputError
@@ -58,17 +57,15 @@ def _grouped(rows: Iterable[Row]) -> list[Off]:
 
 def _reached(attached: Anatomy, batch: Batch) -> tuple[Reached, ...]:
     """Of every sublayer, how many of its norm's and maps' parameters get a gradient that is not 0."""
-    model, mapping = attached.model, attached.mapping
-    one = read_by(mapping.arguments, batch)
     parts: list[list[Tensor]] = []
     for row in attached.rows:
         held = row.tensors + [p for norm in (row.norm, row.post_norm) if norm is not None for p in norm.parameters()]
         parts.append(list({id(p): p for p in held}.values()))
-    with torch.inference_mode(False), torch.enable_grad(), lent_gradients(model):
+    with torch.inference_mode(False), torch.enable_grad(), lent_gradients(attached.model):
         leaves = list({id(p): p for group in parts for p in group if p.requires_grad}.values())
         if not leaves:
             return ()
-        loss = loss_of(model(**arguments_of(attached, one)), one, None)
+        loss = loss_of(attached.model(**arguments_of(attached, batch)), batch, None)
         found = torch.autograd.grad(loss, leaves, allow_unused=True)
     alive = {id(p) for p, g in zip(leaves, found, strict=True) if g is not None and bool((g != 0).any())}
     return tuple(

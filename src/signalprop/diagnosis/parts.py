@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.arguments import read_by
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
@@ -312,9 +311,8 @@ def _dead_units(attached: Anatomy, short: Batch) -> Iterator[Finding]:
 
 def _pass(attached: Anatomy, short: Batch, hooks: Hooks) -> None:
     """One pass with hooks."""
-    model, mapping = attached.model, attached.mapping
     with torch.inference_mode(), hooks:
-        lean(model, arguments_of(attached, read_by(mapping.arguments, short)))
+        lean(attached.model, arguments_of(attached, short))
 
 
 def _router_scores(attached: Anatomy, rows: list[AttachedRow], short: Batch) -> dict[int, Tensor]:

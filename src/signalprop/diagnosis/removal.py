@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from signalprop.attachment.anatomy import Anatomy, attach
+from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import find
 from signalprop.data.batches import Batch
 from signalprop.diagnosis.layers import Progress
@@ -97,10 +97,9 @@ def _changes(attached: Anatomy, layers: Sequence[int], *, renumber: bool) -> lis
 
 
 def removal(
-    model: nn.Module | Anatomy,
+    attached: Anatomy,
     batches: Sequence[Batch],
-    *,
-    whole: LossResult | None = None,
+    whole: LossResult,
     accuracy: Callable[[nn.Module], Estimate] | None = None,
     progress: Progress | None = None,
 ) -> Removal:
@@ -109,16 +108,14 @@ def removal(
     Errors are those of the difference to the whole model, sequence by sequence.
 
     Args:
-        whole: the loss of the whole model, where it is known.
+        whole: the loss of the whole model.
         accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
         progress: called with (models done, all).
 
     Raises:
         InputError: the mapping does not name the layers by their paths in a list.
     """
-    attached = attach(model)
     lists_of(attached)
-    whole = whole or loss(attached, batches)
     removable = [k for k in range(len(attached.mapping.layers)) if _removable(attached, k)]
     single = []
     for k in removable:

@@ -17,7 +17,7 @@ from signalprop.attachment.found import UNKNOWN
 from signalprop.attachment.mapping import Mapping
 from signalprop.data.batches import Batch, beyond_positions, default_batch, shortened
 from signalprop.diagnosis.casts import Of, casts
-from signalprop.diagnosis.ends import bad_tensors, ends_of, frequencies
+from signalprop.diagnosis.ends import bad_tensors, ends_of
 from signalprop.diagnosis.fresh import fresh_of
 from signalprop.diagnosis.identity import identity
 from signalprop.diagnosis.layers import first_sequences, has_modules
@@ -26,14 +26,12 @@ from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.number_formats import FORMATS
 from signalprop.diagnosis.parts import epsilons_of, parts_of
 from signalprop.diagnosis.removal import lists_of, removal
-from signalprop.diagnosis.result import SCHEMA, Cast, Data, Diagnosis, Estimate, Removal, number
+from signalprop.diagnosis.result import Data, Diagnosis, Estimate, number
 from signalprop.diagnosis.signal import observe
 from signalprop.diagnosis.stream import loss
 from signalprop.diagnosis.trials import try_all
-from signalprop.diagnosis.verdict import verdicts
 from signalprop.diagnosis.weights import live_weights
-from signalprop.diagnosis.whole_model_values import Ends, Tried
-from signalprop.diagnosis.wired_models import not_understood, of_stream, wired_here
+from signalprop.diagnosis.wired_models import concluded, not_understood, of_stream, wired_here
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import arguments_of
@@ -113,6 +111,7 @@ def diagnose(
         held = [inputs]
     else:
         held = [default_batch(shortened(mapping.architecture))] if batches is None else list(batches)
+    held = [read_by(mapping.arguments, batch) for batch in held]
     check(attached, held, remove, cast)
     n = sum(len(batch.inputs) for batch in held)
 
@@ -123,84 +122,64 @@ def diagnose(
     if blocked := without_gradient(model):
         notes.append(f"no gradients and no distances from the identity: {blocked}")
         jacobian_sequences = 0
+    found: dict[str, Any] = {}
     exponents = None if loss_scale is None else GradientExponents(attached, loss_scale)
     with evaluating(model):
-        signal = observe(
+        found["signal"], _ = observe(
             attached, held, skip_first=skip_first, gradient_sequences=0 if blocked else _BACKWARD_SEQUENCES,
             exponents=exponents, progress=step("signal"),
         )  # fmt: skip
+        signal = found["signal"]
         finite = all(item.finite for item in signal)
         whole = None
         if finite and mapping.architecture.head == "lm" and any((b.targets >= 0).any() for b in held):
             tell = step("loss")
             whole = loss(attached, held, None if tell is None else lambda done: tell(done, n))
+            found |= {"loss": whole.estimate, "perplexity": number(whole.perplexity)}
+        short = _short(held[0])
         with weights_here(model):
-            bad = bad_tensors(model)
-            ends = _ends(attached, held) if whole is not None else None
-        tried: tuple[Tried, ...] = ()
+            bad = found["bad_tensors"] = bad_tensors(model)
+            ends = found["ends"] = ends_of(attached, short, held) if whole is not None else None
         worth = whole is not None and math.isfinite(whole.mean) and ends is not None and ends.learnt
         if trials and worth and _reads_one_text(mapping.architecture):
-            short = _short(held[0])
-            tried = try_all(attached, short, _text(held), step("trials"))
-        fresh = None
+            found["trials"] = try_all(attached, short, _text(held), step("trials"))
         new = not (learnt(attached) if ends is None else ends.learnt)
-        wired: tuple[Finding, ...] = (*parts_of(attached, _short(held[0])), *epsilons_of(attached, signal))
+        wired: tuple[Finding, ...] = (*parts_of(attached, short), *epsilons_of(attached, signal))
         if not finite and not bad:
-            wired += _why_not_finite(attached, held)
+            calls = (arguments_of(attached, batch) for batch in held)
+            wired += why_not_finite(model, calls, layer_paths(model, attached.layers))
         if (new or mapping.architecture.family is None) and finite:
-            wired += wired_here(attached, _short(held[0]))
+            wired += wired_here(attached, short)
         if ends is not None and new:
-            fresh = fresh_of(attached, _short(held[0]), backward=not blocked)
+            found["fresh"] = fresh_of(attached, short, backward=not blocked)
         with weights_here(model):
-            weights, said = live_weights(attached, held[0].statistics(mapping.architecture), _length(held))
+            found["weights"], said = live_weights(attached, held[0].statistics(mapping.architecture), _length(held))
         notes += [f"prediction: {line}" for line in said]
-        score = accuracy(model) if accuracy is not None and finite else None
-        near = None
+        found["accuracy"] = accuracy(model) if accuracy is not None and finite else None
         if jacobian_sequences and finite and has_modules(mapping):
-            near = identity(attached, held, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity"))
+            found["identity"] = identity(
+                attached, held, skip_first=skip_first, limit=jacobian_sequences, progress=step("identity")
+            )
         elif jacobian_sequences and finite:
             notes.append("no distances from the identity: the mapping does not name one module per layer")
-        removed: Removal | None = None
-        cast_rows: tuple[Cast, ...] = ()
         if whole is None and (remove or cast):
             notes.append("no removals and no casts: there is no finite loss to compare")
         if whole is not None and remove:
-            removed = removal(attached, held, whole=whole, accuracy=accuracy, progress=step("removal"))
+            found["removal"] = removal(attached, held, whole, accuracy, step("removal"))
         if whole is not None and cast:
-            cast_rows = casts(
-                attached, held, formats=cast, of=cast_of, whole=whole, skip_first=skip_first, progress=step("casts")
-            )
+            found["casts"] = casts(attached, held, cast, cast_of, whole, skip_first, step("casts"))
+    found["gradients"] = None if exponents is None else exponents.found()
     record = record_of(model)
-    found = Diagnosis(
-        schema=SCHEMA,
-        model=name or type(model).__name__,
-        family=mapping.architecture.family or "",
-        n_parameters=_count(model),
-        data=Data(
-            source=held[0].source,
-            sequences=n,
-            tokens=sum(len(b.inputs) * _length([b]) for b in held),
-            length=_length(held),
-            skip_first=skip_first,
-        ),
-        loss=None if whole is None else whole.estimate,
-        perplexity=None if whole is None else number(whole.perplexity),
-        accuracy=score,
-        signal=signal,
-        weights=weights,
-        identity=near,
-        removal=removed,
-        casts=cast_rows,
-        gradients=None if exponents is None else exponents.found(),
-        bad_tensors=bad,
-        ends=ends,
-        trials=tried,
-        fresh=fresh,
-        wired=wired,
-        notes=tuple(notes),
+    data = Data(
+        source=held[0].source,
+        sequences=n,
+        tokens=sum(len(b.inputs) * _length([b]) for b in held),
+        length=_length(held),
+        skip_first=skip_first,
     )
     scheme = expected or (record.parametrization.scheme if record is not None else "")
-    return found.model_copy(update={"findings": verdicts(found, scheme)})
+    found |= {"family": mapping.architecture.family or "", "wired": wired, "notes": tuple(notes)}
+    return concluded(model, name, data, scheme, **found)
 
 
 def _understood(
@@ -253,11 +232,6 @@ def check(attached: Anatomy, batches: Sequence[Batch], remove: bool, cast: Seque
     first_sequences(batches, 1)
 
 
-def _ends(attached: Anatomy, held: Sequence[Batch]) -> Ends | None:
-    found = ends_of(attached, _short(held[0]))
-    return None if found is None else found.model_copy(update={"frequencies": frequencies(held)})
-
-
 def _with_words(attached: Anatomy) -> Anatomy:
     """The same; where how many words there are could not be proved, as many as the first table of the model has."""
     mapping, model = attached.mapping, attached.model
@@ -281,12 +255,6 @@ def _reads_one_text(a: Architecture) -> bool:
     return a.kind != "encoder-decoder" and a.input == "tokens"
 
 
-def _why_not_finite(attached: Anatomy, held: Sequence[Batch]) -> tuple[Finding, ...]:
-    model, mapping = attached.model, attached.mapping
-    calls = (arguments_of(attached, read_by(mapping.arguments, batch)) for batch in held)
-    return why_not_finite(model, calls, layer_paths(model, attached.layers))
-
-
 def _text(held: Sequence[Batch]) -> Sequence[Batch]:
     """What the second look reads: errors of a few short sequences hide what a change is worth."""
     n = max(_TRIAL_SEQUENCES, -(-_TRIAL_TEXT // _length(held)))
@@ -303,10 +271,6 @@ def _short(batch: Batch) -> Batch:
         n = 1 + int(np.searchsorted(asked, min(_TRIAL_ASKED, asked[-1])))
     parts = {k: v[:n, :_TRIAL_TOKENS] for k, v in vars(batch).items() if getattr(v, "shape", None) == shape}
     return replace(batch, **parts)
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 def _length(batches: Sequence[Batch]) -> int:

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.arguments import read_by
 from signalprop.attachment.mapping import number as multiplier_of
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.data.batches import Batch
@@ -184,8 +183,8 @@ def observe(
     gradient_sequences: int = 4,
     exponents: GradientExponents | None = None,
     progress: Progress | None = None,
-) -> tuple[LayerSignal, ...]:
-    """The signal at every layer, mean over all batches.
+) -> tuple[tuple[LayerSignal, ...], tuple[int, int]]:
+    """The signal at every layer, mean over all batches; how many sequences, and tokens of one, the last stack read.
 
     Args:
         attached: a model, in evaluation mode as usual; it is left in the mode it is in.
@@ -209,14 +208,15 @@ def observe(
             arguments = arguments_of(attached, batch)
             seen.begin(arguments)
             run(model, arguments)
+            shapes = dict(seen.shape)
             if not k:
-                check_length(min((n for _, n in seen.shape.values()), default=0), skip_first)
+                check_length(min((n for _, n in shapes.values()), default=0), skip_first)
             tell(k + 1)
     gradients = None
     if held and all(point.finite for point in seen.points.values()):
-        lengths = {stack: n for stack, (_, n) in seen.shape.items()}
+        lengths = {stack: n for stack, (_, n) in shapes.items()}
         gradients = _gradients(attached, held, skip_first, lengths, exponents, lambda k: tell(len(batches) + k))
-    return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers)))
+    return tuple(_layer(seen, k, gradients) for k in range(len(seen.layers))), next(reversed(shapes.values()))
 
 
 def _layer(seen: _Observer, k: int, gradients: FloatArray | None) -> LayerSignal:
@@ -307,7 +307,7 @@ def _gradients(
     found: list[list[float]] = []
     device = next(model.parameters()).device
     everything = exponents is not None  # or no gradient comes down to the model's input
-    todo = [read_by(mapping.arguments, one) for one in held]
+    todo = list(held)
     while todo:
         batch = todo[0]
         arguments = arguments_of(attached, batch)

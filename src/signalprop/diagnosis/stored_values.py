@@ -32,11 +32,11 @@ class TensorWeights(Value):
     zeros: int
     nan: int
     infinite: int
-    mean: Number
-    std: Number
-    rms: Number
-    least: Number
-    most: Number
+    mean: Number = None
+    std: Number = None
+    rms: Number = None
+    least: Number = None
+    most: Number = None
     first_bad: tuple[int, ...] = ()
     change: Number = None
     equal: bool | None = None

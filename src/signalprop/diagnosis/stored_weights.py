@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from signalprop.diagnosis.result import Number, known, number
 from signalprop.diagnosis.stored_findings import findings_in
 from signalprop.diagnosis.stored_values import RoleWeights, StoredWeights, TensorWeights
-from signalprop.diagnosis.tensor_statistics import Statistics, statistics, values_of
-from signalprop.diagnosis.weight_names import layers_of, place_of
+from signalprop.diagnosis.tensor_statistics import statistics, values_of
+from signalprop.diagnosis.weight_names import layers_of
 from signalprop.errors import InputError
 from signalprop.files.tensor_files import StoredTensor, stored_tensors
 from signalprop.files.validation import Value
@@ -63,9 +62,7 @@ def read_weights(
     digests: dict[str, str] = {}
     differences: dict[str, Difference] = {}
     for tensor in readable:
-        found = statistics(tensor, seen)
-        digests[tensor.name] = found.digest
-        row = _row(tensor, found)
+        row, digests[tensor.name] = statistics(tensor, seen)
         if tensor.name in both:
             moved = difference(tensor, there[tensor.name], seen)
             row = row.model_copy(update={"change": _relative([moved]), "equal": moved.equal})
@@ -98,15 +95,6 @@ def _counter(progress: Progress | None, n_bytes: int) -> Callable[[int], None]:
                 progress(megabyte + 1, max(n_bytes // 10**6, 1))
 
     return seen
-
-
-def _row(tensor: StoredTensor, found: Statistics) -> TensorWeights:
-    numbers: dict[str, Any] = {
-        k: number(v) if isinstance(v, float) else v for k, v in vars(found).items() if k != "digest"
-    }
-    return TensorWeights(
-        name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, **place_of(tensor.name)._asdict(), **numbers,
-    )  # fmt: skip
 
 
 def difference(tensor: StoredTensor, other: StoredTensor, seen: Callable[[int], None] | None = None) -> Difference:

@@ -5,40 +5,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from signalprop.diagnosis.result import number
+from signalprop.diagnosis.stored_values import TensorWeights
+from signalprop.diagnosis.weight_names import place_of
 from signalprop.files.tensor_files import StoredTensor
 
 # Bits of the mantissa, exponent of the smallest normal number, largest number (Micikevicius et al. 2022, table 1).
 _FLOAT8 = {"float8_e4m3fn": (3, -6, 448.0), "float8_e5m2": (2, -14, 57344.0)}
 Seen = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What one pass finds. Moments are of the finite numbers; NaN if there are none.
-
-    Attributes:
-        n, zeros, nan, infinite: how many.
-        mean, std, rms; least, most: the smallest and the largest number.
-        first_bad: index of the first number that is NaN or infinite, () if there is none.
-        digest: of all bytes: equal tensors have equal ones.
-    """
-
-    n: int
-    zeros: int
-    nan: int
-    infinite: int
-    mean: float
-    std: float
-    rms: float
-    least: float
-    most: float
-    first_bad: tuple[int, ...] = ()
-    digest: str = ""
 
 
 def values_of(words: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
@@ -69,8 +47,8 @@ def _eight_bits(name: str) -> NDArray[np.float32]:
 _EIGHT_BITS = {"F8_E4M3": _eight_bits("float8_e4m3fn"), "F8_E5M2": _eight_bits("float8_e5m2")}
 
 
-def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
-    """One pass over a stored tensor.
+def statistics(tensor: StoredTensor, seen: Seen | None = None) -> tuple[TensorWeights, str]:
+    """One pass over a stored tensor: its numbers, and a digest of all its bytes, which equal tensors share.
 
     Args:
         seen: called with the number of bytes after every piece.
@@ -100,17 +78,25 @@ def statistics(tensor: StoredTensor, seen: Seen | None = None) -> Statistics:
             shift = float(x.mean()) if shift is None else shift
             x -= shift
             sums += (x.sum(), x @ x)
-        s1, s2 = (float(s) / n if n else math.nan for s in sums)
-    return Statistics(
-        n=tensor.n,
-        zeros=zeros,
-        nan=nan,
-        infinite=infinite,
-        mean=(shift or 0.0) + s1,
-        std=math.sqrt(max(s2 - s1 * s1, 0.0)) if n else math.nan,
-        rms=math.sqrt(square / n) if n else math.nan,
-        least=least if n else math.nan,
-        most=most if n else math.nan,
-        first_bad=() if first is None else tuple(int(i) for i in np.unravel_index(first, tensor.shape)),
-        digest=digest.hexdigest(),
-    )
+        row = TensorWeights(
+            **place_of(tensor.name)._asdict(),
+            name=tensor.name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            n=tensor.n,
+            zeros=zeros,
+            nan=nan,
+            infinite=infinite,
+            first_bad=() if first is None else tuple(int(i) for i in np.unravel_index(first, tensor.shape)),
+        )
+    if not n:
+        return row, digest.hexdigest()
+    s1, s2 = (float(s) / n for s in sums)
+    numbers = {
+        "mean": (shift or 0.0) + s1,
+        "std": math.sqrt(max(s2 - s1 * s1, 0.0)),
+        "rms": math.sqrt(square / n),
+        "least": least,
+        "most": most,
+    }
+    return row.model_copy(update={name: number(value) for name, value in numbers.items()}), digest.hexdigest()

@@ -9,12 +9,11 @@ import torch
 from torch import nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.arguments import read_by
 from signalprop.data.batches import Batch
 from signalprop.diagnosis import sentences
 from signalprop.diagnosis.ends import asks_for_the_next, bad_tensors
 from signalprop.diagnosis.identity import identity
-from signalprop.diagnosis.layers import has_modules, run
+from signalprop.diagnosis.layers import has_modules
 from signalprop.diagnosis.not_finite import layer_paths, why_not_finite
 from signalprop.diagnosis.result import SCHEMA, Data, Diagnosis
 from signalprop.diagnosis.signal import observe
@@ -26,7 +25,6 @@ from signalprop.repair.freshness import unlike_draws
 from signalprop.results.findings import Finding
 from signalprop.streams.arguments import tiny_arguments
 from signalprop.streams.live_model import evaluating
-from signalprop.watching.first_positions import Streams
 
 _TOKENS = 64
 
@@ -36,8 +34,7 @@ def wired_here(attached: Anatomy, short: Batch) -> tuple[Finding, ...]:
     model, mapping = attached.model, attached.mapping
     own = mapping.architecture.family is None
     causal = asks_for_the_next(short) if own else mapping.architecture.kind == "decoder"
-    arguments = arguments_of(attached, read_by(mapping.arguments, short))
-    return wiring_of(model, arguments, own=own, causal=causal)
+    return wiring_of(model, arguments_of(attached, short), own=own, causal=causal)
 
 
 def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str, error: InputError) -> Diagnosis:
@@ -51,7 +48,7 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
         raise error
     bad = bad_tensors(model)
     if bad:
-        return _told(model, name, error, bad_tensors=bad)
+        return _in_part(model, name, error, bad_tensors=bad)
     fresh = not any(unlike_draws(p.detach()) for p in weights[:8])
     try:
         arguments = tiny_arguments(model)
@@ -77,41 +74,42 @@ def not_understood(model: nn.Module, batches: Iterable[Batch] | None, name: str,
     if not found:
         raise error
     length = next((v.shape[1] for v in arguments.values() if isinstance(v, torch.Tensor) and v.ndim > 1), 0)
-    return _told(model, name, error, length, "made up" if first is None else first.source, wired=found)
+    return _in_part(model, name, error, length, "made up" if first is None else first.source, wired=found)
 
 
 def of_stream(attached: Anatomy, name: str, error: InputError, skip_first: int) -> Diagnosis:
     """A diagnosis of the stream alone, of a model whose weights are not identified, on what it is called with."""
     arguments = arguments_of(attached, attached.arguments or {})
-    shapes: list[tuple[int, int]] = []
-    counting = Streams(attached, 0, lambda _, x, *__: shapes.append((x.shape[0], x.shape[1])))
     with evaluating(attached.model):
-        with counting, torch.no_grad():
-            counting.begin(arguments)
-            run(attached.model, arguments)
-        signal = observe(attached, [arguments], skip_first=skip_first, gradient_sequences=0)
+        signal, (sequences, length) = observe(attached, [arguments], skip_first=skip_first, gradient_sequences=0)
         finite = all(item.finite for item in signal)
         near = (
             identity(attached, [arguments], skip_first=skip_first) if finite and has_modules(attached.mapping) else None
         )
-    sequences, length = shapes[-1]
-    return _told(
+    return _in_part(
         attached.model, name, error, length, "inputs", sequences, skip_first,
         part="stream", signal=signal, identity=near, bad_tensors=bad_tensors(attached.model),
     )  # fmt: skip
 
 
-def _told(
+def _in_part(
     model: nn.Module, name: str, error: InputError, length: int = 0, source: str = "nothing was read",
     sequences: int = 1, skip_first: int = 0, part: str = "wiring", **found: Any,
 ) -> Diagnosis:  # fmt: skip
     """A diagnosis of what was found, and of what could not be checked."""
     data = Data(source=source, sequences=sequences, tokens=sequences * length, length=length, skip_first=skip_first)
-    result = Diagnosis(
-        schema=SCHEMA, model=name or type(model).__name__, family="", data=data, **found,
-        notes=(f"only the {part} was looked at: {error}",), n_parameters=sum(p.numel() for p in model.parameters()),
-    )  # fmt: skip
-    return result.model_copy(update={"findings": verdicts(result)})
+    return concluded(model, name, data, notes=(f"only the {part} was looked at: {error}",), family="", **found)
+
+
+def concluded(model: nn.Module, name: str, data: Data, expected: str = "", **found: Any) -> Diagnosis:
+    """A diagnosis with its findings.
+
+    Args:
+        expected: as of `verdicts`. found: fields of the Diagnosis.
+    """
+    n = sum(p.numel() for p in model.parameters())
+    result = Diagnosis(schema=SCHEMA, model=name or type(model).__name__, n_parameters=n, data=data, **found)
+    return result.model_copy(update={"findings": verdicts(result, expected)})
 
 
 def mute_norms(model: nn.Module) -> tuple[Finding, ...]:

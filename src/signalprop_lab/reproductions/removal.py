@@ -36,7 +36,7 @@ def figure_2(settings: Settings) -> Findings:
     n_sequences = settings.pick(*_TOKENS) // length
     batches = list(token_batches(None, loaded.tokenizer, length, 4, n_sequences, architecture=a, seed=settings.seed))
     whole = loss(attached, batches)
-    found = removal(attached, batches, whole=whole, progress=settings.progress).single
+    found = removal(attached, batches, whole, progress=settings.progress).single
     layers = np.array([item.layers[0] for item in found], np.float64)
     cost = np.array([math.nan if item.increase.value is None else item.increase.value for item in found])
     error = np.array([item.increase.standard_error or 0.0 for item in found])
