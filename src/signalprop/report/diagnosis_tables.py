@@ -11,6 +11,7 @@ from signalprop.diagnosis.result import (
     RANGES,
     Diagnosis,
     Estimate,
+    Number,
     Removal,
     ScaledGradients,
     mean_of,
@@ -22,23 +23,22 @@ from signalprop.results.text import number, spread, text_table
 
 Rows = tuple[list[str], list[list[str]]]  # header and cells
 SCREEN = 24  # lines
-_SHOWN = {"layer", "variance", "predicted", "token r", "attn share", "ff share", "branch share", "gradient"}
+_SHOWN = {"variance", "predicted", "token r", "attn share", "ff share", "branch share", "gradient"}
 
 
 def screen(d: Diagnosis) -> str:
     """24 lines of 80 columns, more for a long first finding: findings, loss, six layers, and the names of the rest."""
-    head, rows = layer_rows(d)
-    columns = [i for i, name in enumerate(head) if name in _SHOWN]
+    columns = columns_of(d)
     costs = {} if d.removal is None else {item.layers[0]: item.increase.value for item in d.removal.single}
-    worth = "removed" if costs else "|J-I|"
-    near = () if d.identity is None else d.identity.jacobian
+    shown_columns = [name for name in columns if name in _SHOWN]
     table = []
-    for k in spread(range(len(rows)), 6):
-        value = costs.get(k) if costs else near[k].value if near else None
-        table.append([*(rows[k][i] for i in columns), number(value)])
+    for k in spread(range(len(d.signal)), 6):
+        near = columns["|J-I|"][k] if columns["|J-I|"] else None
+        cells = [number(columns[name][k]) for name in shown_columns]
+        table.append([f"{d.signal[k].layer}", *cells, number(costs.get(k) if costs else near)])
     about = header(d).replace("; statistics leave out", ", without").splitlines()
     below = ["", *(folded for line in about for folded in textwrap.wrap(line, COLUMNS)), ""]
-    below += text_table([*(head[i] for i in columns), worth], table).splitlines()
+    below += text_table(["layer", *shown_columns, "removed" if costs else "|J-I|"], table).splitlines()
     below += textwrap.wrap(_cast_costs(d), COLUMNS) if d.casts else []
     below += textwrap.wrap(_gradient_shares(d.gradients), COLUMNS) if d.gradients is not None else []
     findings, shown = list(d.findings), list[str]()
@@ -109,34 +109,37 @@ def _paragraph(finding: Finding) -> str:
     return textwrap.fill(f"{finding.severity.upper():<8}{finding.name}: {body}", COLUMNS, subsequent_indent=" " * 8)
 
 
+def columns_of(d: Diagnosis) -> dict[str, Sequence[Number]]:
+    """The numbers of every layer, by the heading of their column; without distances from the identity none of those."""
+    signal, near = d.signal, d.identity
+    rest = "ff share" if any(s.attention_share for s in signal) else "branch share"  # of Mamba: of its mixers
+    return {
+        "variance": [s.variance for s in signal],
+        "predicted": [None if w is None else w.predicted_variance for _, w in paired(d)],
+        "first": [s.first_variance for s in signal],
+        "token r": [s.token_correlation for s in signal],
+        "eff. rank": [s.effective_rank for s in signal],
+        "attn share": [s.attention_share for s in signal],
+        rest: [s.feed_forward_share for s in signal],
+        "gradient": [s.gradient for s in signal],
+        "score sd": [mean_of(s.score_std) for s in signal],
+        "entropy": [mean_of(s.entropy) for s in signal],
+        "largest": [s.largest for s in signal],
+        "max/rms": [s.outlier for s in signal],
+        "cosine": [None] * len(signal) if near is None else near.cosine,
+        "|J-I|": [] if near is None else [distance.value for distance in near.jacobian],
+    }
+
+
 def layer_rows(d: Diagnosis) -> Rows:
     """Header and cells of a table with a row per layer."""
-    rows = []
-    for k, (s, w) in enumerate(paired(d)):
-        near = d.identity.jacobian[k] if d.identity is not None and d.identity.jacobian else None
-        rows.append(
-            [
-                f"{s.layer}",
-                number(s.variance),
-                number(None if w is None else w.predicted_variance),
-                number(s.first_variance),
-                number(s.token_correlation),
-                number(s.effective_rank),
-                number(s.attention_share),
-                number(s.feed_forward_share),
-                number(s.gradient),
-                number(mean_of(s.score_std)),
-                number(mean_of(s.entropy)),
-                number(s.largest),
-                number(s.outlier),
-                number(None if d.identity is None else d.identity.cosine[k]),
-                "" if near is None else _with_error(near),
-            ]
-        )
-    rest = "ff share" if any(s.attention_share for s in d.signal) else "branch share"  # of Mamba: of its mixers
-    head = ["layer", "variance", "predicted", "first", "token r", "eff. rank", "attn share", rest, "gradient",
-            "score sd", "entropy", "largest", "max/rms", "cosine", "|J-I|"]  # fmt: skip
-    return head, rows
+    columns, near = columns_of(d), () if d.identity is None else d.identity.jacobian
+    columns.pop("|J-I|")
+    rows = [
+        [f"{s.layer}", *(number(column[k]) for column in columns.values()), _with_error(near[k]) if near else ""]
+        for k, s in enumerate(d.signal)
+    ]
+    return ["layer", *columns, "|J-I|"], rows
 
 
 def range_line(d: Diagnosis) -> str:
@@ -210,19 +213,13 @@ def gradient_rows(g: ScaledGradients) -> Rows:
 
 def compared(d: Diagnosis, other: Diagnosis, *, everything: bool = False) -> str:
     """Two diagnoses side by side, layer by layer where both have it; six layers, unless `everything`."""
-    rows = []
-    for k in range(max(len(d.signal), len(other.signal))):
-        cells = [f"{k}"]
-        for name in ("variance", "token_correlation", "effective_rank", "gradient"):
-            for item in (d, other):
-                cells.append(number(getattr(item.signal[k], name)) if k < len(item.signal) else "")
-        for item in (d, other):
-            near = item.identity.jacobian if item.identity is not None else ()
-            cells.append(number(near[k].value) if k < len(near) else "")
-        rows.append(cells)
-    head = ["layer"]
-    for name in ("variance", "token r", "eff. rank", "gradient", "|J-I|"):
-        head += [name, "against"]
+    names = ("variance", "token r", "eff. rank", "gradient", "|J-I|")
+    columns = [item[name] for name in names for item in (columns_of(d), columns_of(other))]
+    rows = [
+        [f"{k}", *(number(column[k]) if k < len(column) else "" for column in columns)]
+        for k in range(max(len(d.signal), len(other.signal)))
+    ]
+    head = ["layer", *(heading for name in names for heading in (name, "against"))]
     lines = [f"{d.model} against {other.model}"]
     if d.loss is not None and other.loss is not None:
         lines.append(f"loss {_with_error(d.loss)} against {_with_error(other.loss)} nats per token")
