@@ -131,14 +131,6 @@ class Reader:
         else:
             assert load_recipe(file).name == yaml.safe_load(text)["name"]
 
-    def json(self, text: str) -> None:
-        """What users write by hand: a file of questions."""
-        from signalprop.diagnosis.tasks import read_task
-
-        file = Path("block.jsonl")
-        file.write_text(text, encoding="utf-8")
-        assert read_task(file)
-
 
 RUN: dict[str, Callable[[Reader, str], None]] = {
     "sh": Reader.sh,
@@ -146,7 +138,6 @@ RUN: dict[str, Callable[[Reader, str], None]] = {
     "": Reader.text,
     "text": Reader.text,
     "yaml": Reader.yaml,
-    "json": Reader.json,
 }
 
 

@@ -135,7 +135,6 @@ def corpus(folder: Path) -> list[str]:
     test_checkpoints.make_applied(plain)
     (folder / "text.txt").write_text("the state of the union is strong and the state of the union is good " * 30)
     (folder / "empty").write_text("")
-    (folder / "task.jsonl").write_text(json.dumps(test_documents.QUESTION))
     (folder / "loop").symlink_to(folder / "loop")
     os.mkfifo(folder / "pipe")
     return [*sorted(path.name for path in folder.iterdir()), "applied/signalprop.json", "plain/config.json"]

@@ -16,7 +16,6 @@ import signalprop as sp
 from damage import as_json, check_command, commanded, damaged, damaged_bytes, examine, files_of
 from reported import as_measured, predicted, table_of, write_run
 from signalprop.diagnosis.result import Diagnosis
-from signalprop.diagnosis.tasks import read_task
 from signalprop.errors import InputError
 from signalprop.files.storage import finite
 from signalprop.kernels.trace import trace
@@ -55,7 +54,6 @@ DIAGNOSIS = {
     "findings": [{"severity": "fault", "name": "dead head", "layers": [0], "text": "t", "cause": "c", "remedy": "a"}],
     "notes": ["n"],
 }  # fmt: skip
-QUESTION = {"prompt": "a", "choices": ["b", "c"], "answer": 0}
 
 
 def kernels() -> dict[str, Any]:
@@ -118,7 +116,6 @@ SUBJECTS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]]
         "a.yaml", st.deferred(lambda: damaged_bytes(yaml.safe_dump(read_recipe("gpt-small")).encode())), load_recipe,
     ),
     "sweep": ("a.yaml", st.deferred(lambda: files_of(sweep())), load_sweep),
-    "task": ("a.jsonl", lines_of(QUESTION), read_task),
     "results of a sweep": ("a.json", st.deferred(lambda: files_of(results())), reported),
 }  # fmt: skip
 

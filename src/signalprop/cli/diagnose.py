@@ -68,8 +68,8 @@ def diagnose(
         str | None,
         typer.Option(
             "--task",
-            metavar="FILE|NAME",
-            help="Accuracy: JSON lines, or names of lm-evaluation-harness.",
+            metavar="NAME|FILE",
+            help="Accuracy in tasks of lm-evaluation-harness, by name or .yaml file.",
         ),
     ] = None,
     trials: Annotated[bool, typer.Option("--trials/--no-trials", help="Try other conventions of the weights.")] = True,

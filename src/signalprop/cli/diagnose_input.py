@@ -133,11 +133,8 @@ def formats_of(names: list[str] | None) -> tuple[str, ...]:
 
 
 def _accuracy(task: str, loaded: Loaded) -> Callable[[nn.Module], Estimate]:
-    from signalprop.diagnosis.tasks import harness, is_task_file, multiple_choice, read_task
+    from signalprop.diagnosis.tasks import harness
 
     if loaded.tokenizer is None:
         raise InputError("--task needs the model's tokenizer, and the checkpoint has none")
-    if not is_task_file(task) and (Path(task).exists() or Path(task).suffix):
-        questions = read_task(task)
-        return lambda model: multiple_choice(model, loaded.tokenizer, questions)
     return harness(task.split(","), loaded.tokenizer)

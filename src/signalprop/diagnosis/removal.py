@@ -109,7 +109,7 @@ def removal(
 
     Args:
         whole: the loss of the whole model.
-        accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.multiple_choice`.
+        accuracy: what else to measure of each model, e.g. `signalprop.diagnosis.tasks.harness`.
         progress: called with (models done, all).
 
     Raises:

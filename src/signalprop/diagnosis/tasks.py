@@ -1,8 +1,7 @@
-"""Accuracy beside the loss: questions with choices, by the likelihood of each; tasks of lm-evaluation-harness."""
+"""Accuracy beside the loss: tasks of lm-evaluation-harness."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -12,72 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from pydantic import Field
 from torch import nn
 
 from signalprop.diagnosis.result import Estimate
-from signalprop.errors import InputError, refusing, require
+from signalprop.errors import InputError, require
 from signalprop.files.storage import read_text
-from signalprop.files.validation import Value
-
-
-class Question(Value):
-    """A prompt, how it may go on, and which of the choices is right (counted from 0)."""
-
-    prompt: str
-    choices: tuple[str, ...] = Field(min_length=2)
-    answer: int = Field(ge=0)
-
-
-def read_task(path: str | Path) -> list[Question]:
-    """The questions in a JSON-lines file: `{"prompt": "...", "choices": ["...", "..."], "answer": 0}` each."""
-    out = []
-    for i, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            raise InputError(
-                f"{path} line {i} is not JSON; expected an object with prompt, choices and answer"
-            ) from None
-        if not isinstance(data, dict):
-            raise InputError(f"{path} line {i} is not an object; expected one with prompt, choices and answer")
-        try:
-            fields: dict[str, Any] = {str(k): tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-            question = Question(**fields)
-        except InputError as error:
-            raise InputError(f"{path} line {i}: {error}") from None
-        if question.answer >= len(question.choices):
-            raise InputError(f"{path} line {i}: answer {question.answer} of {len(question.choices)} choices")
-        out.append(question)
-    if not out:
-        raise InputError(f"{path} holds no question")
-    return out
-
-
-def multiple_choice(model: nn.Module, tokenizer: Any, questions: Sequence[Question]) -> Estimate:
-    """Share of questions where the right choice has the largest likelihood per token, with its standard error."""
-    right = 0
-    device = next(model.parameters()).device
-    for question in questions:
-        with refusing("the tokenizer cannot read a question", "expected one with an unknown token"):
-            prompt = tokenizer(question.prompt, add_special_tokens=True)["input_ids"]
-            answers = [tokenizer(choice, add_special_tokens=False)["input_ids"] for choice in question.choices]
-        scores = []
-        for ids in answers:
-            if not ids:
-                raise InputError(f"a choice of {question.prompt!r:.40} has no tokens")
-            whole = torch.tensor([[*prompt, *ids]], device=device)
-            with torch.no_grad():
-                logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-            scores.append(-float(F.cross_entropy(logits, whole[0, len(prompt) :])))
-        right += max(range(len(scores)), key=scores.__getitem__) == question.answer
-    n = len(questions)
-    share = right / n
-    return Estimate(value=share, standard_error=math.sqrt(share * (1 - share) / (n - 1)) if n > 1 else None)
 
 
 def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estimate]:
@@ -99,8 +37,8 @@ def harness(tasks: Sequence[str], tokenizer: Any) -> Callable[[nn.Module], Estim
         if name not in known:
             near = get_close_matches(name, known, 1)
             raise InputError(
-                f"lm_eval has no task {name!r}{f'; did you mean {near[0]}?' if near else ''} (a file of questions "
-                "ends in .jsonl, your task in .yaml)"
+                f"lm_eval has no task {name!r}{f'; did you mean {near[0]}?' if near else ''} (a file of a task of your "
+                "own ends in .yaml)"
             )
 
     def run(what: Callable[[], Any]) -> Any:
