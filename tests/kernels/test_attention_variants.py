@@ -81,9 +81,9 @@ ROW = Row(*[2.0, 0.5], *[1.0] * 9)  # score variance on unit tokens, share of a 
 
 def test_a_cap_that_nothing_reaches_changes_nothing() -> None:
     """Of tokens of any size: the variance is that on an input of second moment 1."""
-    kernel = np.diag([1.0, 5.0])
-    assert score_variance(ROW, kernel, 1e6) == pytest.approx(score_variance(ROW, kernel, None), rel=1e-6)
-    assert score_variance(ROW, kernel, 0.1) < 0.01
+    per_token = np.array([1.0, 5.0])
+    assert score_variance(ROW, per_token, 1e6) == pytest.approx(score_variance(ROW, per_token, None), rel=1e-6)
+    assert score_variance(ROW, per_token, 0.1) < 0.01
 
 
 def test_norms_of_queries_and_keys_halve_what_is_as_small_as_their_epsilon() -> None:
@@ -140,7 +140,7 @@ def test_rows_of_all_lengths_lose_to_a_sink(causal: bool) -> None:
 def test_a_cap_is_that_on_the_scores_of_this_input() -> None:
     """Of a query of second moment 3 with a bias of half a unit and keys of 3."""
     raw = ROW.qk * (3 + ROW.query_bias) * 3
-    assert score_variance(ROW, 3 * np.eye(2), 2.0) == pytest.approx(ROW.qk * capped(raw, 2.0) / raw)
+    assert score_variance(ROW, np.full(2, 3.0), 2.0) == pytest.approx(ROW.qk * capped(raw, 2.0) / raw)
 
 
 def test_a_norm_on_values_takes_their_biases_too() -> None:

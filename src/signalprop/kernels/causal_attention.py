@@ -21,6 +21,7 @@ from signalprop.network.moments import FloatArray
 from signalprop.network.products import of_matrix, pairs
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
+from signalprop.theory.signals import Signal
 from signalprop.theory.softmax import vanishing
 
 
@@ -73,6 +74,19 @@ class TokenAttention(Sums):
         """`backward` through the values, whatever their input, and through queries and keys."""
         value = self._past(gradient, self.gain**2 * held(self._averages_back(gradient, scores=0)))
         return value, self.gain**2 * self._averages_back(gradient, value=0)
+
+    def output(self) -> Signal:
+        """`forward` as a Signal."""
+        return Signal.of(self.forward())
+
+    def sent(self, g: Signal) -> Signal:
+        """`backward` of a Signal."""
+        return Signal.of(self.backward(g.matrix()))
+
+    def sent_apart(self, g: Signal) -> tuple[Signal, Signal]:
+        """`backward_apart` of a Signal."""
+        value, scores = self.backward_apart(g.matrix())
+        return Signal.of(value), Signal.of(scores)
 
     def _past(self, gradient: FloatArray, averaged: FloatArray) -> FloatArray:
         """What averages of values send back, with what passes their skip."""

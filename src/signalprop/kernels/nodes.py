@@ -58,17 +58,12 @@ class Nodes:
 
 def _signal(kernel: FloatArray, grid: Grid | None) -> Signal:
     if grid is None:
-        return Signal(np.diagonal(kernel).copy(), kernel)
+        return Signal.of(kernel)
     off, per_token = grid.split(kernel)
-    return Signal(per_token, off)
+    return Signal(
+        per_token.copy(), off.copy()
+    )  # not views, which would hold the whole kernel
 
 
 def _matrix(x: Signal, grid: Grid | None) -> FloatArray:
-    per_token, shared = np.asarray(x.per_token), np.asarray(x.shared)
-    if grid is not None:
-        return grid.joined(np.atleast_2d(shared), np.atleast_1d(per_token))
-    if np.array_equal(np.diagonal(shared), per_token):
-        return shared
-    whole = shared.copy()
-    np.fill_diagonal(whole, per_token)
-    return whole
+    return x.matrix() if grid is None else grid.joined(np.atleast_2d(x.shared), np.atleast_1d(x.per_token))

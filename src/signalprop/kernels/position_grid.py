@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.causal_attention import TokenAttention
-from signalprop.kernels.softmax_rows import held
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.products import pairs, product, transposed
+from signalprop.theory.signals import Signal, linear
 
 _DENSE = 7  # first positions that are all nodes
 _STEP = 0.09  # between later ones in ln n, at most
@@ -251,20 +251,27 @@ class GridAttention(TokenAttention):
     value_per_token: FloatArray | None = None
     turn: FloatArray | None = None
 
-    def forward(self) -> FloatArray:
-        """Kernel of the heads' output, (2 m, 2 m)."""
-        return self.gain**2 * self.grid.joined(*self._averaged())
+    def output(self) -> Signal:
+        shared, per_token = self._averaged()
+        return linear((per_token, shared), self.gain**2)
 
-    def backward(self, gradient: FloatArray) -> FloatArray:
-        """Gradient kernel at the input, from the one at the heads' output; (2 m, 2 m) both."""
-        return self.gain**2 * held(self._averages_back(gradient))
+    def sent(self, g: Signal) -> Signal:
+        return self._held(self._returned(g))
 
-    def _averages_back(self, gradient: FloatArray, value: int = 1, scores: int = 1) -> FloatArray:
-        return self.grid.joined(*self._sent_back(*self.grid.split(gradient), value, scores))
+    def sent_apart(self, g: Signal) -> tuple[Signal, Signal]:
+        return self._held(self._returned(g, scores=0)), self._returned(g, value=0)
 
-    def share_beside_sink(self, sink: float) -> FloatArray:
-        """As of every position, (2 m,)."""
-        return np.tile(super().share_beside_sink(sink), 2)
+    def _returned(self, g: Signal, value: int = 1, scores: int = 1) -> Signal:
+        shared, per_token = self._sent_back(np.asarray(g.shared), np.asarray(g.per_token), value, scores)
+        return linear((per_token, shared), self.gain**2)
+
+    def _held(self, x: Signal) -> Signal:
+        """As `softmax_rows.held`."""
+        if np.min(x.per_token) >= 0:
+            return x
+        root = np.sqrt(np.maximum(x.per_token, 0.0))
+        most = pairs(root, root)
+        return Signal(root**2, np.clip(x.shared, -most, most))
 
     @property
     def _per_token(self) -> FloatArray:

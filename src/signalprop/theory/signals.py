@@ -35,6 +35,20 @@ class Signal(NamedTuple):
     per_token: Array
     shared: Array
 
+    @classmethod
+    def of(cls, kernel: FloatArray) -> Signal:
+        """Of the kernel of n tokens."""
+        return cls(kernel.diagonal().copy(), kernel)
+
+    def matrix(self) -> FloatArray:
+        """The kernel of n tokens."""
+        shared, per_token = np.asarray(self.shared), np.asarray(self.per_token)
+        if np.array_equal(shared.diagonal(), per_token):
+            return shared
+        whole = shared.copy()
+        np.fill_diagonal(whole, per_token)
+        return whole
+
     @property
     def has_nodes(self) -> bool:
         """Whether it is of n nodes."""

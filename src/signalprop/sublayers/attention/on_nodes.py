@@ -13,6 +13,7 @@ from signalprop.kernels.nodes import Nodes
 from signalprop.kernels.position_grid import AlikeAttention, GridAttention
 from signalprop.kernels.shaped_attention import ShapedAttention
 from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import pairs
 from signalprop.sublayers.attention.heads import Row
 from signalprop.theory.attention_variants import capped
 from signalprop.theory.signals import Signal, linear
@@ -32,24 +33,21 @@ class Softmax:
     """
 
     attention: TokenAttention
-    nodes: Nodes
     size: float
     passes: float
     norms: FloatArray | None = None
 
     def forward(self, gain: Array, bias: Array) -> Signal:
-        return linear(self.nodes.signal(self.attention.forward()), self.size * gain, bias * self.passes**2)
+        return linear(self.attention.output(), self.size * gain, bias * self.passes**2)
 
     def backward(self, g: Signal) -> Signal:
-        arrived = self.nodes.matrix(g)
         if self.norms is None:
-            return self.nodes.signal(self.attention.backward(arrived))
-        value, scores = self.attention.backward_apart(arrived)
-        return self.nodes.signal(value + scores * np.outer(self.norms**-0.5, self.norms**-0.5) * self.norms.mean())
+            return self.attention.sent(g)
+        value, scores = self.attention.sent_apart(g)
+        return value.plus(scores.times(_of_factors(self.norms**-0.5 * self.norms.mean() ** 0.5)))
 
     def beside_sink(self, sink: float) -> Signal:
-        share = self.attention.share_beside_sink(sink)
-        return self.nodes.signal(np.outer(share, share))
+        return _of_factors(self.attention.share_beside_sink(sink))
 
 
 @dataclass
@@ -72,43 +70,46 @@ class Shaped:
         return None
 
 
-def placed(nodes: Nodes, kernel: FloatArray, turned: Turned, fields: dict[str, Any], *, causal: bool) -> Any:
+def _of_factors(per_token: FloatArray) -> Signal:
+    """What a factor for every token multiplies a kernel by."""
+    return Signal(per_token**2, pairs(per_token, per_token))
+
+
+def placed(nodes: Nodes, read: Signal, turned: Turned, fields: dict[str, Any], *, causal: bool) -> Any:
     """Attention of all positions, by rho and omega of `rotation`; or of a grid's, by omega and mean cosines."""
     rho, omega, turn = turned
     grid = nodes.grid
     if grid is None:
-        return (TokenAttention if causal else UnmaskedAttention)(kernel=kernel, rho=rho, omega=omega, **fields)
-    off, per_token = grid.split(kernel)
-    if "values" in fields:
-        fields["values"], fields["value_per_token"] = grid.split(fields["values"])
+        return (TokenAttention if causal else UnmaskedAttention)(kernel=read.matrix(), rho=rho, omega=omega, **fields)
     if omega is not None:
         fields |= {"turn": turn, "omega": omega[grid.positions]}
-    return (GridAttention if causal else AlikeAttention)(kernel=off, per_token=per_token, grid=grid, **fields)
+    made = GridAttention if causal else AlikeAttention
+    return made(kernel=np.atleast_2d(read.shared), per_token=np.atleast_1d(read.per_token), grid=grid, **fields)
 
 
 class Normed(NamedTuple):
     """The input of scores where QK-norm divides each token's kernel.
 
     Attributes:
-        size: mean divisor. kernel: divided token by token. values: divided by `size` alone. norms: divisors; None where
+        size: mean divisor. read: divided token by token. values: divided by `size` alone. norms: divisors; None where
             all tokens have the same.
     """
 
     size: float
-    kernel: FloatArray
-    values: FloatArray
+    read: Signal
+    values: Signal
     norms: FloatArray | None
 
 
-def normed(row: Row, kernel: FloatArray, eps: float) -> Normed:
+def normed(row: Row, x: Signal, eps: float) -> Normed:
     """By the geometric mean of what queries and keys are divided by, epsilon and all."""
-    per_token = np.diagonal(kernel)
-    query, key = (per_token + float(x) for x in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
+    query, key = (x.per_token + float(y) for y in (row.query_bias + _over(eps, row.query), _over(eps, row.key)))
     norms = np.asarray(np.maximum(np.sqrt(query * key), 1e-150))
     size = float(norms.mean())
-    if np.allclose(norms, size, rtol=_EVEN, atol=0.0):
-        return Normed(size, kernel / size, kernel / size, None)
-    return Normed(size, kernel * np.outer(norms**-0.5, norms**-0.5), kernel / size, norms)
+    values = linear(x, 1 / size)
+    if np.abs(norms - size).max() <= _EVEN * size:
+        return Normed(size, values, values, None)
+    return Normed(size, x.times(_of_factors(norms**-0.5)), values, norms)
 
 
 def of_tokens(column: Array) -> Array:
@@ -116,15 +117,15 @@ def of_tokens(column: Array) -> Array:
     return column[:, None] if isinstance(column, np.ndarray) else float(column)
 
 
-def score_variance(row: Row, kernel: FloatArray, cap: float | None) -> Array:
+def score_variance(row: Row, per_token: Array, cap: float | None) -> Array:
     """Score variance on an input of second moment 1; capped as it is on this one."""
     if cap is None:
         return of_tokens(row.qk)
     qk = float(row.qk)
     if qk == 0:
         return qk
-    per_token = max(float(np.diagonal(kernel).mean()), 1e-150)
-    raw = qk * (per_token + float(row.query_bias)) * per_token
+    mean = max(float(np.mean(per_token)), 1e-150)
+    raw = qk * (mean + float(row.query_bias)) * mean
     return qk * float(capped(raw, cap)) / raw
 
 

@@ -166,10 +166,9 @@ class SelfAttention(Heads):
         if self.nodes.shapes[i]:
             fields = {"shapes": self.nodes.shapes[i], "dropout": self.attention_dropout, "value_skip": skip}
             return Shaped(x, self.nodes, fields | {"gain": gain})
-        kernel = self.nodes.matrix(x)
-        read = normed(row, kernel, self.norm_eps) if self.qk_norm else Normed(1.0, kernel, kernel, None)
+        read = normed(row, x, self.norm_eps) if self.qk_norm else Normed(1.0, x, x, None)
         fields = {
-            "qk": score_variance(row, read.kernel, self.given.score_cap),
+            "qk": score_variance(row, read.read.per_token, self.given.score_cap),
             "d_model": self.d_model,
             "dropout": self.attention_dropout,
             "query_bias": of_tokens(row.query_bias) / read.size,
@@ -177,11 +176,13 @@ class SelfAttention(Heads):
             "gain": gain,
             "d_head": self.d_head,
         }
-        if read.norms is not None:
-            fields["values"] = read.values
-        return Softmax(self._seeing(i, read.kernel, fields), self.nodes, read.size, skip + gain, read.norms)
+        if read.norms is not None and self.nodes.grid is None:
+            fields["values"] = read.values.matrix()
+        elif read.norms is not None:
+            fields |= {"values": read.values.shared, "value_per_token": read.values.per_token}
+        return Softmax(self._seeing(i, read.read, fields), read.size, skip + gain, read.norms)
 
-    def _seeing(self, i: int, kernel: FloatArray, fields: dict[str, Any]) -> Any:
+    def _seeing(self, i: int, read: Signal, fields: dict[str, Any]) -> Any:
         """The attention of sublayer i: through its window, or of all tokens."""
         from signalprop.kernels.sliding_window import windowed
         from signalprop.kernels.softmax_rows import rotation
@@ -192,10 +193,10 @@ class SelfAttention(Heads):
         if base:
             rho, omega = rotation(self.n_keys, self.d_head, base, share, causal or window > 0)
         if window:
-            return windowed(kernel, window, rho, omega, causal=causal, **fields)
+            return windowed(read.matrix(), window, rho, omega, causal=causal, **fields)
         if base and self.nodes.grid:
             turn = self.nodes.grid.rotated(self.d_head, base, share)
-        return placed(self.nodes, kernel, (rho, omega, turn), fields, causal=causal)
+        return placed(self.nodes, read, (rho, omega, turn), fields, causal=causal)
 
     def _sees(self, i: Rows) -> Sight:
         """What a row sees, or rows that all see the same."""

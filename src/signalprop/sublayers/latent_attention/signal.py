@@ -94,8 +94,8 @@ class LatentAttention(SelfAttention):
         if base:
             rho, omega = (1 - share * (1 - y) for y in rotation(self.n_keys, rotated, base, 1.0, bool(self.causal)))
             turn = None if nodes.grid is None else 1 - share * (1 - nodes.grid.rotated(rotated, base, 1.0))
-        kernel = nodes.matrix(linear(x, 1 / size))
-        return Softmax(placed(nodes, kernel, (rho, omega, turn), fields, causal=bool(self.causal)), nodes, size, 1.0)
+        placing = placed(nodes, linear(x, 1 / size), (rho, omega, turn), fields, causal=bool(self.causal))
+        return Softmax(placing, size, 1.0)
 
 
 def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
