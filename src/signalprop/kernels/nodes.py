@@ -60,9 +60,7 @@ def _signal(kernel: FloatArray, grid: Grid | None) -> Signal:
     if grid is None:
         return Signal.of(kernel)
     off, per_token = grid.split(kernel)
-    return Signal(
-        per_token.copy(), off.copy()
-    )  # not views, which would hold the whole kernel
+    return Signal(per_token.copy(), off.copy())  # not views, which would hold the whole kernel
 
 
 def _matrix(x: Signal, grid: Grid | None) -> FloatArray:
