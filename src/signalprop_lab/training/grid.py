@@ -118,9 +118,9 @@ def _check_cells(grid: Grid) -> None:
     folders: dict[str, str] = {}
     runs: dict[str, str] = {}
     for name, cell in grid.cells.items():
-        for rate in sweep.tune.values if sweep.tune else (None,):
-            for seed in sweep.seeds:
-                recipe = grid.recipe(Point(name, rate, seed))
+        rates = sweep.tune.values if sweep.tune else (None,)
+        for rate, seed in [(rate, sweep.seeds[0]) for rate in rates] + [(rates[-1], seed) for seed in sweep.seeds[1:]]:
+            recipe = grid.recipe(Point(name, rate, seed))
         if recipe.model.scheme is not None and not recipe.model.scheme.endswith(".json"):
             try:
                 scheme(recipe.model.scheme, **recipe.model.options)

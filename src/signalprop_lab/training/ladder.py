@@ -6,15 +6,11 @@ or everywhere.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from signalprop_lab.training.sweep_definition import SEPARATOR, Sweep, Tune
-
-# Mantissas that people choose rungs by, and how many rungs show it.
-_SERIES = (((1.0, 3.0), 2), ((1.0, 2.0, 5.0), 3), ((1.0, 2.0, 3.0, 5.0), 4))
 
 Costs = Mapping[tuple[float | None, int], float]
 
@@ -30,28 +26,13 @@ class Run(NamedTuple):
 def further(values: Sequence[float], *, up: bool) -> float:
     """The rung after the last one, or before the first.
 
-    A ladder of 1, 3, 10, ... (or 1, 2, 5, or 1, 2, 3, 5, each times powers of ten) goes on as such; any other one with
-    the ratio of its two outermost rungs.
+    A ladder of 1, 3, 10, ..., times any number, goes on as such; any other one with the ratio of its two outermost
+    rungs.
     """
-    for mantissas, least in _SERIES:
-        places = [_place(value, mantissas) for value in values]
-        if len(values) >= least and all(place is not None for place in places):
-            steps = {b - a for a, b in itertools.pairwise(places) if a is not None and b is not None}
-            start = places[-1] if up else places[0]
-            if steps == {1} and start is not None:
-                decade, i = divmod(start + (1 if up else -1), len(mantissas))
-                return float(f"{mantissas[i]:g}e{decade}")
     near, edge = (values[-2], values[-1]) if up else (values[1], values[0])
+    if any(math.isclose(max(edge / near, near / edge), ratio, rel_tol=1e-6) for ratio in (3.0, 10.0 / 3.0)):
+        return float(f"{near * 10 if up else near / 10:.3g}")
     return float(f"{edge * edge / near:.3g}")
-
-
-def _place(value: float, mantissas: Sequence[float]) -> int | None:
-    """How far from 1 a value is on the ladder of these mantissas; None: it is not on it."""
-    decade = math.floor(math.log10(value) + 1e-9)
-    for i, mantissa in enumerate(mantissas):
-        if math.isclose(value, mantissa * 10.0**decade, rel_tol=1e-6):
-            return decade * len(mantissas) + i
-    return None
 
 
 def rungs(tune: Tune | None, costs: Costs) -> list[float | None]:

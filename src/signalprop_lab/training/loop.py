@@ -77,12 +77,11 @@ class Loop:
         recipe: Recipe,
         prepared: Prepared,
         folder: Path,
-        watchers: Sequence[Watcher] = (),
         interrupts: Interrupts | None = None,
-        monitor: Any = None,
     ) -> None:
         self.network, self.recipe, self.prepared, self.folder = network, recipe, prepared, folder
-        self.watchers, self.monitor = watchers, monitor
+        self.watchers: Sequence[Watcher] = ()
+        self.monitor: Any = None
         self.interrupts = Interrupts() if interrupts is None else interrupts
         self.step, self.ends, self.stopping = 0, False, False
         self.scores: dict[str, float] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -317,7 +316,7 @@ class Recipe(Value):
 
 def parse(data: Mapping[str, Any]) -> Recipe:
     """A recipe of a mapping."""
-    shaped = copy.deepcopy(dict(data))
+    shaped = dict(data)
     schema = shaped.get("schema")
     if isinstance(schema, str) and schema.startswith("signalprop/") and schema != SCHEMA:
         raise InputError(f"this is of {schema}; expected a recipe, {SCHEMA}")

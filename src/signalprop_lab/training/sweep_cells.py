@@ -71,14 +71,9 @@ class Summary:
         return statistics.fmean(self.scores) if self.scores else math.nan
 
     @property
-    def variance(self) -> float | None:
-        """Between seeds, unbiased; None for fewer than two."""
-        return statistics.variance(self.scores) if len(self.scores) > 1 else None
-
-    @property
     def error(self) -> float | None:
-        """Standard error of the mean."""
-        return None if self.variance is None else math.sqrt(self.variance / len(self.scores))
+        """Standard error of the mean over seeds; None for fewer than two."""
+        return statistics.stdev(self.scores) / math.sqrt(len(self.scores)) if len(self.scores) > 1 else None
 
 
 def state_of(row: Row) -> str:
