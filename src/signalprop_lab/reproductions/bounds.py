@@ -50,7 +50,7 @@ def lemmas(settings: Settings) -> Findings:
         Check(
             "Pre-LN: R² of an exponential less R² of a straight line",
             '"exponentially grows" (abstract)',
-            fits["Pre-LN"].exponential - fits["Pre-LN"].linear,
+            fits["Pre-LN"]["exponential"] - fits["Pre-LN"]["linear"],
             low=0.0,
         ),
         Check("Pre-LN: exponent of variance in depth", "at least 1: Θ(L) to Θ(exp L) (Lemma 1)", _power(pre), low=0.9),
@@ -92,7 +92,7 @@ def lemmas(settings: Settings) -> Findings:
         f"LLaMA-130M's proportions at width {a.d_model}, {LAYERS} layers, {a.seq_len} Gaussian tokens; weights with "
         f"the d s² of width {_REFERENCE_WIDTH} and s = {_STD}; {_NETWORKS} networks"
     )
-    return Findings(checks, reduced, panels, notes, {"fits": {name: vars(fit) for name, fit in fits.items()}})
+    return Findings(checks, reduced, panels, notes, {"fits": fits})
 
 
 def _power(variances: FloatArray) -> float:

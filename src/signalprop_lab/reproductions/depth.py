@@ -83,7 +83,7 @@ def figure_1(settings: Settings) -> Findings:
     said = Curve(f"the paper's {PAPER_SLOPE} per layer", x, PAPER_SLOPE * x, "paper")
     curves = (*over_depth(pair, "forward"), *over_depth(wide, "forward", "values by head"), said)
     panel = Panel("Variance of the stream, Pre-LN, Xavier", "layer", "variance", curves)
-    return Findings(checks, _reduced(settings, pair, n_seeds), (panel,), notes, {"laws": vars(growth_fit(y))})
+    return Findings(checks, _reduced(settings, pair, n_seeds), (panel,), notes, {"laws": growth_fit(y)})
 
 
 def figure_2(settings: Settings) -> Findings:
@@ -127,11 +127,8 @@ def _exponents(n: FloatArray, y: FloatArray) -> dict[str, float]:
     """Exponents of N/n in the middle of the stack, with the standard error of the fit, and at its lower end."""
     middle = (n >= DEPTH / 8) & (n <= DEPTH / 2)
     low = n <= DEPTH / 8
-    x = -np.log(n[middle])
-    slope, start, _ = fitted_line(x, np.log(y[middle]))
-    rest = np.log(y[middle]) - start - slope * x
-    error = math.sqrt(float(rest @ rest) / (len(x) - 2) / float(np.sum((x - x.mean()) ** 2)))
-    return {"middle": slope, "se": error, "low": fitted_line(-np.log(n[low]), np.log(y[low]))[0]}
+    (slope, _), covariance = np.polyfit(-np.log(n[middle]), np.log(y[middle]), 1, cov=True)
+    return {"middle": slope, "se": math.sqrt(covariance[0, 0]), "low": fitted_line(-np.log(n[low]), np.log(y[low]))[0]}
 
 
 def _correlation_at_top(pair: Pair) -> float:

@@ -18,7 +18,6 @@ from signalprop.network.layout import layer_starts
 from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import PLACEMENTS, Parametrization
 from signalprop.results.profile import Profile
-from signalprop.theory.bounds import growth_exponent
 from signalprop.theory.branches import OneNode, branches_of
 
 __all__ = ["FixedPoint", "Growth", "fixed_point", "growth_orders"]
@@ -200,39 +199,16 @@ def growth_orders(profiles: Mapping[int, Profile]) -> dict[str, Growth]:
     return out
 
 
-@dataclass(frozen=True)
-class GrowthFit:
-    """How well laws fit the variances after layers, and the exponent of the power that fits best.
+def growth_fit(variances: ArrayLike) -> dict[str, float]:
+    """How well laws fit the variances of the outputs of layers 1, 2, ... of a stack: R^2 of a straight line.
 
-    Attributes:
-        logarithmic, linear, quadratic, exponential: R^2 of a straight line: of variances against the logarithm of the
-            layer, and against the layer; of their root against the layer, and of their logarithm. best: the name of the
-            largest.
-        exponent: see `growth_exponent`.
+    Returns:
+        `logarithmic`: of variances against the logarithm of the layer. `linear`: against the layer. `exponential`: of
+        their logarithm against the layer.
     """
-
-    logarithmic: float
-    linear: float
-    quadratic: float
-    exponential: float
-    exponent: float
-
-    @property
-    def best(self) -> str:
-        """The law that fits best."""
-        return max(("logarithmic", "linear", "quadratic", "exponential"), key=lambda name: getattr(self, name))
-
-
-def growth_fit(variances: ArrayLike) -> GrowthFit:
-    """Which law the variances of the outputs of layers 1, 2, ... of a stack follow.
-
-    Raises:
-        InputError: as `growth_exponent`.
-    """
-    exponent = growth_exponent(variances)
     y = np.asarray(variances, np.float64)
     x = np.arange(1.0, len(y) + 1)
-    return GrowthFit(_r2(np.log(x), y), _r2(x, y), _r2(x, np.sqrt(y)), _r2(x, np.log(y)), exponent)
+    return {"logarithmic": _r2(np.log(x), y), "linear": _r2(x, y), "exponential": _r2(x, np.log(y))}
 
 
 def _r2(x: FloatArray, y: FloatArray) -> float:
