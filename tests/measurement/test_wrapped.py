@@ -140,5 +140,5 @@ def test_packed_integers_are_not_read_as_weights() -> None:
     model = vanilla("llama", 2).eval()
     layer: Any = model.get_submodule("model.layers.0.mlp.up_proj")
     layer.weight = nn.Parameter(layer.weight.detach().mul(1000).to(torch.int8), requires_grad=False)
-    with pytest.raises(InputError, match="a Linear holds packed integers; read the model before it is quantised"):
+    with pytest.raises(InputError, match="a Linear holds packed integers; take the model before it is quantised"):
         read_parametrization(model)

@@ -14,6 +14,7 @@ from signalprop.attachment.arguments import BatchArguments, batch_arguments
 from signalprop.attachment.found import changed_between, layer_inputs, mapping_found, taken, which
 from signalprop.attachment.found_ends import embedding_of, head_of
 from signalprop.attachment.mapping import Mapping, SublayerMap, Weight
+from signalprop.attachment.rows import PACKED
 from signalprop.errors import InputError
 from signalprop.families.base import pattern
 from signalprop.network.architecture import Architecture
@@ -196,7 +197,7 @@ def without_replay(model: nn.Module, found: Streams) -> str:
         return "its weights are identified by their numbers, which the meta device does not hold"
     packed = next((n for n, p in model.named_parameters() if not p.is_floating_point()), None)
     if packed is not None:
-        return f"its weights are identified by their numbers; {packed} holds packed integers, so give it unquantised"
+        return f"its weights are identified by their numbers, and {PACKED.format(packed)}"
     half = next((n for n, p in model.named_parameters() if p.dtype.itemsize < 4), None)
     return f"its weights are identified in single precision; {half} has less, so give model.float()" if half else ""
 

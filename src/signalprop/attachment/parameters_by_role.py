@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.rows import AttachedRow, Held
+from signalprop.attachment.rows import PACKED, AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.embedding_and_head import Distribution
 from signalprop.network.kinds import ROLE
@@ -174,7 +174,7 @@ def _weight(held: Held | None, *, role: str, name: str = "", **given: Any) -> Pa
     if not isinstance(weight, Tensor):
         return replace(part, problem=f"the mapping's module has no {part.name}")
     if not weight.is_floating_point():
-        return replace(part, problem=f"a {type(holder).__name__} holds packed integers; expected it before quantising")
+        return replace(part, problem=PACKED.format(f"a {type(holder).__name__}"))
     padding = getattr(holder, "padding_idx", None)
     here: dict[str, Any] = {"rows": held.rows, "transposed": held.transposed, "copies": held.copies}
     return _inside(replace(part, tensor=weight, padding=padding, **here))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from signalprop.attachment.anatomy import Anatomy, attach, require_roles
 from signalprop.attachment.mapping import Mapping, Number, describe, number
-from signalprop.attachment.rows import AttachedRow, Held
+from signalprop.attachment.rows import PACKED, AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.hooks import whole
@@ -228,7 +228,7 @@ def numbers_of(owner: Any) -> Tensor | None:
         unpacked: Tensor = dequantize_bnb_weight(cast(nn.Parameter, found), getattr(owner, "state", None))
         found = unpacked.detach()
     if not found.is_floating_point():
-        raise InputError(f"a {type(owner).__name__} holds packed integers; read the model before it is quantised")
+        raise InputError(PACKED.format(f"a {type(owner).__name__}"))
     return found
 
 

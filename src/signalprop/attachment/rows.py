@@ -16,6 +16,8 @@ from signalprop.network.layout import PLACEMENTS, ROLES, STACKS, Layout
 from signalprop.streams.multi_head import bias_beside
 from signalprop.streams.wrappers import without_adapters
 
+PACKED = "{} holds packed integers; take the model before it is quantised"
+
 
 @dataclass(frozen=True)
 class Held:

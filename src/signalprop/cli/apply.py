@@ -46,6 +46,7 @@ def apply(
     wanted = sources.scheme_or_table(scheme)
     from signalprop import repair
     from signalprop.repair.record import the_record
+    from signalprop.repair.splices import trained_multipliers
 
     unread = redraw or not checkpoints.has_weights(directory)
     announce_model(directory)
@@ -69,7 +70,7 @@ def apply(
         "seed": None if record.kept else seed,
         "function_changed": record.function_changed,
         "multiplied": spliced,
-        "added": record.added,
+        "added": list(trained_multipliers(model)),
         "eps_error": record.eps_error,
     }
     output.deliver(json_file, lambda: result, lambda: output.facts(*_lines(result)))

@@ -24,7 +24,7 @@ from signalprop.network.layer_inputs import changed
 from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization, Shaping
 from signalprop.repair.check_result import Check, Row
-from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, shape_note, standard_error
+from signalprop.repair.goodness_of_fit import SMALLEST, fault, sample, standard_error
 from signalprop.repair.plan import check_shape
 from signalprop.repair.record import Record, record_of
 from signalprop.results.text import ranges
@@ -212,16 +212,15 @@ def _judged(attached: Anatomy, item: _Entry, deviations: float, coarsest: float)
         return Row(**row, verdict="off", note="NaN or infinite numbers")
     if part.constant is None:
         row["standard_error"] = standard_error(seen, shape)
-        problem = fault(seen, wanted, shape, deviations)
-        note = problem or shape_note(seen, shape)
+        note = fault(seen, wanted, shape, deviations)
     else:
         row["measured"] = measured = math.copysign(math.hypot(seen.mean + offset, seen.std), seen.mean + offset)
         tolerance = max(SMALLEST, coarsest) * (abs(wanted) + abs(offset))
         uneven = f"not all equal: they scatter by {seen.std:.3g}" if seen.n > 1 and seen.std > tolerance else ""
-        problem = note = f"expected {wanted:.4g} everywhere" if abs(measured - wanted) > tolerance else uneven
+        note = f"expected {wanted:.4g} everywhere" if abs(measured - wanted) > tolerance else uneven
     if item.twice:
         return Row(**row, verdict="twice", note=f"the same numbers as {item.twice}")
-    return Row(**row, verdict="off" if problem else "ok", note=note)
+    return Row(**row, verdict="off" if note else "ok", note=note)
 
 
 def _not_finite(attached: Anatomy, names: Sequence[str]) -> list[tuple[int | None, Row]]:

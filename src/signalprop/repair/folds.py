@@ -20,7 +20,7 @@ from signalprop.network.kinds import ROLE
 from signalprop.repair.initialisation import require_whole
 from signalprop.repair.installation import Applied, eps_bound
 from signalprop.repair.record import Record, attached_vanilla, take_off, the_record
-from signalprop.repair.splices import Multiplied, TrainedMultiplier, restore
+from signalprop.repair.splices import Multiplied, TrainedMultiplier
 from signalprop.repair.tiny_pass import arguments_for, norm_before
 from signalprop.repair.undoing import all_or_nothing
 from signalprop.repair.weight_changes import Change, Factor, Factors, equal, product
@@ -70,7 +70,6 @@ def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
         for change in changes:
             change.tensor.copy_(change.value())
         take_off(inner, record)
-        restore(inner)
         config: Any = getattr(inner, "config", None)
         if hasattr(config, "signalprop"):  # where plain transformers had read a checkpoint of an applied model
             del config.signalprop

@@ -292,25 +292,24 @@ def _like(values: Tensor, own: Tensor) -> bool:
         return True
     if values.ndim > 1 and not unlike_draws(own):
         return False  # those of the initialiser are independent draws
-    one, other = values.double().flatten().sort().values, own.double().flatten().sort().values
-    n, variance = len(one), float(other.var())
-    if abs(float(one.mean() - other.mean())) > _DEVIATIONS * math.sqrt(2 * max(variance, float(one.var())) / n):
+    one, other = sample(values), sample(own)
+    if abs(one.mean - other.mean) > _DEVIATIONS * math.sqrt(2 / one.n) * max(one.std, other.std):
         return False
-    kurtosis = float((other - other.mean()).pow(4).mean()) / variance**2
-    doubt = (1 + 20 / n) * math.sqrt(2 * max(kurtosis - 1, 0.5) / n)  # few numbers say little about their scatter
-    if abs(math.log(float(one.var()) / variance)) > _DEVIATIONS * doubt:
+    # few numbers say little about their scatter
+    doubt = (1 + 20 / one.n) * math.sqrt(2 * max((other.kurtosis or 3.0) - 1, 0.5) / one.n)
+    if 2 * abs(math.log(one.std / other.std)) > _DEVIATIONS * doubt:
         return False
-    both = torch.cat([one, other])
-    gap = torch.searchsorted(one, both, right=True) - torch.searchsorted(other, both, right=True)
-    return float(gap.abs().max()) / n <= _KOLMOGOROV * math.sqrt(2 / n)
+    both = torch.cat([values.flatten(), own.flatten()]).double()
+    mine, theirs = both[: one.n].sort().values, both[one.n :].sort().values
+    gap = torch.searchsorted(mine, both, right=True) - torch.searchsorted(theirs, both, right=True)
+    return float(gap.abs().max()) / one.n <= _KOLMOGOROV * math.sqrt(2 / one.n)
 
 
 def _centred(x: Tensor) -> bool:
     """Whether a vector that no initialiser fills can hold draws of mean 0, with tails no heavier than normal ones."""
     if x.ndim > 1:
         return False
-    n, mean = len(x), float(x.double().mean())
-    variance = float((x.double() - mean).square().mean())
-    kurtosis = float((x.double() - mean).pow(4).mean()) / variance**2
-    small = abs(mean) <= _DEVIATIONS * math.sqrt(variance / n)
-    return small and 1.5 - _DEVIATIONS / math.sqrt(n) <= kurtosis <= 3 + _DEVIATIONS * math.sqrt(24 / n)
+    seen = sample(x)
+    small = abs(seen.mean) <= _DEVIATIONS * seen.std / math.sqrt(seen.n)
+    most = 3 + _DEVIATIONS * math.sqrt(24 / seen.n)
+    return small and 1.5 - _DEVIATIONS / math.sqrt(seen.n) <= (seen.kurtosis or 0.0) <= most

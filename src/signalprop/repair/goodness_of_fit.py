@@ -94,16 +94,3 @@ def fault(seen: Sample, wanted: float, shape: Distribution, deviations: float) -
     if abs(seen.mean) > max(deviations / math.sqrt(max(seen.n, 1)), SMALLEST) * wanted:
         return "the mean is not 0"
     return ""
-
-
-def shape_note(seen: Sample, shape: Distribution) -> str:
-    """A remark where the numbers look like draws of another distribution (normal, uniform, cut normal)."""
-    if shape not in KURTOSIS or shape == "orthogonal" or seen.kurtosis is None:
-        return ""
-    tolerance = max(0.3, 5 * math.sqrt(24 / seen.n))  # 24 / n: variance of the kurtosis of a normal sample
-    if abs(seen.kurtosis - KURTOSIS[shape]) <= tolerance:
-        return ""
-    known = {name: value for name, value in KURTOSIS.items() if name != "orthogonal"}
-    near = min(known, key=lambda name: abs(known[name] - seen.kurtosis))  # type: ignore[operator]
-    like = f"like {near.replace('_', ' ')} numbers, " if abs(known[near] - seen.kurtosis) <= tolerance else ""
-    return f"{like}kurtosis {seen.kurtosis:.2f}; {shape.replace('_', ' ')} ones have {KURTOSIS[shape]:.2f}"

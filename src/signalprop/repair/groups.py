@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
@@ -84,11 +84,8 @@ def parameter_groups(
         InputError: the model carries no scheme, one tensor would need two learning rates (a fused query, key and
             value), or another optimizer.
     """
-    if optimizer not in (*_RULES, "muon") or optimizer in ("original", "match_rms_adamw"):
-        raise InputError(
-            f"optimizer is {optimizer!r}; expected 'adamw', 'adam', 'sgd', 'muon', 'lion', 'adafactor' or "
-            "'schedule-free'"
-        )
+    if optimizer not in get_args(Optimizer):
+        raise InputError(f"optimizer is {optimizer!r}; expected one of {', '.join(get_args(Optimizer))}")
     inner = bare(model)
     p, attached, rates = _described(inner)
     found = {item.name: item.parts for item in assignments(attached, p)}

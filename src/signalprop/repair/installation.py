@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from signalprop.repair.initialisation import ties
 from signalprop.repair.plan import Plan, RowPlan, make_plan
 from signalprop.repair.record import Record, attached_applied, is_pretrained
 from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
-from signalprop.repair.splices import Multiplied, Splice, TrainedMultiplier, carry_over, refuse_adapters, splice
+from signalprop.repair.splices import Multiplied, Splice, TrainedMultiplier, refuse_adapters, splice
 
 
 def install(attached: Anatomy, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
@@ -117,7 +116,6 @@ class _Installation:
     def train(self, i: int, here: AttachedRow, gauge: float, dropout_p: float) -> None:
         """Splice a trained multiplier into a carrier, on the device and in the type of its weights."""
         p, width, carrier = self.table, self.table.architecture.d_model, here.ending
-        path = self.attached.path_of(carrier, f"{here.label} carrier")
         like = next(carrier.parameters(), next(self.attached.model.parameters()))
         splice(carrier, TrainedMultiplier, gauge=gauge, dropout_p=dropout_p, point=nn.Identity())
         start = float(p.branch[i])
@@ -128,11 +126,10 @@ class _Installation:
         channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
         if size > 1 and channels != size:  # streams whose width changes from layer to layer
             raise InputError(
-                f"{path} gives {channels} channels, and the scheme has a multiplier for each of "
+                f"{here.label}: its last map gives {channels} channels, and the scheme has a multiplier for each of "
                 f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
             )
         carrier.multiplier = nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
-        self.record.added.append(f"{path}.multiplier")
 
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""
@@ -219,16 +216,8 @@ class AppliedPretrained(Applied):
     """A Hugging Face model that carries a scheme: what it saves can be loaded again with the scheme."""
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
-        """As transformers has it; it makes a new head, which gets the old one's multiplier."""
-        vanilla: Any = super()
-        before = vanilla.get_input_embeddings(), vanilla.get_output_embeddings()
-        table: nn.Embedding = vanilla.resize_token_embeddings(*args, **kwargs)
-        for old, new in zip(before, (vanilla.get_input_embeddings(), vanilla.get_output_embeddings()), strict=True):
-            carry_over(old, new)
-        p = self.signalprop_record.parametrization
-        architecture = p.architecture.replace(vocab_size=int(table.weight.shape[0]))
-        self.signalprop_record.parametrization = replace(p, architecture=architecture)
-        return table
+        """Refused: transformers makes new modules, which have no multipliers."""
+        raise InputError("resize the embeddings before apply, or after signalprop.fold(model)")
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As transformers has it, and beside it the record that `signalprop.load` needs.

@@ -26,7 +26,6 @@ class Record:
         plan: what was done, row by row.
         mapping: of the vanilla model, where it was given by hand; None: that of the model or its family.
         changed: plain attributes that were set: (path of the module, attribute, value before).
-        added: paths of parameters that the vanilla model does not have.
         matched_eps: whether the epsilons of norms were rescaled with the stream.
         eps_error: bound on the relative change of a norm's output where they were not.
         ties: names of parameters that are one, per parameter: `to_empty` makes two of a tied one on the meta device.
@@ -39,7 +38,6 @@ class Record:
     plan: Plan
     mapping: Mapping | None = None
     changed: list[tuple[str, str, Any]] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)
     matched_eps: bool = False
     eps_error: float = 0.0
     ties: tuple[tuple[str, ...], ...] = ()
@@ -56,10 +54,9 @@ def is_pretrained(model: type[nn.Module]) -> bool:
 
 
 def take_off(model: nn.Module, record: Record) -> None:
-    """Give all modules inside a model their vanilla classes and attributes back; weights stay as they are."""
+    """Give a model and its modules their vanilla classes and attributes back; weights stay as they are."""
     for module in list(model.modules()):
-        if module is not model:
-            restore(module)
+        restore(module)
     for path, name, value in reversed(record.changed):
         setattr(find_any(model, path, "module"), name, value)
 

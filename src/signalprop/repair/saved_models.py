@@ -168,7 +168,7 @@ def _fill_module(folder: Path, document: Document, model: nn.Module) -> None:
 
 def _fill_added(folder: Path, tensors: dict[str, Tensor], model: nn.Module, record: Record) -> None:
     """Fill the parameters that the scheme added."""
-    wanted = added_tensors(model, record)
+    wanted = added_tensors(model)
     if {name: t.shape for name, t in wanted.items()} != {name: t.shape for name, t in tensors.items()}:
         raise InputError(f"{folder / TENSORS} has other multipliers than scheme {record.parametrization.scheme!r} adds")
     with torch.no_grad():

@@ -26,7 +26,7 @@ from signalprop.files.validation import Value, typed
 from signalprop.hooks import whole
 from signalprop.models.transformer import Transformer
 from signalprop.repair.record import Record, is_pretrained, the_record
-from signalprop.repair.splices import Splice
+from signalprop.repair.splices import Splice, trained_multipliers
 
 SCHEMA = "signalprop/applied/1"
 RECORD, TENSORS, WEIGHTS = "signalprop.json", "signalprop.safetensors", "model.safetensors"
@@ -96,7 +96,7 @@ def save_pretrained(
     if given.get("push_to_hub"):
         raise InputError("save first, then model.push_to_hub(name), which takes the scheme's files along")
     _check_directory(directory)
-    tensors = added_tensors(model, record, given.get("state_dict"))
+    tensors = added_tensors(model, given.get("state_dict"))
     document = _document(model, "transformers", record, tensors, {})
     config: Any = model.config
     setattr(config, ENTRY, {"scheme": record.parametrization.scheme, "id": document["id"]})
@@ -127,13 +127,9 @@ def warn_of_plain_loading(model: nn.Module) -> None:
         )
 
 
-def added_tensors(model: nn.Module, record: Record, state: dict[str, Any] | None = None) -> dict[str, Tensor]:
+def added_tensors(model: nn.Module, state: dict[str, Any] | None = None) -> dict[str, Tensor]:
     """The parameters that the scheme added, by their names in memory; from the state dict, where they are in it."""
-    return {
-        name: _whole((state or {}).get(name, parameter))
-        for name, parameter in model.named_parameters()
-        if any(name == path or name.startswith(f"{path}.") for path in record.added)
-    }
+    return {name: _whole((state or {}).get(name, parameter)) for name, parameter in trained_multipliers(model).items()}
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -203,7 +199,7 @@ def _save_module(model: nn.Module, directory: Path, state: dict[str, Any] | None
     given = state if state is not None else own
     tensors = {name: _whole(given[name]) for name in own if name not in shared}
     record = None if isinstance(model, Transformer) else the_record(model)
-    added = {} if record is None else added_tensors(model, record, state)
+    added = {} if record is None else added_tensors(model, state)
     document = _document(model, "built" if record is None else "module", record, added, shared)
     write_tensors(directory / WEIGHTS, tensors, document["id"])
     _write_record(directory, document, added)

@@ -80,14 +80,6 @@ def splice(module: nn.Module, mixin: type[Splice], **attributes: Any) -> None:
         setattr(module, name, value)
 
 
-def carry_over(old: nn.Module, new: nn.Module) -> None:
-    """Splice what the old module carries into one that takes its place."""
-    if new is old or not isinstance(old, Splice):
-        return
-    for mixin in old._mixins:
-        splice(new, mixin, **{name: getattr(old, name) for name in mixin.brings})
-
-
 def restore(module: nn.Module) -> None:
     """Give a module its vanilla class back; attributes that mixins brought are deleted."""
     if not isinstance(module, Splice):
@@ -117,6 +109,12 @@ class Multiplied(Splice):
         if self.branch_scale == 1.0:
             return out
         return (out[0] * self.branch_scale, *out[1:]) if isinstance(out, tuple) else out * self.branch_scale
+
+
+def trained_multipliers(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a scheme added to a model, by their names."""
+    carriers = ((path, module) for path, module in model.named_modules() if isinstance(module, TrainedMultiplier))
+    return {f"{path}.multiplier": c.multiplier for path, c in carriers if isinstance(c.multiplier, nn.Parameter)}
 
 
 class TrainedMultiplier(Splice):

@@ -32,14 +32,11 @@ class TinyPass:
     Attributes:
         replace: by id of a module: a function of its output that gives what the model goes on with instead.
         inputs, outputs: first tensors, in the order of the calls.
-        events: (module, side, tensor) of every call in order, where `keep_events`.
     """
 
     replace: dict[int, Any] = field(default_factory=dict)
-    keep_events: bool = False
     inputs: dict[int, list[Tensor]] = field(default_factory=dict)
     outputs: dict[int, list[Tensor]] = field(default_factory=dict)
-    events: list[tuple[nn.Module, str, Tensor]] = field(default_factory=list)
     error: Exception | None = None
 
     def run(self, model: nn.Module, arguments: dict[str, Any], watched: Iterable[tuple[nn.Module, str]]) -> None:
@@ -78,10 +75,8 @@ class TinyPass:
         new = None if replace is None or tensor is None else replace(tensor)
         seen = tensor if new is None else new
         if seen is not None and seen.is_floating_point():
-            kept = seen.detach().clone()
-            (self.inputs if side == "input" else self.outputs).setdefault(id(module), []).append(kept)
-            if self.keep_events:
-                self.events.append((module, side, kept))
+            tensors = self.inputs if side == "input" else self.outputs
+            tensors.setdefault(id(module), []).append(seen.detach().clone())
         return new
 
 
@@ -130,33 +125,23 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def norm_before(attached: Anatomy, head: nn.Module, arguments: Dictionary[str, Any]) -> nn.Module | None:
     """The norm whose output, times a constant, is all that the head reads, and that nothing else reads."""
-    seen = TinyPass(keep_events=True)
-    leaves = [m for m in attached.model.modules() if next(m.children(), None) is None]
-    norms = {
-        id(m)
-        for m in (*attached.norm_modules, *leaves)
-        if m in attached.norm_modules or "norm" in type(m).__name__.lower()
-    }
-    watched = [(module, side) for module in (*leaves, *attached.norm_modules, head) for side in ("input", "output")]
-    seen.run(attached.outer, dict(arguments), watched)
+    seen = TinyPass()
+    known = {id(norm) for norm in attached.norm_modules}
+    watched = {id(m): m for m in attached.model.modules() if id(m) in known or next(m.children(), None) is None}
+    readers = [m for m in watched.values() if m is not head and next(m.parameters(), None) is not None]
+    norms = [m for key, m in watched.items() if key in known or "norm" in type(m).__name__.lower()]
+    sites = [(head, "input"), *((m, "input") for m in readers), *((m, "output") for m in norms)]
+    seen.run(attached.outer, dict(arguments), sites)
     entries = seen.inputs.get(id(head), [])
     if len(entries) != 1:
         raise seen.failure(f"the head was reached {len(entries)} times in a forward pass; expected once")
-    ends = [
-        (time, module)
-        for time, (module, side, tensor) in enumerate(seen.events)
-        if side == "output" and id(module) in norms and _multiple(entries[0], tensor)
-    ]
-    if not ends:
-        return None
-    since, norm = ends[-1]
-    readers = [
-        module
-        for module, side, tensor in seen.events[since + 1 :]
-        if side == "input" and module is not head and next(module.parameters(), None) is not None
-        and _multiple(entries[0], tensor)
-    ]  # fmt: skip
-    return norm if not readers and isinstance(gain_and_bias(norm)[0], Tensor) else None
+
+    def in_head(tensors: list[Tensor]) -> bool:
+        return any(_multiple(entries[0], tensor) for tensor in tensors)
+
+    norm = next((watched[key] for key, tensors in reversed(seen.outputs.items()) if in_head(tensors)), None)
+    shared = any(in_head(seen.inputs.get(id(m), [])) for m in readers if m is not norm)
+    return None if norm is None or shared or not isinstance(gain_and_bias(norm)[0], Tensor) else norm
 
 
 def _multiple(tensor: Tensor, other: Tensor) -> bool:
