@@ -191,7 +191,7 @@ class TestOptionsOfSaving:
 
     @pytest.mark.parametrize(
         ("options", "says"),
-        [({"push_to_hub": True}, "save first"), ({"safe_serialization": False}, "safetensors only")],
+        [({"push_to_hub": True}, "save first")],
     )
     def test_refused(self, options: Any, says: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=says):

@@ -22,7 +22,7 @@ from signalprop.errors import InputError
 from signalprop.files.validation import typed
 from signalprop.measurement.measuring import measure
 from signalprop.network.parametrization import Embedding, Parametrization
-from signalprop.repair.freshness import Outputs, learnt
+from signalprop.repair.freshness import difference_in_words, first_outputs, learnt
 from signalprop.repair.initialisation import draw_table, draw_weights
 from signalprop.repair.installation import install
 from signalprop.repair.record import record_of
@@ -118,8 +118,6 @@ def apply(
             "call torch.backends.mha.set_fastpath_enabled(False) first: in evaluation PyTorch computes an "
             "nn.TransformerEncoderLayer from its weights, past its modules, which carry the multipliers"
         )
-    # what was found in the vanilla model: nothing looks for it again
-    mapping = attached.mapping if attached.mapping.found else attached.by_hand
     architecture = attached.mapping.architecture
     if architecture is not None and architecture.streams is not None:
         raise InputError(
@@ -139,18 +137,18 @@ def apply(
     if not (initialize or isinstance(chosen, Parametrization)):
         table = _with_own(attached, table)
     table = with_fixed_positions(attached, table)
-    before = Outputs(attached, arguments) if trained else None
+    before = first_outputs(attached, arguments) if trained else ""
     with all_or_nothing(model, own):
         _to_one(own)
-        record = install(attached, table, match_eps=match_eps, by_hand=mapping)
+        record = install(attached, table, match_eps=match_eps)
         record.pending = without_numbers and initialize
         record.kept = not initialize
         if draws:
             with all_or_nothing(model, everything(model)):
                 draw_weights(attached, record, seed)
                 _to_one(own)  # which modules that reset themselves have set again
-        if before:
-            record.function_changed = before.changed_in_words()
+        if trained:
+            record.function_changed = difference_in_words(attached, before, first_outputs(attached, arguments))
             if record.function_changed and not change_function:
                 raise InputError(
                     f"the weights look trained ({trained}), and scheme {table.scheme!r} changes what they compute: "

@@ -61,8 +61,7 @@ def fold(model: nn.Module | Anatomy, inputs: Any = None) -> nn.Module:
     record = the_record(inner)
     remember(inner, inputs)
     require_whole(inner, "fold")
-    if record.pending:
-        raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before fold")
+    the_record(inner, drawn_before="fold")
     plan = _Folding(attached_vanilla(inner), record)
     changes = plan.changes()
     error = plan.eps_error

@@ -82,37 +82,30 @@ def learnt(attached: Anatomy) -> str:
     return ""
 
 
-class Outputs:
-    """Logits of a model on a small batch, to be compared with those after a scheme has been installed.
+def first_outputs(attached: Anatomy, arguments: dict[str, Any] | None) -> Tensor | str:
+    """Logits of a model on a small batch, or why there are none.
 
     Args:
         arguments: keyword arguments of its forward; default: a few random tokens.
     """
+    given = arguments_for(attached, arguments)
+    try:
+        with evaluating(attached.outer), torch.no_grad():
+            return logits_of(call(attached.outer, copy.copy(given))).double()
+    except Exception as error:  # whatever a model raises that a tiny batch is not enough for
+        return first_line(error)
 
-    def __init__(self, attached: Anatomy, arguments: dict[str, Any] | None) -> None:
-        self.model = attached.outer
-        self.arguments = arguments_for(attached, arguments)
-        self.before = self._logits()
 
-    def _logits(self) -> Tensor | str:
-        """Logits, or why there are none."""
-        try:
-            with evaluating(self.model), torch.no_grad():
-                return logits_of(call(self.model, copy.copy(self.arguments))).double()
-        except Exception as error:  # whatever a model raises that a tiny batch is not enough for
-            return first_line(error)
-
-    def changed_in_words(self) -> str:
-        """How far the logits have moved; '' for no more than rounding, and the epsilon of norms, explain."""
-        before, after = self.before, self._logits()
-        if isinstance(before, str) or isinstance(after, str):
-            reason = before if isinstance(before, str) else after
-            return f"by how much is not known, since the model does not run on a small batch ({reason})"
-        largest, moved = float(before.abs().max()), float((after - before).abs().max())
-        rounding = 1e-4 if next(self.model.parameters()).dtype in (torch.float32, torch.float64) else 0.03
-        if moved <= rounding * largest:
-            return ""
-        return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
+def difference_in_words(attached: Anatomy, before: Tensor | str, after: Tensor | str) -> str:
+    """How far logits have moved; '' for no more than rounding, and the epsilon of norms, explain."""
+    if isinstance(before, str) or isinstance(after, str):
+        reason = before if isinstance(before, str) else after
+        return f"by how much is not known, since the model does not run on a small batch ({reason})"
+    largest, moved = float(before.abs().max()), float((after - before).abs().max())
+    rounding = 1e-4 if next(attached.model.parameters()).dtype in (torch.float32, torch.float64) else 0.03
+    if moved <= rounding * largest:
+        return ""
+    return f"logits by up to {moved:.3g}, the largest being {largest:.3g}, on a small batch"
 
 
 def _fused(attached: Anatomy) -> dict[int, list[Callable[[Tensor], Tensor]]]:

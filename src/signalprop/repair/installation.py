@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from signalprop.attachment.anatomy import Anatomy
-from signalprop.attachment.mapping import Mapping
 from signalprop.attachment.rows import AttachedRow, Held
 from signalprop.errors import InputError
 from signalprop.network.architecture import Architecture
@@ -21,20 +20,17 @@ from signalprop.repair.saving import save_pretrained, warn_of_plain_loading
 from signalprop.repair.splices import Multiplied, Splice, TrainedMultiplier, refuse_adapters, splice
 
 
-def install(attached: Anatomy, table: Parametrization, *, match_eps: bool, by_hand: Mapping | None) -> Record:
-    """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are.
-
-    Args:
-        by_hand: the mapping, where it was given by hand.
-    """
+def install(attached: Anatomy, table: Parametrization, *, match_eps: bool) -> Record:
+    """Install the multipliers of a Parametrization, and the record, in a vanilla model; weights stay as they are."""
     model, mapping = attached.model, attached.mapping
     dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
     plan = make_plan(attached, table, dtype=dtype)
-    record = Record(table, plan, by_hand, matched_eps=match_eps)
+    known = mapping if mapping.found else attached.by_hand  # nothing looks for it again
+    record = Record(table, plan, known, matched_eps=match_eps)
     record.ties = ties(model)
     record.eps_error = 0.0 if match_eps else eps_bound(mapping.architecture, table, plan)
     _Installation(attached, table, record).run(match_eps)
-    splice(model, applied_mixin(type(model)), signalprop_record=record)
+    splice(model, AppliedPretrained if is_pretrained(type(model)) else Applied, signalprop_record=record)
     return record
 
 
@@ -72,7 +68,9 @@ class _Installation:
             if match_eps:
                 self.rescale_eps(final, factor, "final norm")
         if plan.head_ratio != 1:
-            head = needed(ends.head, "head").module("head")
+            if ends.head is None:
+                raise InputError("the mapping names no head; expected the module that holds its weight")
+            head = ends.head.module("head")
             if isinstance(head, nn.Embedding):
                 raise InputError(
                     "this scheme scales the head's input, and the mapping's head is an embedding table, which no "
@@ -174,13 +172,6 @@ class _Installation:
         setattr(owner, name, value)
 
 
-def needed(held: Held | None, what: str) -> Held:
-    """A module that the mapping has to name."""
-    if held is None:
-        raise InputError(f"the mapping names no {what}; expected the module that holds its weight")
-    return held
-
-
 def multiply(module: nn.Module, *, input_scale: float = 1.0, branch_scale: float = 1.0) -> None:
     """Put fixed numbers on a module, beside those that it has."""
     if isinstance(module, Multiplied):
@@ -227,8 +218,3 @@ class AppliedPretrained(Applied):
         vanilla: Any = super()
         warn_of_plain_loading(self)
         save_pretrained(self, vanilla.save_pretrained, save_directory, *args, **kwargs)
-
-
-def applied_mixin(model: type[nn.Module]) -> type[Applied]:
-    """The mixin for a model of this class."""
-    return AppliedPretrained if is_pretrained(model) else Applied

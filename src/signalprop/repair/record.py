@@ -67,11 +67,15 @@ def record_of(model: nn.Module) -> Record | None:
     return found
 
 
-def the_record(model: nn.Module) -> Record:
-    """The record of an applied model."""
+def the_record(model: nn.Module, *, drawn_before: str = "") -> Record:
+    """The record of an applied model, whose weights have been drawn `drawn_before` something, in words."""
     record = record_of(model)
     if record is None:
         raise InputError(f"this {type(model).__name__} carries no scheme; expected a model after signalprop.apply")
+    if record.pending and drawn_before:
+        raise InputError(
+            f"the weights have not been drawn yet; call signalprop.initialize(model) before {drawn_before}"
+        )
     return record
 
 

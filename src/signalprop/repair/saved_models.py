@@ -84,8 +84,7 @@ def load(
         attached = attach(model, mapping)
         if attached.mapping.stream_only and attached.mapping.architecture != table.architecture:
             attached = require_roles(attached)
-        known = attached.mapping if attached.mapping.found else mapping  # found in the vanilla model, as in apply
-        record = install(attached, table, match_eps=document.match_eps, by_hand=known)
+        record = install(attached, table, match_eps=document.match_eps)
         record.kept = document.weights == "kept"
         if document.kind == "module":
             _fill_module(folder, document, model)

@@ -71,7 +71,7 @@ def save(model: nn.Module | Anatomy, directory: str | Path, **options: Any) -> N
     """
     inner = bare(model)
     if not isinstance(inner, Transformer):
-        _refuse_pending(the_record(inner))
+        the_record(inner, drawn_before="saving")
     if is_pretrained(type(inner)):
         vanilla: Any = inner._vanilla if isinstance(inner, Splice) else type(inner)
         save_pretrained(inner, partial(vanilla.save_pretrained, inner), directory, **options)
@@ -87,12 +87,9 @@ def save_pretrained(
     model: nn.Module, vanilla_save: Callable[..., Any], directory: str | Path, *args: Any, **options: Any
 ) -> None:
     """Save a Hugging Face model with `vanilla_save`, its bound `save_pretrained`, and the record beside it."""
-    record = the_record(model)
-    _refuse_pending(record)
+    record = the_record(model, drawn_before="saving")
     given = inspect.signature(vanilla_save).bind_partial(directory, *args, **options).arguments
     given |= given.pop("kwargs", {})
-    if given.get("safe_serialization") is False:
-        raise InputError("signalprop saves safetensors only; leave out safe_serialization=False")
     if given.get("push_to_hub"):
         raise InputError("save first, then model.push_to_hub(name), which takes the scheme's files along")
     _check_directory(directory)
@@ -135,11 +132,6 @@ def added_tensors(model: nn.Module, state: dict[str, Any] | None = None) -> dict
 def _whole(tensor: Tensor) -> Tensor:
     """A tensor by itself on the CPU, gathered where it is sharded."""
     return whole(tensor).detach().cpu().contiguous()
-
-
-def _refuse_pending(record: Record) -> None:
-    if record.pending:
-        raise InputError("the weights have not been drawn yet; call signalprop.initialize(model) before saving")
 
 
 def _document(
