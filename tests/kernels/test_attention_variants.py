@@ -129,7 +129,7 @@ def test_gated_attention_of_one_token_is_a_gated_feed_forward(gate: str, fidelit
 def test_rows_of_all_lengths_lose_to_a_sink(causal: bool) -> None:
     """Without scores a row of n keys keeps n / (n + e^sink); the mean square weighs rows by their output's."""
     n, sink, r = 24, 1.5, 0.4
-    read = on_itself(r, 0.0, n, 64, 32, causal=causal)
+    read = on_itself(r, 0.0, n, 64, causal=causal)
     found = OneNode(read, np.asarray(1.0), None).beside_sink(sink)
     lengths = np.arange(1, n + 1) if causal else np.array([n])
     share, size = lengths / (lengths + np.exp(sink)), r + (1 - r) / lengths

@@ -53,7 +53,7 @@ def test_equal_keys(s0: float, common: float) -> None:
     """To first order in the scores variances are up to 24 % too large, what equal keys get up to half."""
     equal = (IDS[:, None] == IDS).astype(float)
     kernel, gradient = common + (1 - common) * equal, 0.3 + 0.7 * equal
-    made = UnmaskedAttention(kernel, qk=s0, d_model=10**9, d_head=32)
+    made = UnmaskedAttention(kernel, qk=s0, d_model=10**9)
     out, back = sampled(kernel, gradient, s0, 300)
     for ours, drawn, within in ((made.forward(), out, 0.01), (made.backward(gradient), back, 0.04)):
         assert agrees(np.trace(ours), np.trace(drawn, axis1=1, axis2=2), within)
@@ -66,7 +66,7 @@ def test_equal_keys(s0: float, common: float) -> None:
 def test_keys_that_are_alike_by_some_degree(s0: float, degree: float) -> None:
     """As dropped embeddings of one token are; counted as fewer equal keys, variances are up to 24 % too large."""
     kernel = degree * (IDS[:, None] == IDS) + (1 - degree) * np.eye(len(IDS))
-    made = UnmaskedAttention(kernel, qk=s0, d_model=10**9, d_head=32)
+    made = UnmaskedAttention(kernel, qk=s0, d_model=10**9)
     out, back = sampled(kernel, gradient := 0.1 + 0.9 * np.eye(len(IDS)), s0, 300)
     for ours, drawn, within in ((made.forward(), out, 0.01), (made.backward(gradient), back, 0.03)):
         assert agrees(np.trace(ours), np.trace(drawn, axis1=1, axis2=2), within)
@@ -77,7 +77,7 @@ def test_keys_that_are_alike_by_some_degree(s0: float, degree: float) -> None:
 def test_two_queries_share_a_key(s0: float, causal: bool) -> None:
     """The sum of gradients over pairs of tokens, which is 1 to 12 % low without what two queries share."""
     both = 0.3 + 0.7 * np.eye(40)
-    attention = (TokenAttention if causal else UnmaskedAttention)(both, qk=s0, d_model=10**9, d_head=32)
+    attention = (TokenAttention if causal else UnmaskedAttention)(both, qk=s0, d_model=10**9)
     drawn = sampled(both, both, s0, 150, causal)[1].sum((1, 2))
     found = attention.backward(both).sum()
     assert agrees(found, drawn, 0.005)
@@ -117,7 +117,7 @@ def test_how_many_keys_are_like_each(degree: float) -> None:
 def test_how_far_equal_keys_lie_from_their_mean() -> None:
     words = np.array([0, 0, 0, 1, 1, 2])
     kernel = (words[:, None] == words).astype(float)
-    found = UnmaskedAttention(kernel, 1.0, d_head=64, d_model=256)
+    found = UnmaskedAttention(kernel, 1.0, d_model=256)
     np.testing.assert_allclose(found._about_mean, np.diagonal(centred(kernel)))
     np.testing.assert_allclose(found._about_mean, 1 - np.array([3, 3, 3, 2, 2, 1]) / 3 + 14 / 36)
     np.testing.assert_allclose(found._distance, 1)
@@ -127,7 +127,7 @@ def test_how_far_equal_keys_lie_from_their_mean() -> None:
 def test_how_weights_of_equal_keys_scatter(s0: float) -> None:
     """Against 40,000 rows of weights: their means, and standard deviations over that of a key that has no equal."""
     words = np.array([0, 0, 0, 1, 1, 2])
-    weights = UnmaskedAttention((words[:, None] == words).astype(float), s0, d_head=10**9, d_model=10**9)._weights
+    weights = UnmaskedAttention((words[:, None] == words).astype(float), s0, d_model=10**9)._weights
     rows = np.exp(np.sqrt(s0) * np.random.default_rng(0).normal(size=(40_000, 3))[:, words])
     rows /= rows.sum(1, keepdims=True)
     np.testing.assert_allclose(weights.mean, rows.mean(0), rtol=0.02)

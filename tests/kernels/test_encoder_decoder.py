@@ -48,7 +48,7 @@ def test_one_head_agrees_with_sampling() -> None:
             both = tensor @ tensor.T / D
             found[name].append((float(both.trace()), float(both.sum())))
     made = TokenCrossAttention(
-        kernel=kernel(KEYS, ALIKE["keys"]), asks=kernel(QUERIES, ALIKE["asks"]), qk=1.0, d_model=D, d_head=D
+        kernel=kernel(KEYS, ALIKE["keys"]), asks=kernel(QUERIES, ALIKE["asks"]), qk=1.0, d_model=D
     )
     to_queries, to_keys = made.backward_to_both(kernel(QUERIES, ALIKE["gradient"]))
     stated = {"out": (made.forward(), 0.04), "asks": (to_queries, 0.15), "keys": (to_keys, 0.04)}
@@ -65,7 +65,7 @@ def test_one_node_stands_for_equivalent_keys(qk: float) -> None:
     root = np.random.default_rng(0).normal(size=(QUERIES, 40)) + 0.5
     asks, gradient = kernel(QUERIES, ALIKE["asks"]), root @ root.T / 40
     fields: dict[str, Any] = {
-        "qk": qk, "d_model": D, "d_head": D, "dropout": 0.2, "query_bias": 0.3, "gain": 0.7,
+        "qk": qk, "d_model": D, "dropout": 0.2, "query_bias": 0.3, "gain": 0.7,
     }  # fmt: skip
     whole = TokenCrossAttention(kernel=1.5 * kernel(KEYS, ALIKE["keys"]), asks=asks, **fields)
     queries, keys = Grid(QUERIES, np.arange(QUERIES)), EqualTokens(KEYS)

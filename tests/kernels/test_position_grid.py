@@ -85,7 +85,7 @@ def test_attention_of_any_kernel(tokens: int, seed: int, qk: float, dropout: flo
     s, g = x @ x.T / 40, y @ y.T / 40
     grid = Grid(tokens, np.arange(tokens))
     rho, omega = rotation(tokens, 16, 1e4, 0.5, True) if rotary else (None, None)
-    fields: dict[str, Any] = {"qk": qk, "d_model": 64, "d_head": 16, "dropout": dropout, "omega": omega}
+    fields: dict[str, Any] = {"qk": qk, "d_model": 64, "dropout": dropout, "omega": omega}
     whole = TokenAttention(s, rho=rho, **fields)
     turn = grid.rotated(16, 1e4, 0.5) if rotary else None
     off = s.copy()

@@ -21,7 +21,7 @@ def test_groups_of_keys_against_sampling(s: float, alike: float) -> None:
     key, group = a[:, first], np.add.reduceat(a, first, axis=1)
     squares = alike * (group**2).sum(1, keepdims=True) + (1 - alike) * (a**2).sum(1, keepdims=True)
     slopes = key**2 * (1 - 2 * (alike * group + (1 - alike) * key) + squares)
-    found = softmax_of_groups(s, 0.0, SIZES[of].astype(float), alike)
+    found = softmax_of_groups(s, SIZES[of].astype(float), alike)
     for ours, drawn, within in (
         (found.mean, key, 0.002),
         (found.second, key**2, 0.006),
@@ -37,9 +37,8 @@ def test_groups_of_keys_against_sampling(s: float, alike: float) -> None:
 @pytest.mark.parametrize(("size", "groups"), [(1, 12), (5, 12), (40, 3)])
 def test_groups_of_one_size_are_as_many_keys(size: int, groups: int) -> None:
     exact = exact_softmax_moments(2.5, groups)
-    found = softmax_of_groups(2.5, 0.0, np.full(size * groups, float(size)))
+    found = softmax_of_groups(2.5, np.full(size * groups, float(size)))
     assert found.mean * size == pytest.approx(1 / groups, rel=3e-4)
     assert found.second * size**2 * groups == pytest.approx(float(exact.second), rel=3e-4)
     assert found.pair == pytest.approx(found.second)
     assert found.jacobian * size**2 * groups == pytest.approx(float(exact.jacobian), rel=1e-3)
-    assert found.weighted == pytest.approx(found.jacobian)

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.files.storage import read_json
-from signalprop.theory.row_overlaps import FILE, LEAST, NODES, log_overlap, log_value, position, share, slopes
+from signalprop.theory.row_overlaps import FILE, LEAST, NODES, jacobian_overlap, log_overlap, position, share
 from signalprop.theory.softmax import exact_softmax_moments, softmax_moments
 
 
-def pair(s, c, n: int, spread: float) -> tuple:  # type: ignore[no-untyped-def]
-    """(ln of the overlap of weights, that of Jacobians, E c times it)."""
-    return log_value(s, c, n, spread), *slopes(s, c, n, spread)
+def pair(s, c, n: int) -> tuple:  # type: ignore[no-untyped-def]
+    """(ln of the overlap of weights, that of Jacobians)."""
+    return log_overlap(s, c, n), jacobian_overlap(s, c, n)
 
 
 def softmaxes(rng: np.random.Generator, s: float, c: float, n: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,6 +45,7 @@ def test_polynomials_agree_with_quadrature(s: float, part: float, n: int) -> Non
     c, step = part * s, 1e-4 * s
     exact = exact_overlap(s, c, (n,))
     value, up, down = (math.exp(log_overlap(s, x, n)) for x in (c, c + step, c - step))
+    assert jacobian_overlap(s, c, n) == pytest.approx((up - down) / (2 * step), rel=1e-6)
     scale = 1 if s <= 11 else 3 if s <= 20 else 5
     assert value == pytest.approx(exact.value[0], rel=0.002 * scale)
     assert (up - down) / (2 * step) == pytest.approx(exact.jacobian[0], rel=0.006 * scale)
@@ -54,11 +55,10 @@ def test_polynomials_agree_with_quadrature(s: float, part: float, n: int) -> Non
 @pytest.mark.parametrize("s", [1e-6, 0.3, 5.0, 60.0])
 def test_a_row_with_itself_and_with_a_stranger(s: float, n: int) -> None:
     m = exact_softmax_moments(s, n)
-    value, met, weighted = pair(s, s, n, 0.0)
+    value, met = pair(s, s, n)
     assert math.exp(value) == pytest.approx(n * float(m.second), rel=2e-3)
     assert met == pytest.approx(n * float(m.jacobian), rel=5e-3)
-    assert weighted == pytest.approx(n * float(m.jacobian) * s, rel=1e-2)
-    value, met, _ = pair(s, 0.0, n, 0.0)
+    value, met = pair(s, 0.0, n)
     assert value == pytest.approx(0.0, abs=2e-3 * s)
     assert met == pytest.approx((1 - float(m.second)) ** 2 * n / (n - 1), rel=2e-2)
 
@@ -70,42 +70,14 @@ def test_rows_avoid_what_the_other_likes() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("s", "r", "d", "head", "n"), [(1.0, 0.2, 256, 64, 96), (4.0, 0.1, 256, 64, 96), (8.0, 0.6, 100, 32, 60)]
-)
-def test_scores_that_fluctuate_agree_with_random_heads(s: float, r: float, d: int, head: int, n: int) -> None:
-    """Queries of correlation r through random weights, keys' own parts; c_ij as it comes out."""
-    rng, draws, queries = np.random.default_rng(1), 600, 8
-    both = np.triu_indices(queries, 1)
-    found = []
-    for _ in range(draws):
-        wq, wk = rng.standard_normal((2, d, head)) / math.sqrt(d)
-        x = math.sqrt(r) * rng.standard_normal(d) + math.sqrt(1 - r) * rng.standard_normal((queries, d))
-        w = x @ wq @ wk.T * math.sqrt(s / head)
-        a = np.exp(w @ rng.standard_normal((d, n)))
-        a /= a.sum(1, keepdims=True)
-        met, squares = a @ a.T, a * a @ a.T
-        jacobian = n * (met - squares - squares.T + met**2)
-        found.append([y[both].mean() for y in (n * met, jacobian, w @ w.T * jacobian)])
-    value, met, weighted = pair(s, r * s, n, 2 / head + 4 / d)
-    samples, expected = np.array(found), [math.exp(value), met, weighted]
-    error = samples.std(0) / math.sqrt(draws)
-    assert np.all(np.abs(samples.mean(0) - expected) < 4 * error + 0.01 * samples.mean(0))
-
-
-@given(
-    s=st.floats(0, 1e4),
-    part=st.floats(LEAST, 1),
-    n=st.integers(1, 10) | st.integers(10, 1_000_000),
-    spread=st.sampled_from([0.0, 0.03, 0.4]),
-)
-def test_invariants(s: float, part: float, n: int, spread: float) -> None:
+@given(s=st.floats(0, 1e4), part=st.floats(LEAST, 1), n=st.integers(1, 10) | st.integers(10, 1_000_000))
+def test_invariants(s: float, part: float, n: int) -> None:
     """Finite, not negative, more than one row with itself never (Cauchy and Schwarz), alike for numbers and arrays."""
-    found, alone = pair(s, part * s, n, spread), pair(s, s, n, spread)
+    found, alone = pair(s, part * s, n), pair(s, s, n)
     assert np.isfinite(found).all() and found[1] >= 0
     assert found[0] <= alone[0] * (1 + 1e-9) + 1e-9
     assert alone[0] <= math.log(n) + 0.05
-    several = pair(np.array([s, 1.0]), np.array([part * s, 0.3]), n, spread)
+    several = pair(np.array([s, 1.0]), np.array([part * s, 0.3]), n)
     for one, two in zip(found, several, strict=True):
         assert one == pytest.approx(np.asarray(two)[0], rel=1e-9, abs=1e-12)
 
@@ -128,11 +100,6 @@ def test_overlap_of_one_softmax_is_its_second_moment() -> None:
 
 @pytest.mark.parametrize("s", [0.0, np.zeros(3)])
 def test_rows_without_scores_are_even(s: Any) -> None:
-    """Both weigh all their keys by 1/n: their overlap is 1, and that of their Jacobians 1 - 1/n.
-
-    `fluctuating` fits the Jacobians to 3.3e-4 there.
-    """
-    np.testing.assert_allclose([log_overlap(s, s, 30), log_value(s, s, 30, 0.1)], 0, atol=1e-15)
-    overlap, weighted = slopes(s, s, 30, 0.1)
-    np.testing.assert_allclose(overlap, 1 - 1 / 30, rtol=4e-4)
-    np.testing.assert_allclose(weighted, 0, atol=1e-9)
+    """Both weigh all their keys by 1/n: their overlap is 1, and that of their Jacobians 1 - 1/n."""
+    np.testing.assert_allclose(log_overlap(s, s, 30), 0, atol=1e-15)
+    np.testing.assert_allclose(jacobian_overlap(s, s, 30), 1 - 1 / 30, rtol=1e-6)

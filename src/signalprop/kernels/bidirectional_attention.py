@@ -15,10 +15,10 @@ import numpy as np
 
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.similar_keys import LARGEST, SimilarKeys, centred, similar_keys
-from signalprop.kernels.softmax_rows import Rows, of_rows, rows_of
+from signalprop.kernels.softmax_rows import Rows, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.theory.repeated_keys import Groups, softmax_of_groups
-from signalprop.theory.row_overlaps import LEAST, position, within_table
+from signalprop.theory.row_overlaps import LEAST, by_position, position, steepness, within_table
 
 _DISTINCT = 1e-6  # share of keys that are not different ones below which all are
 
@@ -120,7 +120,7 @@ class UnmaskedAttention(TokenAttention):
         if scores:
             moved = pairs * self._moves[1] / max(self._different_spread, 1e-12)
             close = float((moved * near).sum())
-            itself_too = self.qk * float(per_token * w.rows.weighted @ (self._asks_per_token + self.query_bias))
+            itself_too = self.qk * float(per_token * w.rows.jacobian @ (self._asks_per_token + self.query_bias))
             one, itself = self._moved_pairs
             keys = (float(moved.sum()) - close) * one + (close + itself_too) * itself
             keys[np.diag_indices(n)] += dropped * itself_too * w.slope[1] ** 2 * np.diagonal(self._values)
@@ -163,16 +163,16 @@ class UnmaskedAttention(TokenAttention):
         spread, unlike = (self._mean_distance(kernel) / finite for kernel in (self._turned, self.kernel))
         variance = self.qk * (self._asks_per_token + self.query_bias) * spread
         typical = min(float(variance.mean()), LARGEST)
-        groups = None if distinct else softmax_of_groups(typical, self._fluctuation, similar.size, similar.degree)
+        groups = None if distinct else softmax_of_groups(typical, similar.size, similar.degree)
         if groups is not None:
             same = similar.same(groups.counted_as_one(similar.size))
             different = n**2 / float(same.sum())
         length = np.full(n_rows := len(variance) + 1, float(n) if distinct else max(different, 2.0))
-        rows = rows_of(np.append(variance, typical), length, self._fluctuation, None if distinct else n)
+        rows = rows_of(np.append(variance, typical), length, None if distinct else n)
         every = np.full(n, math.sqrt(1 / n))
         mean, shapes = every**2, [every] * 4
         if groups is not None:
-            one = rows_of(np.full(1, typical), length[-1:], self._fluctuation, n)
+            one = rows_of(np.full(1, typical), length[-1:], n)
             rows, mean, shapes = self._of_groups(rows, one, groups, same)
         mean_favour, favour = rows.favour[:, -1]
         mean = mean * self._distance**mean_favour
@@ -204,17 +204,17 @@ class UnmaskedAttention(TokenAttention):
         """Rows of keys some of which are equal, from those of as many different keys, and from the one of the typical
         score variance as if lengths were Gaussian, as groups have it; E A_k; and shapes: `Weights.slope`, with that of
         `Weights.value` in between, and `Weights.moves`."""
-        roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian, groups.weighted)]
-        scaled = [
-            getattr(rows, name) * (_summed(same, root) / max(float(getattr(typical, name)[0]), 1e-300))
-            for name, root in zip(("second", "jacobian", "weighted"), roots, strict=True)
-        ]
-        rows = rows._replace(second=np.minimum(scaled[0], 1.0), jacobian=scaled[1], weighted=scaled[2])
+        roots = [np.sqrt(np.maximum(y, 0.0)) for y in (groups.second, groups.jacobian)]
+        second, jacobian = (
+            of * (_summed(same, root) / max(float(one[0]), 1e-300))
+            for of, one, root in zip(rows[:2], typical[:2], roots, strict=True)
+        )
+        rows = rows._replace(second=np.minimum(second, 1.0), jacobian=jacobian)
         per_token, similar = groups.mean - groups.second, self._similar  # E A_k (1 - A_k), and with the group's weight
         with_group = per_token - (similar.size - 1) * groups.pair
         before = np.sqrt(similar.degree * with_group**2 + (1 - similar.degree) * per_token**2)
         moves = np.sqrt(np.maximum(groups.second - groups.mean**2, 0.0))
-        return rows, groups.mean, [before, *roots[:2], moves]
+        return rows, groups.mean, [before, *roots, moves]
 
     @cached_property
     def _distance(self) -> FloatArray:
@@ -300,9 +300,9 @@ class UnmaskedAttention(TokenAttention):
     @cached_property
     def _pairs(self) -> Pairs:
         w, (x, near) = self._weights, self._near
-        log_overlap = w.rows.with_others[0]
-        whole = np.log(np.maximum(w.rows.second, w.overlap) / w.overlap) / np.maximum(log_overlap.sum(0), 1e-300)
-        more = of_rows(log_overlap, x)
+        itself = w.rows.with_others.sum(0)
+        whole = np.log(np.maximum(w.rows.second, w.overlap) / w.overlap) / np.maximum(itself, 1e-300)
+        more = w.rows.log_overlap(x)
         more *= whole[:, None]
         np.expm1(more, out=more)
         more *= w.overlap
@@ -310,13 +310,14 @@ class UnmaskedAttention(TokenAttention):
 
     @cached_property
     def _moves(self) -> tuple[FloatArray, FloatArray]:
-        """(E of two rows' Jacobians, summed over keys that are the same; E c times it)."""
-        w, (x, _) = self._weights, self._near
+        """(E of two rows' Jacobians, summed over keys that are the same; c times it)."""
+        w, (x, near) = self._weights, self._near
         per_token = np.maximum(w.variance, 1e-12)
-        _, jacobian, weighted = w.rows.with_others
-        itself = np.exp(jacobian.sum(0))
-        overlap = np.exp(of_rows(jacobian, x)) * (w.rows.jacobian / itself)[:, None]
-        return _symmetric(overlap), _symmetric(of_rows(weighted, x) * overlap * per_token[:, None])
+        s = np.asarray(within_table(per_token)[0])
+        itself = np.exp(s * w.rows.with_others.sum(0)) * sum(by_position(w.rows.with_others)) * steepness(s, 1.0)
+        overlap = np.exp(s[:, None] * w.rows.log_overlap(x)) * w.rows.slope(s, x)
+        overlap *= (w.rows.jacobian / np.maximum(itself, 1e-300))[:, None]
+        return _symmetric(overlap), _symmetric(near * per_token[:, None] * overlap)
 
     # --- sums over what a row sees ---------------------------------------------------------------------------------
 

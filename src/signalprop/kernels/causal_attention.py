@@ -8,7 +8,6 @@ the covariance of two rows' scores, which makes some keys popular for many queri
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from signalprop.kernels.causal_sums import Sums
-from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, of_rows, rows_of
+from signalprop.kernels.softmax_rows import Averages, Rows, favoured, held, rows_of
 from signalprop.network.moments import FloatArray
 from signalprop.network.products import of_matrix, pairs
 from signalprop.theory.attention_variants import share_beside_sink
 from signalprop.theory.row_overlaps import LEAST, position, within_table
 from signalprop.theory.signals import Signal
-from signalprop.theory.softmax import vanishing
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class TokenAttention(Sums):
         rho, omega: of `rotation`, None without rotary positions.
         query_bias: variance of a query bias in units of d_model sigma_q^2.
         value_skip, gain: the heads output value_skip V + gain A V; on average A is M in both.
-        d_head: width of a head, by which rows' scores differ in size.
         values: kernel of the input of values, where it is not `kernel`; results are in its units then.
     """
 
@@ -51,7 +48,6 @@ class TokenAttention(Sums):
     query_bias: Any = 0.0
     value_skip: float = 0.0
     gain: float = 1.0
-    d_head: float = math.inf
     values: FloatArray | None = None
 
     def forward(self) -> FloatArray:
@@ -141,12 +137,12 @@ class TokenAttention(Sums):
         self, gradient: FloatArray, per_token: FloatArray, value: int, scores: int
     ) -> tuple[FloatArray, FloatArray]:
         """As `_averaged`, of the gradient at the input of A V; own is the diagonal of the gradient at its output."""
-        second, jacobian, weighted, *_ = self._rows
+        second, jacobian, *_ = self._rows
         out, diagonal = self._different_queries(gradient, value, scores)
         # one query by itself: values and keys; what is not on the diagonal is spread over the other keys of its row
         keep = 1 - self.dropout
         value_spread = scores * (self._of_values.spread + (1 / keep - 1) * self._of_values.per_token)
-        keys = weighted * self.qk * (self._per_token + self.query_bias) * value_spread
+        keys = jacobian * self.qk * (self._per_token + self.query_bias) * value_spread
         on = self._sent_to_keys(per_token * (value * second / keep + keys))
         if value:
             out += self._over_both(per_token * (1 - second))
@@ -243,12 +239,7 @@ class TokenAttention(Sums):
         """Every row of weights."""
         variance = self._row_score_variance
         length = np.broadcast_to(self._row_length, variance.shape)
-        return rows_of(variance, length, self._fluctuation)
-
-    @property
-    def _fluctuation(self) -> float:
-        """Relative variance of the score variance of a row, over heads and queries."""
-        return 2 / self.d_head + 4 / self.d_model
+        return rows_of(variance, length)
 
     @cached_property
     def _pair_scores(self) -> FloatArray:
@@ -266,26 +257,25 @@ class TokenAttention(Sums):
 
     @cached_property
     def _overlaps(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(overlap of two rows' weights - 1, that of their Jacobians, E c times it), at the shorter row's length."""
+        """(overlap of two rows' weights - 1, that of their Jacobians, c times it), at the shorter row's length."""
         per_token = np.maximum(self._row_score_variance, 1e-12)
         c = self._pair_scores * self._per_row(self._spread)[..., None]
         np.clip(c, LEAST * per_token[..., None], per_token[..., None], out=c)
         s, beyond = map(np.asarray, within_table(per_token))
         x = np.asarray(position(s[..., None], c / beyond[..., None] if beyond.max() > 1 else c))
-        value, jacobian, weighted = (of_rows(y, x) for y in self._rows.with_others)
+        value, overlap = self._rows.log_overlap(x), self._rows.slope(s, x)
         # a longer row is less sure of its keys, and moves with the shorter one as far as both can move
         moves = np.maximum((1 - self._rows.second) / self._finite, 1e-12)
         ratio = moves[..., None, :] / np.where(self._row_length > 1, moves, 1.0)[..., None]
         value *= s[..., None]
         np.minimum(value, np.log(self._row_length)[:, None], out=value)  # an overlap is at most n
         popular = np.expm1(value, out=value)
-        popular *= ratio
-        overlap = np.exp(jacobian, out=jacobian)
-        overlap *= (vanishing(s) / beyond / self._finite)[..., None]
+        overlap *= popular + 1
+        overlap *= (1 / beyond / self._finite)[..., None]
         overlap *= ratio
-        weighted *= per_token[..., None]
-        weighted *= overlap
-        return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)
+        popular *= ratio
+        c *= overlap
+        return self._of_pair(popular), self._of_pair(overlap), self._of_pair(c)
 
     @cached_property
     def _bracket_weights(self) -> tuple[FloatArray, FloatArray]:

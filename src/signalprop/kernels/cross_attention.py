@@ -73,13 +73,13 @@ class GridCrossAttention(AlikeAttention):
         """As of every token, (2 m, 2 m) and (2, 2)."""
         off, per_token = self.queries.split(gradient)
         n, keep = float(self._row_length[0]), 1 - self.dropout
-        second, jacobian, weighted, *_ = self._rows
+        second, jacobian, *_ = self._rows
         value_spread = self._spread + (1 / keep - 1) * self._mean_square
         # values and keys: of two queries, of one query at one key, and of one query at two keys
         mean, double_mean = self._means
         from_pairs = self._over_pairs(off) / n**2
         moved = self._over_pairs(off * sum(self._bracket_weights)) / n**2
-        keys = weighted * self.qk * (self._asks_per_token + self.query_bias) * value_spread
+        keys = jacobian * self.qk * (self._asks_per_token + self.query_bias) * value_spread
         alone = self.queries.weights @ (per_token * (second / keep + keys)) / n
         apart = self.queries.weights @ (per_token * (1 - second - keys)) / max(n * (n - 1), 1.0)
         to_two = from_pairs + moved * (self.kernel - mean - mean.T + double_mean) + apart

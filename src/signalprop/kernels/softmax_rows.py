@@ -10,19 +10,25 @@ import numpy as np
 
 from signalprop.network.moments import FloatArray
 from signalprop.network.products import diagonal, pairs, transposed
-from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
-from signalprop.theory.row_overlaps import ALONE, DEGREE, STRIDE, fluctuating, horner, lagrange, within_table
+from signalprop.theory.row_overlaps import (
+    STRIDE,
+    by_position,
+    horner,
+    lagrange,
+    steady,
+    steepness,
+    within_table,
+)
 from signalprop.theory.softmax import (
     Spline,
     linear_response,
     node_moments,
     node_variances,
     response_to_key_variance,
-    vanishing,
 )
 
 _RATIO = 1.6  # of row lengths that are tabulated, the first ones apart
-_PAIRED = 3 * (DEGREE + 1)  # columns that are of two rows
+_PAIRED = 5  # columns that are of two rows
 
 
 class Averages(NamedTuple):
@@ -37,24 +43,33 @@ class Averages(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of weights, averaged over score variances as `theory.row_overlaps.fluctuating` has them.
+    """Rows of weights.
 
     Attributes:
-        second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. weighted: E J(s_i) s_i / s. All (T,).
-        with_others: coefficients in x of ln(overlap of weights)/s, ln(that of Jacobians/`vanishing`) and (E c times
-            that)/s, of a row with another of as many keys and the same s; (3, coefficients, T).
+        second: P, E sum_j A_ij^2. jacobian: J, E |diag A - A A^T|^2. Both (T,).
+        with_others: coefficients of x ... x^5 of ln(overlap of weights)/s, of a row with another of as many keys and
+            the same s; (5, T).
         favour: d ln E A_k and d ln E A_k^2, by d ln of the variance of key k's score about the row's mean, (2, T).
-        scatter: variance over heads and queries of sum_j A_ij^2, (T,).
         response: D: how far a row's output follows the query, (T,).
     """
 
     second: FloatArray
     jacobian: FloatArray
-    weighted: FloatArray
     with_others: FloatArray
     favour: FloatArray
-    scatter: FloatArray
     response: FloatArray
+
+    def log_overlap(self, x: FloatArray) -> FloatArray:
+        """ln of the overlap over s, at places x of two rows, (..., T, T)."""
+        found = of_rows(self.with_others, x)
+        found *= x
+        return found
+
+    def slope(self, s: FloatArray, x: FloatArray) -> FloatArray:
+        """Derivative of ln of the overlap by the covariance of scores: what the overlap of Jacobians is over it."""
+        found = of_rows(np.stack(by_position(self.with_others)), x)
+        found *= steepness(s[..., None], x)
+        return found
 
 
 @lru_cache(maxsize=32)
@@ -65,52 +80,42 @@ def knots(length: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=32)
-def _tabulated(lengths: tuple[int, ...], spread: float) -> FloatArray:
+def _tabulated(lengths: tuple[int, ...]) -> FloatArray:
     """Cubics in the place of a score variance, of every row length; (lengths, intervals, 4, all coefficients)."""
-    splines = [(*fluctuating(n, spread), _alone(n, spread)) for n in lengths]
+    splines = [(steady(n), _alone(n)) for n in lengths]
     return np.stack([np.concatenate([x.coefficients for x in of_length], axis=2) for of_length in splines])
 
 
-def _alone(length: int, spread: float) -> Spline:
-    """`favour` … `response` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
-    response = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
-    moments = node_moments(length)
-    log_spread = math.log1p(spread)
-    size = np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2)
-    columns = [moments.second, moments.second_squared, linear_response(moments)]
-    found = Spline(np.stack(columns, axis=1))(node_variances()[:, None] * size)
-    second, square, moved = (np.asarray(y) for y in found)
-    scatter = np.maximum(square @ HERMITE_W - (second @ HERMITE_W) ** 2, 0.0)
-    return Spline(np.column_stack([response, scatter, (moved * size) @ HERMITE_W])[::STRIDE])
+def _alone(length: int) -> Spline:
+    """`favour` and `response` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
+    favour = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
+    return Spline(np.column_stack([favour, linear_response(node_moments(length))])[::STRIDE])
 
 
-def rows_of(score_variance: FloatArray, row_length: FloatArray, spread: float, longest: int | None = None) -> Rows:
-    """Rows that see n_i keys with score variance s_i, whose relative variance over heads and queries is `spread`.
+def rows_of(score_variance: FloatArray, row_length: FloatArray, longest: int | None = None) -> Rows:
+    """Rows that see n_i keys with score variance s_i.
 
     Both may have leading axes, which all fields of the result then have too, in the place of their last.
     Exact at some 15 row lengths, by cubics in ln n in between (error below .1 %); where all are of one length at that,
     but for fractional lengths, which lie between those up to `longest`.
     """
     if score_variance.ndim > 1:
-        flat = rows_of(score_variance.ravel(), row_length.ravel(), spread, longest)
+        flat = rows_of(score_variance.ravel(), row_length.ravel(), longest)
         return Rows(*(x.reshape(*x.shape[:-1], *score_variance.shape) for x in flat))
     one_length = np.ptp(row_length) == 0 and longest is None
     lengths = (max(int(row_length[0]), 2),) if one_length else knots(longest or int(row_length.max()))
     n, s = np.maximum(row_length, 2), np.maximum(score_variance, 1e-12)
     at, weight = lagrange(np.log(n), np.log(lengths))
     within, beyond = map(np.asarray, within_table(s))
-    index, offset = fluctuating(lengths[0], spread).value.place(within)
-    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths, spread)[at, index[:, None]])
+    index, offset = steady(lengths[0]).place(within)
+    cubic = np.einsum("tq,tqpc->pct", weight, _tabulated(lengths)[at, index[:, None]])
     columns = np.asarray(horner(cubic, offset))
-    found, alone = columns[:_PAIRED].reshape(3, DEGREE + 1, -1), columns[_PAIRED:]
-    alone = np.maximum(alone, 0.0)
-    alone[3] /= beyond
-    alone[:, row_length < 2] = 0.0
-    found[:, :, row_length < 2] = ALONE[:, :, None]
-    value, jacobian, weighted = found.sum(1)  # x = 1: a row with itself
-    many = np.exp(jacobian) * vanishing(s) / row_length
-    second = 1 - (1 - np.minimum(np.exp(within * value) / row_length, 1.0)) / np.sqrt(beyond)  # as J, 1 - P falls
-    return Rows(second, many, many * weighted, found, alone[:2], *alone[2:4])
+    columns[:, row_length < 2] = 0.0
+    found, alone = columns[:_PAIRED], np.maximum(columns[_PAIRED:], 0.0)
+    # x = 1: a row with itself; beyond the table J and 1 - P fall as one over the root of s
+    second, falls = np.minimum(np.exp(within * found.sum(0)) / row_length, 1.0), np.sqrt(beyond)
+    jacobian = second * sum(by_position(found)) * steepness(within, 1.0) / falls
+    return Rows(1 - (1 - second) / falls, jacobian, found, alone[:2], alone[2] / beyond)
 
 
 def favoured(apart: FloatArray, mean: FloatArray, favour: FloatArray) -> FloatArray:

@@ -22,14 +22,13 @@ from signalprop.network.moments import Array
 from signalprop.theory.attention_rows import (
     Band,
     Mask,
-    by_shape,
+    by_length,
     namespace,
     pair_length,
     row_moments,
-    row_slopes,
 )
 from signalprop.theory.log_arithmetic import plain
-from signalprop.theory.row_overlaps import LEAST, log_value, slopes
+from signalprop.theory.row_overlaps import LEAST, jacobian_overlap, log_overlap
 from signalprop.theory.signals import Pair
 
 
@@ -37,8 +36,7 @@ class Sizes:
     """Sizes of one set of heads, numbers or arrays: all that does not depend on what is read.
 
     Args:
-        n_queries, n_keys: tokens, 1 to 1e6. d, d_head: width of the input, and of one query/key head. p: dropout on the
-            attention weights, in [0, 1).
+        n_queries, n_keys: tokens, 1 to 1e6. d: width of the input. p: dropout on the attention weights, in [0, 1).
         causal: token i attends to tokens up to i; the result is an average over positions (pairs of positions). Early
             positions differ much: chain `kernels`, not these averages, through many layers. A Band is a window.
         omega, omega_rows: `rotary_coherence(...)`, 1 without rotary embeddings. With a causal mask the averages over
@@ -46,14 +44,13 @@ class Sizes:
     """
 
     def __init__(
-        self, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
+        self, n_queries: Array, n_keys: Array, d: Array, p: Array = 0.0, *, causal: Mask = False,
         omega: Array = 1.0, omega_rows: Array | None = None,
     ) -> None:  # fmt: skip
-        given = n_queries, n_keys, d, d_head, p, omega, omega if omega_rows is None else omega_rows
-        self.n_queries, self.n_keys, self.d, self.d_head, self.p, self.omega, self.omega_rows = map(plain, given)
+        given = n_queries, n_keys, d, p, omega, omega if omega_rows is None else omega_rows
+        self.n_queries, self.n_keys, self.d, self.p, self.omega, self.omega_rows = map(plain, given)
         self.causal = causal
-        self.spread = 2.0 / self.d_head + 4.0 / self.d  # v, relative variance of the score variance of a row
-        xp = namespace(self.n_queries, self.n_keys, self.spread, self.p, self.omega, self.omega_rows)
+        xp = namespace(self.n_queries, self.n_keys, self.d, self.p, self.omega, self.omega_rows)
         self.numbers = xp is not np
         # n tokens that all have the same correlation cannot have one below -1/(n-1)
         self.least, self.least_key = (-1.0 / xp.maximum(n - 1.0, 1.0) for n in (self.n_queries, self.n_keys))
@@ -119,20 +116,20 @@ class Attention(NamedTuple):
 
 
 def on_itself(
-    r: Array, s0: Array, length: Array, d: Array, d_head: Array, p: Array = 0.0, *, causal: Mask = False,
+    r: Array, s0: Array, length: Array, d: Array, p: Array = 0.0, *, causal: Mask = False,
     omega: Array = 1.0, omega_rows: Array | None = None, **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.on_itself` of `length` tokens, once."""
-    sizes = Sizes(length, length, d, d_head, p, causal=causal, omega=omega, omega_rows=omega_rows)
+    sizes = Sizes(length, length, d, p, causal=causal, omega=omega, omega_rows=omega_rows)
     return sizes.on_itself(r, s0, **read)
 
 
 def across(
-    r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, d_head: Array, p: Array = 0.0,
+    r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, p: Array = 0.0,
     **read: Array,
 ) -> Attention:  # fmt: skip
     """`Sizes.across`, once."""
-    return Sizes(n_queries, n_keys, d, d_head, p).across(r_query, r_key, s0, **read)
+    return Sizes(n_queries, n_keys, d, p).across(r_query, r_key, s0, **read)
 
 
 class _Scores(NamedTuple):
@@ -144,18 +141,10 @@ class _Scores(NamedTuple):
     value_overlap: Array  # Λ_V
     # averages over its rows, as `row_moments` gives them
     second: Array
-    response: Array
-    squared_tilt: Array
-
-
-class _Slopes(NamedTuple):
-    """The same on the way back; averages over rows as of `row_slopes`."""
-
-    overlap: Array  # Λ_J
-    weighted_overlap: Array  # E c_ij Λ_J(c_ij)
     jacobian: Array
-    weighted_jacobian: Array
+    response: Array
     remaining: Array
+    squared_tilt: Array
 
 
 def _within(covariance: Array, variance: Array, xp: Any) -> Array:
@@ -169,22 +158,17 @@ def _scores(x: Attention) -> _Scores:
     s = xp.maximum((1.0 - x.r_key * sizes.omega_rows) * x.s0, 0.0)
     per_token = sizes.omega * (1.0 - x.r_key) * x.s0  # the part of s that is linear in the key's deviation
     c = xp.minimum(xp.maximum(r_query * per_token, LEAST * s), s)
-    value, *rows = by_shape(_of_weights, s, c, sizes.n_keys, sizes.spread, sizes.causal)
+    value, *rows = by_length(_of_weights, s, c, sizes.n_keys, sizes.causal)
     q0 = (1.0 - x.r_key) * per_token / sizes.d
     return _Scores(s, c, q0, xp.exp(value), *rows)
 
 
-def _of_weights(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    return log_value(s, c, pair_length(length, causal), spread), *row_moments(s, length, spread, causal)
+def _of_weights(s: Array, c: Array, length: int, causal: Mask) -> tuple[Array, ...]:
+    return log_overlap(s, c, pair_length(length, causal)), *row_moments(s, length, causal)
 
 
-def _slopes(x: Attention, scores: _Scores) -> _Slopes:
-    sizes = x.sizes
-    return _Slopes(*by_shape(_of_jacobians, scores.s, scores.c, sizes.n_keys, sizes.spread, sizes.causal))
-
-
-def _of_jacobians(s: Array, c: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    return *slopes(s, c, pair_length(length, causal), spread), *row_slopes(s, length, spread, causal)
+def _of_jacobians(s: Array, c: Array, length: int, causal: Mask) -> tuple[Array, ...]:
+    return (jacobian_overlap(s, c, pair_length(length, causal)),)
 
 
 def _harmonic(n: Array, xp: Any) -> Array:
@@ -222,7 +206,7 @@ def forward(x: Attention) -> Pair:
     return variance, _within(covariance, variance, xp)
 
 
-def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]:
+def _backward(x: Attention, scores: _Scores) -> tuple[Pair, Pair]:
     """Through the queries; through keys and values."""
     xp, sizes = x.xp, x.sizes
     rescaling = 1.0 / (1.0 - sizes.p)
@@ -230,23 +214,22 @@ def _backward(x: Attention, scores: _Scores, back: _Slopes) -> tuple[Pair, Pair]
     other_queries = xp.maximum(sizes.n_queries - 1.0, 1.0)
     other_keys = xp.maximum(sizes.n_keys - 1.0, 1.0)
     score_pairs = sizes.pairs[1]
+    (overlap,) = by_length(_of_jacobians, scores.s, scores.c, sizes.n_keys, sizes.causal)  # Λ_J
     # what the values' fluctuations contribute to one score's gradient; a key that gets A² is tilted twice as far along
     # w as the output is, which adds q₀, more under dropout
     h = sizes.p * rescaling
     tilt = scores.squared_tilt * scores.q0
     noise = rescaling - x.r_key + (4.0 * h + 1.0) * tilt
-    # the same tilt lengthens the keys that a query's gradient sums up
-    longer = noise * (1.0 + sizes.spread / 2.0 * scores.s * scores.squared_tilt)
 
     through_value = _through_value(x, scores)
-    popular = x.r_g * score_pairs * back.weighted_overlap
-    through_key = popular + per_key * back.weighted_jacobian * x.s0 * noise
+    popular = x.r_g * score_pairs * scores.c * overlap
+    through_key = popular + per_key * scores.jacobian * x.s0 * noise
 
     weights_only = 1.0 - x.query_bias
-    query = xp.maximum((scores.q0 * back.remaining + back.jacobian * scores.s * longer) * weights_only, 0.0)
+    query = xp.maximum((scores.q0 * scores.remaining + scores.jacobian * scores.s * noise) * weights_only, 0.0)
     # two queries read the same keys and values: the common gradient's part of J s noise, without the masks
     common = 1.0 + 1.0 / sizes.d
-    same_keys = score_pairs * back.overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * common
+    same_keys = score_pairs * overlap / (per_key * other_queries) * scores.s * (1.0 - x.r_key) * common
     query_covariance = x.r_g * (scores.q0 * (1.0 - scores.second) ** 2 + same_keys) * weights_only
 
     # Rows of A sum to one (to their kept share, with dropout) and rows of the score gradient to zero: the sum over all
@@ -279,8 +262,7 @@ def backward_apart(x: Attention) -> tuple[Pair, Pair]:
     The first must also be multiplied by (second moment of the key/value stream) / (second moment of the query stream)
     where the two differ.
     """
-    scores = _scores(x)
-    return _backward(x, scores, _slopes(x, scores))
+    return _backward(x, _scores(x))
 
 
 def backward(x: Attention) -> Pair:

@@ -1,4 +1,4 @@
-"""Averages over the rows of an attention matrix, tabulated once per (length, spread, mask) and interpolated."""
+"""Averages over the rows of an attention matrix, tabulated once per (length, mask) and interpolated."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ from signalprop.theory.softmax import (
     vanishing,
 )
 
-# Five-point Gauss-Hermite rule for a standard normal variable: the roots of x (x^4 - 10 x^2 + 15), by hand because
-# importing np.polynomial takes longer than a prediction.
-_OUTER, _INNER = math.sqrt(5 + math.sqrt(10)), math.sqrt(5 - math.sqrt(10))
-HERMITE_X = np.array([-_OUTER, -_INNER, 0.0, _INNER, _OUTER])
-HERMITE_W = 4.8 / (HERMITE_X**4 - 6 * HERMITE_X**2 + 3) ** 2
 _CAUSAL_POSITIONS = 24
 
 _FLOATS = SimpleNamespace(exp=math.exp, log=math.log, minimum=min, maximum=max)
@@ -121,83 +116,55 @@ def pair_length(length: int, mask: Mask) -> int:
     return max(1, round(length / 4)) if mask else length
 
 
-def _columns(m: SoftmaxMoments) -> FloatArray:
-    """ΣA², J, response, ΣA² squared_tilt: what rows contribute, at the nodes."""
-    return np.stack([m.second, m.jacobian, linear_response(m), m.second * m.squared_tilt], axis=1)
-
-
 @lru_cache(maxsize=1024)
-def _row_tables(length: int, spread: float, causal: Mask) -> tuple[Spline, Spline]:
-    """Of `row_moments` and `row_slopes`, averaged over s_i ~ log-normal(mean s, relative variance `spread`) and, if
-    causal, over rows of length 1 to L. Logarithms of what spans decades; powers of `far` take out the decay."""
-    s = node_variances()
-    far = np.asarray(vanishing(s))
-    rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, causal)]
+def _row_table(length: int, mask: Mask) -> Spline:
+    """Of `row_moments`: logarithms of what spans decades; powers of `far` take out the decay."""
+    rows = [(weight, _columns(node_moments(n))) for n, weight in over_rows(length, mask)]
     mean = np.sum([weight * row for weight, row in rows], axis=0)
     # (1 - P)² = 1 - P (2 - P), where n P (2 - P) varies slowly with n
     remaining = 1.0 - np.sum([w * row[:, 0] * (2.0 - row[:, 0]) for w, row in rows], axis=0)
-    smooth: list[FloatArray] = [
+    far = np.asarray(vanishing(node_variances()))
+    columns = [
         _log(mean[:, 0]),
         _log(mean[:, 1] / far),
         mean[:, 2] / far**2,
         remaining / far**2,
         mean[:, 3] / mean[:, 0] / far**2,
     ]
-    log_spread = math.log1p(spread)
-    factor = np.exp(math.sqrt(log_spread) * HERMITE_X - 0.5 * log_spread)
-    p, j, response, rest, tilt = Spline(np.stack(smooth, axis=1))(s[:, None] * factor)
-    slower = np.asarray(vanishing(s[:, None] * factor)) / far[:, None]
-    moments = [
-        np.log(np.exp(p) @ HERMITE_W),
-        (response * slower**2 * factor) @ HERMITE_W,
-        (tilt * slower**2 * factor) @ HERMITE_W,
-    ]
-    slopes = [
-        np.log((np.exp(j) * slower) @ HERMITE_W),
-        np.log((np.exp(j) * slower * factor) @ HERMITE_W),
-        (rest * slower**2) @ HERMITE_W,
-    ]
-    return Spline(np.stack(moments, axis=1)), Spline(np.stack(slopes, axis=1))
+    return Spline(np.stack(columns, axis=1))
+
+
+def _columns(m: SoftmaxMoments) -> FloatArray:
+    """ΣA², J, response, ΣA² squared_tilt: what rows contribute, at the nodes."""
+    return np.stack([m.second, m.jacobian, linear_response(m), m.second * m.squared_tilt], axis=1)
 
 
 def _log(x: FloatArray) -> FloatArray:
     return np.asarray(np.log(np.maximum(x, 1e-300)), dtype=np.float64)  # J = 0 for a single token
 
 
-def row_moments(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    """Averages over the rows of an attention matrix, of one length and spread; floats, or arrays of the shape of s.
+def row_moments(s: Array, length: int, mask: Mask) -> tuple[Array, ...]:
+    """Averages over the rows of an attention matrix of one length; floats, or arrays of the shape of s.
 
-    P = E ΣA², 1/P being the effective number of attended tokens; how far the scores' own direction is tilted,
-    (E(ΣAz)² - P)/s; how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
+    P = E ΣA², 1/P being the effective number of attended tokens; J = E ‖diag A - AAᵀ‖²_F; how far the scores' own
+    direction is tilted, (E(ΣAz)² - P)/s; E (1 - P_i)(1 - P_j) for two rows, the common factor of what is linear in the
+    query; how far keys that get A² are tilted, (E ΣA²z² - P)/(4 s P).
     """
     xp, far = namespace(s), vanishing(s)
-    p, response, tilt = _row_tables(length, spread, causal)[0](s)
-    return xp.minimum(xp.exp(p), 1.0), response * far**2, tilt * far**2
+    p, j, response, remaining, tilt = _row_table(length, mask)(s)
+    return xp.minimum(xp.exp(p), 1.0), xp.exp(j) * far, response * far**2, remaining * far**2, tilt * far**2
 
 
-def row_slopes(s: Array, length: int, spread: float, causal: Mask) -> tuple[Array, ...]:
-    """The same of what gradients meet.
-
-    J = E ‖diag A - AAᵀ‖²_F; E J(s_i) s_i / s, rows with larger scores counting more; E (1 - P_i)(1 - P_j) for two
-    rows, the common factor of what is linear in the query.
-    """
-    xp, far = namespace(s), vanishing(s)
-    j, weighted, rest = _row_tables(length, spread, causal)[1](s)
-    return xp.exp(j) * far, xp.exp(weighted) * far, rest * far**2
-
-
-def by_shape(
-    of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, spread: Array, causal: Mask
-) -> Sequence[Array]:
-    """of(s, c, length, spread, causal), for arrays once per distinct (length, spread)."""
-    if is_number(length) and is_number(spread):
-        return of(s, c, int(length), spread, causal)
-    s, c, *shape = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length, spread))
-    shapes, group = np.unique(np.stack([x.ravel() for x in shape]), axis=1, return_inverse=True)
+def by_length(of: Callable[..., tuple[Array, ...]], s: Array, c: Array, length: Array, mask: Mask) -> Sequence[Array]:
+    """of(s, c, length, mask), for arrays once per distinct length."""
+    if is_number(length):
+        return of(s, c, int(length), mask)
+    s, c, length = (np.asarray(x, np.float64) for x in np.broadcast_arrays(s, c, length))
+    lengths, group = np.unique(length, return_inverse=True)
     found = []
-    for k, (n, *widths) in enumerate(shapes.T.tolist()):
+    for k, n in enumerate(lengths.tolist()):
         member = np.flatnonzero(group.ravel() == k)
-        found.append((member, of(s.ravel()[member], c.ravel()[member], int(n), *widths, causal)))
+        found.append((member, of(s.ravel()[member], c.ravel()[member], int(n), mask)))
     out = np.empty((len(found[0][1]), s.size))
     for member, several in found:
         out[:, member] = several

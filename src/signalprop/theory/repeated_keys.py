@@ -18,7 +18,6 @@ import numpy as np
 
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
-from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.softmax import STEP, laplace_on
 
 _AT = np.arange(4)
@@ -33,14 +32,13 @@ class Groups(NamedTuple):
     Attributes:
         mean: E A_k. second: E A_k². pair: E A_k A_k' of two keys of one group.
         jacobian: E A_k² (e_k - A) V (e_k - A) with values that correlate as logits, E (A_k/Â)² (Â (e - Â))² if they are
-            equal. weighted: s_i/s times that.
+            equal.
     """
 
     mean: FloatArray
     second: FloatArray
     pair: FloatArray
     jacobian: FloatArray
-    weighted: FloatArray
 
     def counted_as_one(self, sizes: FloatArray) -> float:
         """How far two keys of one group count as one in a row with itself: between 0 (as keys of two) and 1 (equal)."""
@@ -50,23 +48,18 @@ class Groups(NamedTuple):
         return float(np.clip(others @ (self.pair - apart) / (others @ (self.second - apart)), 1e-9, 1 - 1e-9))
 
 
-def softmax_of_groups(variance: float, spread: float, sizes: FloatArray, rho: float = 1.0) -> Groups:
+def softmax_of_groups(variance: float, sizes: FloatArray, rho: float = 1.0) -> Groups:
     """Of keys that each are in a group of so many, at least 1.
 
-    Averaged over score variances of mean `variance` and relative variance `spread`, log-normal (five points). Within
-    .0004 of the softmax of single keys where those of a group are equal and groups of one size (score variances up to
-    16), and of sampling's error, .2 to .4 %, else.
+    Within .0004 of the softmax of single keys where those of a group are equal and groups of one size (score variances
+    up to 16), and of sampling's error, .2 to .4 %, else.
 
     Args:
         variance: 0 to 1e4. sizes: (n,). rho: ρ, correlation of two logits of a group.
     """
-    log_spread = math.log1p(spread)
-    stds = np.sqrt(max(variance, 1e-12) * np.exp(math.sqrt(log_spread) * HERMITE_X - log_spread / 2))
     size, at, weight = _computed_at(sizes)
     keys = np.bincount(at.ravel(), weight.ravel()).astype(np.float64)
-    found = np.stack([_integrals(std, rho, keys, size) for std in stds.tolist()], axis=1)  # (4, stds, sizes)
-    weighted = found[-1:] * (stds**2 / max(variance, 1e-12))[:, None]
-    columns = np.einsum("s,cs...->c...", HERMITE_W, np.concatenate([found, weighted]))
+    columns = _integrals(math.sqrt(max(variance, 1e-12)), rho, keys, size)
     columns[1:] *= size  # times g these change least with it
     mean, *others = (weight * columns[:, at]).sum(2)
     return Groups(mean, *(column / sizes for column in others))

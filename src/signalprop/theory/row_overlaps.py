@@ -12,37 +12,24 @@ docs/theory/attention.md, "Overlap of two rows".
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from signalprop.files.storage import read_json
 from signalprop.network.inputs import IntArray
 from signalprop.network.moments import Array, FloatArray
-from signalprop.theory.attention_rows import HERMITE_W, HERMITE_X
 from signalprop.theory.log_arithmetic import exp
 from signalprop.theory.remembered import remembered
-from signalprop.theory.softmax import Spline, node_moments, node_variances, vanishing
+from signalprop.theory.softmax import Spline, node_moments, node_variances
 
 FILE = Path(__file__).with_name("row_overlaps.json")
 STRIDE = 3
 NODES = node_variances()[::STRIDE]  # score variances at which two rows are tabulated
 _MOST = float(NODES[-1])
-
-# Where averages over fluctuating scores are known in x, and what makes polynomials of them. Below x = 0 rows avoid
-# what the other likes: as far as the mean of c may go.
-LEAST = -0.3
-DEGREE = 7
-_AT = LEAST + (1 - LEAST) * (1 - np.cos(np.pi * np.arange(DEGREE + 1) / DEGREE)) / 2
-_POLYNOMIAL = np.linalg.inv(_AT[:, None] ** np.arange(DEGREE + 1))
-# Gauss-Hermite rule of five points by three.
-_THREE = np.array([-math.sqrt(3), 0.0, math.sqrt(3)])
-_ANGLE, _SIZE = (x.ravel() for x in np.meshgrid(HERMITE_X, _THREE))
-_WEIGHT = np.outer([1 / 6, 2 / 3, 1 / 6], HERMITE_W).ravel()
+LEAST = -0.3  # of c/s: rows avoid what the other likes, as far as the mean of c may go
 
 
 def within_table(s: Array) -> tuple[Array, Array]:
@@ -65,6 +52,12 @@ def share(s: Array, x: Array) -> Array:
     """c/s, of x: the inverse of `position`."""
     root = (s + 4.0) ** 0.5
     return x * (2.0 * root - x * (root - 2.0)) / (root + 2.0)
+
+
+def steepness(s: Array, x: Array) -> Array:
+    """s dx/dc of `position`."""
+    root = (s + 4.0) ** 0.5
+    return (root + 2.0) / (2.0 * (root - x * (root - 2.0)))
 
 
 def hermite_data(
@@ -116,7 +109,7 @@ def lagrange(x: FloatArray, knots: FloatArray) -> tuple[IntArray, FloatArray]:
 
 @lru_cache(maxsize=256)
 def steady(length: int) -> Spline:
-    """Coefficients of x … x⁵ of ln(Λ_V)/s, by score variance, of rows of so many weights whose scores do not fluctuate.
+    """Coefficients of x … x⁵ of ln(Λ_V)/s, by score variance, of rows of so many weights.
 
     Measured against quadrature, 2 to 1e6 weights: Λ_V within 0.2 % for s up to 11, 0.6 % at 20, 1 % at 39, 3.5 % at
     729; Λ_J within 0.6, 1.3, 2.5 and 10 %. Down to c = -s/2 within .02 of Λ_V.
@@ -142,71 +135,20 @@ def horner(coefficients: Iterable[Array], x: Array) -> Array:
 
 
 def log_overlap(s: Array, c: Array, length: int) -> Array:
-    """ln Λ_V of rows whose scores do not fluctuate; c from -s/2 to s. Error: `steady`."""
+    """ln Λ_V, of numbers or arrays; c from LEAST s to s. Error: `steady`."""
     s, beyond = within_table(s + 1e-12)
     x = position(s, c / beyond)
     return s * x * horner(steady(length)(s), x)
 
 
-class Polynomials(NamedTuple):
-    """Of two rows of one length whose scores fluctuate: coefficients in x, ascending, by score variance.
-
-    Attributes:
-        value: of ln(E Λ_V)/s. jacobian: of ln(E Λ_J / `vanishing`). weighted: of E c Λ_J/(s E Λ_J).
-    """
-
-    value: Spline
-    jacobian: Spline
-    weighted: Spline
-
-
-ALONE = np.outer([0.0, -700.0, 0.0], np.arange(DEGREE + 1) == 0)  # coefficients of rows of one weight: its slope is 0
-
-
-@lru_cache(maxsize=256)
-def fluctuating(length: int, spread: float) -> Polynomials:
-    """Averages over pairs of rows. Against random heads within their standard errors of 1 to 2 % where heads have 32
-    features or more; with 8 features E Λ_V is 5 %, E c Λ_J 11 % low at s = 4.
-
-    Args:
-        spread: v, the relative variance of the score variance of a row. Two rows of covariance c between their scores
-            have s_i s_j of logarithmic variance 2 v (1 + c²/s²) and a cosine c_ij/√(s_i s_j) = tanh(z), z normal with
-            variance v/2, and both covary.
-    """
-    if length == 1:
-        return Polynomials(*(Spline(np.tile(column, (len(NODES), 1))) for column in ALONE))
-    s = np.maximum(NODES, 1e-6)[:, None, None]
-    r = share(s, _AT[:, None])
-    log_spread = math.log1p(spread)
-    half = math.sqrt(log_spread / 2)
-    cosine = np.tanh(np.arctanh(np.minimum(r, 1 - 1e-12)) + r * half**2 / 2 + half * _ANGLE)
-    size = s * np.exp(half * (_SIZE + r * _ANGLE) - log_spread / 2)
-    c = size * cosine
-    c = np.minimum(c + s * r - (c @ _WEIGHT)[..., None], size)  # E c is what it is
-    first, *rest = steady(length)(size)
-    x = position(size, c)
-    slope = horner([first, *((k + 2) * y for k, y in enumerate(rest))], x)
-    value = size * x * horner([first, *rest], x)
-    jacobian = np.exp(value) * slope * (np.sqrt(size + 4) + 2) / (2 * np.sqrt(size + 4 - c))
-    mean = jacobian @ _WEIGHT
-    columns = (
-        np.log1p(np.expm1(value) @ _WEIGHT) / s[..., 0],
-        np.log(mean / vanishing(s[..., 0])),
-        (c * jacobian) @ _WEIGHT / (s[..., 0] * mean),
-    )
-    return Polynomials(*(Spline(y @ _POLYNOMIAL.T) for y in columns))
-
-
-def log_value(s: Array, c: Array, length: int, spread: float) -> Array:
-    """ln(E Λ_V) of two rows of one length, of numbers or arrays; c from LEAST s to s."""
+def jacobian_overlap(s: Array, c: Array, length: int) -> Array:
+    """Λ_J, the slope of Λ_V in c; as `log_overlap`."""
     s, beyond = within_table(s + 1e-12)
-    return s * horner(fluctuating(length, spread).value(s), position(s, c / beyond))
+    x, coefficients = position(s, c / beyond), steady(length)(s)
+    log_value = s * x * horner(coefficients, x)
+    return exp(log_value) * horner(by_position(coefficients), x) * steepness(s, x) / beyond
 
 
-def slopes(s: Array, c: Array, length: int, spread: float) -> tuple[Array, Array]:
-    """(E Λ_J, E c Λ_J), as `log_value`."""
-    within, beyond = within_table(s + 1e-12)
-    x, found = position(within, c / beyond), fluctuating(length, spread)
-    jacobian = horner(found.jacobian(within), x)
-    overlap = exp(jacobian) * vanishing(within) / beyond
-    return overlap, s * horner(found.weighted(within), x) * overlap
+def by_position(coefficients: Iterable[Array]) -> list[Array]:
+    """Of the derivative of x times a polynomial, ascending."""
+    return [k * c for k, c in enumerate(coefficients, 1)]

@@ -174,7 +174,6 @@ class SelfAttention(Heads):
             "query_bias": of_tokens(row.query_bias) / read.size,
             "value_skip": skip,
             "gain": gain,
-            "d_head": self.d_head,
         }
         if read.norms is not None and self.nodes.grid is None:
             fields["values"] = read.values.matrix()
@@ -298,6 +297,4 @@ def sizes_of(a: Architecture, fields: Mapping[str, Any], sight: Sight) -> attent
         turns["omega"] = attention_scores.rotary_coherence(*turned, causal="pairs" if causal else None)
         if causal:
             turns["omega_rows"] = attention_scores.rotary_coherence(*turned, causal="rows")
-    return attention.Sizes(
-        n, n, a.d_model, a.d_head, fields["attention_dropout"], causal=mask, **turns,
-    )  # fmt: skip
+    return attention.Sizes(n, n, a.d_model, fields["attention_dropout"], causal=mask, **turns)

@@ -84,7 +84,6 @@ class CrossAttention(Heads):
             "d_model": self.d_model,
             "dropout": self.attention_dropout,
             "query_bias": float(row.query_bias),
-            "d_head": self.d_head,
         }
         if nodes.grid is None:
             found = TokenCrossAttention(kernel=nodes.memory_matrix(keys), asks=nodes.matrix(asks), **fields)
@@ -104,5 +103,5 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> CrossAttention:
     if (p.value_skip[..., rows_where(p, lambda kind: kind.reads_memory)] != 0).any():
         raise InputError("value_skip of a cross-attention is not 0; expected 0 there, where a query has no value")
     fields = settings(a, stack) | {"n_keys": a.seq_len, "causal": False}
-    sizes = attention.Sizes(fields["n_queries"], a.seq_len, a.d_model, a.d_head, fields["attention_dropout"])
+    sizes = attention.Sizes(fields["n_queries"], a.seq_len, a.d_model, fields["attention_dropout"])
     return CrossAttention(table_of(p), mixes(p), **fields, nodes=nodes, sizes=sizes)

@@ -75,8 +75,7 @@ class LatentAttention(SelfAttention):
         (sizes,) = self.sizes.values()
         omega, omega_rows = (1 - share * (1 - one) for one in (sizes.omega, sizes.omega_rows))
         turned = attention.Sizes(
-            sizes.n_queries, sizes.n_keys, sizes.d, sizes.d_head, sizes.p, causal=sizes.causal, omega=omega,
-            omega_rows=omega_rows,
+            sizes.n_queries, sizes.n_keys, sizes.d, sizes.p, causal=sizes.causal, omega=omega, omega_rows=omega_rows
         )  # fmt: skip
         return OneNode(turned.on_itself(x.cosine(), s0), x.per_token, None)
 
@@ -87,9 +86,7 @@ class LatentAttention(SelfAttention):
         nodes, (rotated, base) = self.nodes, self.rotation
         size = float(size_of(x)) or 1.0
         s0, share = (float(y) for y in self.of_scores(i, size))
-        fields: dict[str, Any] = {
-            "qk": s0, "d_model": self.d_model, "dropout": self.attention_dropout, "d_head": self.d_head,
-        }  # fmt: skip
+        fields: dict[str, Any] = {"qk": s0, "d_model": self.d_model, "dropout": self.attention_dropout}
         rho = omega = turn = None
         if base:
             rho, omega = (1 - share * (1 - y) for y in rotation(self.n_keys, rotated, base, 1.0, bool(self.causal)))
@@ -122,9 +119,7 @@ def of(p: Parametrization, stack: int, nodes: Any = None) -> LatentAttention:
         by = ("pairs", "rows") if fields["causal"] else (None, None)
         turned = [attention_scores.rotary_coherence(n, s.d_rotary, a.rotary_base, 1.0, causal=how) for how in by]
         turns = dict(zip(("omega", "omega_rows"), turned, strict=True))
-    sizes = attention.Sizes(
-        n, n, fields["d_model"], a.d_head, fields["attention_dropout"], causal=fields["causal"], **turns
-    )
+    sizes = attention.Sizes(n, n, fields["d_model"], fields["attention_dropout"], causal=fields["causal"], **turns)
     sees = Sight()
     return LatentAttention(
         np.stack(rows), False, **fields, nodes=nodes, sights=Sights((sees,), p.layer), sizes={sees: sizes},
