@@ -65,8 +65,6 @@ TERMS = [
     Term("chance overlap of keys", "kernels/causal_attention.py",
          "return np.asarray(self.qk * coherent / self.d_model * self._spread * self._of_values.spread)",
          "return 0 * self._spread * self._of_values.spread", 12),
-    Term("score variances differ between heads", "kernels/causal_attention.py",
-         "return 2 / self.d_head + 4 / self.d_model", "return 0.0", 30),
     Term("keys popular with two queries", "kernels/causal_attention.py",
          "return self._of_pair(popular), self._of_pair(overlap), self._of_pair(weighted)",
          "return self._of_pair(0 * popular), self._of_pair(overlap), self._of_pair(weighted)", 212),
