@@ -76,8 +76,6 @@ TERMS = [
          "return np.asarray(sizes - unseen)", "return 0 * sizes", 15),
     Term("bands: what kernels know of overlaps", "theory/scatter/response.py",
          "        if known is None:", "        if True:", 25),
-    Term("bands: several sequences", "theory/scatter/bands.py",
-         "x.spread(between_sequences(x))", "x.spread(x.of_one_sequence)", 87),
     Term("bands: the mean of narrow networks", "theory/scatter/bands.py",
          ", x.means(), x.profile", ", {k: 0 * v for k, v in x.means().items()}, x.profile", 40),
 ]  # fmt: skip

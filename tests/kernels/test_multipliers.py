@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
     "n_layers": 2, "d_model": 32, "n_heads": 2, "d_ff": 64, "seq_len": 8, "vocab_size": 60, "norm_eps": 0.0,
     "tied_embeddings": False, "bias": True,
 }  # fmt: skip
-COLUMNS = "token_correlation", "variance_sd", "token_correlation_sd", "variance_sd_many", "variance_excess"
+COLUMNS = "token_correlation", "variance_sd", "token_correlation_sd", "variance_excess"
 
 
 def with_multipliers(a: Architecture) -> Parametrization:

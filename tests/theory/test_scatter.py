@@ -13,12 +13,11 @@ from signalprop.measurement.simulation import simulate
 from signalprop.network.architecture import Architecture
 from signalprop.network.inputs import InputStatistics
 from signalprop.prediction import predict
-from signalprop.results.comparison import compare, spread_over
+from signalprop.results.comparison import compare
 from signalprop.results.profile import average
 from signalprop.schemes import scheme
 from signalprop.theory.scatter import bands
 from signalprop.theory.scatter.response import Overlaps, Response
-from signalprop.theory.scatter.sequences import between_sequences, parabola
 
 SMALL: dict[str, Any] = {
     "n_layers": 4, "d_model": 64, "n_heads": 4, "d_ff": 256, "vocab_size": 300, "seq_len": 16, "dropout": 0.0,
@@ -49,34 +48,6 @@ def test_against_networks(preset: str, placement: str, causal: bool) -> None:
     off = predict(scheme("xavier")(p.architecture).with_columns(weight__down=0.5), batch.statistics(p.architecture))
     wrong = {a.quantity: a.z for a in compare(off, average(drawn)).agreements}["branch variance"]
     assert wrong is not None and wrong > 5
-
-
-@pytest.mark.parametrize("alike", [0.0, 1.0])
-def test_sequences_share_what_their_tokens_share(alike: float) -> None:
-    """Nothing, where no word comes twice: the scatter falls as 1/S; all, where there is one word: it stays."""
-    a = Architecture(kind="encoder", positions="none", tied_embeddings=False, activation="tanh", **SMALL)
-    p = scheme("xavier")(a)
-    inputs = InputStatistics(token_correlation=alike, target_correlation=alike)
-    predicted = predict(p, inputs, fidelity="moments")
-    for series in (predicted.forward["stream_out"], predicted.gradient["stream_in"]):
-        one, several = spread_over(series, 1)[0], spread_over(series, 16)[0]
-        np.testing.assert_allclose(one, series.variance_sd)
-        np.testing.assert_allclose(several, one if alike else one / 4, rtol=0.03)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("preset", "placement"), [("gpt2", "pre"), ("tgs", "pre"), ("tgs", "post")])
-def test_scatter_over_sixteen_sequences(preset: str, placement: str) -> None:
-    # one segment: tokens of two sequences are as alike as two of one, which the formula takes for granted
-    p = scheme("xavier")(Architecture.preset(preset, **SMALL, norm_placement=placement, n_segments=1))
-    batch = default_batch(p.architecture, batch_size=16)
-    drawn = [simulate(p, n_seeds=1, seed=seed, batch=batch) for seed in range(40)]
-    predicted = predict(p, batch.statistics(p.architecture))
-    series, measured = predicted.gradient["stream_in"], [d.gradient["stream_in"] for d in drawn]
-    found = np.log(spread_over(series, 16)[0] / np.stack([m.log_variance for m in measured]).std(0, ddof=1))
-    before = np.log(series.variance_sd / np.stack([m.log_variance for m in measured]).std(0, ddof=1))
-    assert abs(found.mean()) < 0.25 and np.abs(found).mean() < np.abs(before).mean()
-    assert compare(predicted, average(drawn)).agreements[-2].z < 3
 
 
 def test_tokens_that_enter_are_gaussian() -> None:
@@ -115,7 +86,7 @@ def test_the_unit_of_a_stream_says_nothing(fidelity: Any) -> None:
     pairs.append((one.gradient["stream_in"], other.gradient["stream_in"]))
     for x, y in pairs:
         np.testing.assert_allclose(x.token_correlation, y.token_correlation, atol=1e-6)
-        for name in ("variance_sd", "token_correlation_sd", "variance_sd_many", "variance_excess"):
+        for name in ("variance_sd", "token_correlation_sd", "variance_excess"):
             np.testing.assert_allclose(getattr(x, name), getattr(y, name), rtol=1e-4, atol=1e-8)
 
 
@@ -146,9 +117,9 @@ def test_bands_are_derived_when_they_are_first_read(monkeypatch: pytest.MonkeyPa
     profile = predict(scheme("xavier")(Architecture.preset("tgs", n_layers=3)))
     part = profile.forward["stream_out"].select(slice(1, 3))
     assert profile.gradient_ratio and profile.findings is not None and not built
-    many = part.variance_sd_many
-    assert many is not None and len(built) == 1
-    np.testing.assert_array_equal(many, profile.forward["stream_out"].variance_sd_many[1:3])
+    sd = part.variance_sd
+    assert sd is not None and len(built) == 1
+    np.testing.assert_array_equal(sd, profile.forward["stream_out"].variance_sd[1:3])
     assert pickle.loads(pickle.dumps(profile.gradient)) == profile.gradient and len(built) == 1
 
 
@@ -168,10 +139,9 @@ def test_all_that_draws_add_falls_as_one_over_the_width(placement: Any) -> None:
         response(placement, norm_eps=1e-12, d_model=64 * k, n_heads=4 * k, d_ff=256 * k, **read) for k in (1, 2)
     )
     np.testing.assert_allclose(narrow.here.share, wide.here.share, rtol=0.02)  # attention has terms of 1 / width
-    sent = np.linspace(0.1, 0.9, len(narrow.r))
-    pairs = [(x, y) for x, y in zip(narrow.of_one_sequence, wide.of_one_sequence, strict=True)]
+    pairs = [(x, y) for x, y in zip(narrow.drawn, wide.drawn, strict=True)]
     pairs += [(narrow.means()[k], wide.means()[k]) for k in ("stream_in", "branch", "stream_out")]
-    pairs.append((narrow._by_sizes_of_tokens(sent), wide._by_sizes_of_tokens(sent)))
+    pairs.append((narrow.by_sizes_of_tokens(), wide.by_sizes_of_tokens()))
     for one, other in pairs:
         np.testing.assert_allclose(one, 2 * other, rtol=0.05, atol=0.02 * np.abs(one).max())
 
@@ -196,41 +166,15 @@ def test_skip_and_branch_make_the_whole(placement: Any) -> None:
         np.testing.assert_allclose(np.sum(shares, 0), [np.ones(len(r)), r], rtol=1e-9)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
-def test_two_sequences_of_one_word_are_one(placement: Any) -> None:
-    """Where all tokens are equal, and all gradients, what draws add to one sequence they add to every other."""
-    x = response(placement, token_correlation=1.0, target_correlation=1.0)
-    for one, both in zip(x.of_one_sequence, between_sequences(x), strict=True):
-        np.testing.assert_allclose(one, both, rtol=1e-6, atol=1e-12)
-
-
-def test_sizes_of_two_sequences_that_enter() -> None:
-    x = response("pre", token_correlation=0.5, target_correlation=0.2)
-    rng, n = np.random.default_rng(0), 20_000
-    common, one, other = rng.standard_normal((3, n, x.d))
-    v, w = (np.square(common + each).mean(1) / 2 for each in (one, other))
-    products = (v - 1) * (w - 1)
-    found = between_sequences(x).start
-    assert abs(found[0, 0] - products.mean()) < 4 * products.std() / n**0.5
-    # a covariance moves as much as a variance, so their ratio, .5, by half of it
-    np.testing.assert_allclose(found, found[0, 0] * np.array([[1, 0.5], [0.5, 0.25]]))
-
-
-def test_what_kernels_know_of_overlaps_two_sequences_share() -> None:
+def test_what_kernels_know_of_overlaps_is_added_to_averages() -> None:
     plain = response("pre", token_correlation=0.3, target_correlation=0.2)
     known = Overlaps(*np.random.default_rng(0).random((2, len(plain.r), 2)) + 1)
     x = Response(plain.p, plain.profile, known)
-    for name in ("sums", "gradients"):
-        of_one = getattr(x.of_one_sequence, name) - getattr(plain.of_one_sequence, name)
-        of_two = getattr(between_sequences(x), name) - getattr(between_sequences(plain), name)
-        assert (of_one[:, 0, 0] > 0).all()
-        np.testing.assert_allclose(of_two, of_one, rtol=1e-9, atol=1e-15)
-
-
-def test_a_parabola_through_three_correlations() -> None:
-    r = np.linspace(-0.5, 1, 7)
-    values = (3 - 2 * node + 5 * node**2 for node in (0.0, 0.5, 1.0))
-    np.testing.assert_allclose(parabola(r, *values), 3 - 2 * r + 5 * r**2)
+    pairs = {"sums": (x.sum_of, known.forward), "gradients": (x.returned, known.backward)}
+    for name, (of, overlaps) in pairs.items():
+        more = getattr(x.drawn, name) - getattr(plain.drawn, name)
+        assert (more[:, 0, 0] > 0).all()
+        np.testing.assert_allclose(more, x.beyond_averages(*of, overlaps), rtol=1e-9, atol=1e-15)
 
 
 def test_a_post_norm_alone_divides_a_gradient_by_sizes_of_tokens() -> None:
@@ -273,8 +217,8 @@ def test_a_gradient_moves_by_its_derivative(placement: Any) -> None:
 
 def test_the_mean_of_a_branch_bends_by_its_draws() -> None:
     x = response("pre", token_correlation=0.3, target_correlation=0.2)
-    once, noise = x.means()["branch"], x.of_one_sequence
-    x.of_one_sequence = noise._replace(branches=2 * noise.branches)
+    once, noise = x.means()["branch"], x.drawn
+    x.drawn = noise._replace(branches=2 * noise.branches)
     sd, r = noise.branches, x.here.branch[1]
     bend = np.stack([-sd[:, 0, 0] / 2, r * sd[:, 0, 0] - sd[:, 0, 1]], -1)
     np.testing.assert_allclose(x.means()["branch"] - once, bend, atol=1e-15)

@@ -29,7 +29,6 @@ from signalprop.results.text import (
 from signalprop.results.verdicts import findings_of, halves
 
 LARGEST_SPREAD = 100.0  # of ln, as a factor in print
-_FEWER = 0.1  # by which one network scatters less over many sequences, of ln, that is worth a line
 GRADIENT_RATIO = 100.0  # from which a gradient is compared with those of known models
 
 
@@ -87,11 +86,7 @@ def one_network(profile: Profile) -> list[str]:
         parts.append(f"correlation ± {_short(stream.token_correlation_sd[-1])}")
     first = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd
     parts += [] if first is None else [f"gradient x/÷ {factor(first[0])}"]
-    many = None if profile.gradient is None else profile.gradient["stream_in"].variance_sd_many
-    lines = [f"one network         {', '.join(parts)}"]
-    if first is not None and many is not None and first[0] - many[0] > _FEWER:
-        lines.append(f"{'':<20}over many sequences its gradient scatters by x/÷ {factor(many[0])}")
-    return lines
+    return [f"one network         {', '.join(parts)}"]
 
 
 def _short(value: float | None) -> str:

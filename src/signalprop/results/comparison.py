@@ -13,7 +13,7 @@ from signalprop.network.layout import layout
 from signalprop.network.moments import FloatArray
 from signalprop.results.findings import Findings
 from signalprop.results.profile import Profile, data_frame
-from signalprop.results.series import SEQUENCES, SILENT, Series
+from signalprop.results.series import SILENT, Series
 from signalprop.results.text import network_in_words, percent
 from signalprop.results.views import Shown
 
@@ -122,34 +122,14 @@ def relative_standard_errors(reference: Series) -> tuple[FloatArray | None, Floa
     return reference.variance_se, r_se
 
 
-def spread_over(series: Series, sequences: int) -> tuple[FloatArray, FloatArray] | None:
-    """Predicted standard deviations of ln variance and token correlation of networks that read so many sequences.
-
-    The square over S sequences is that over many, which sequences have in common, and 1/S of what is each one's. None:
-    not derived.
-    """
-    if series.variance_sd is None or series.token_correlation_sd is None:
-        return None
-
-    def over(one: FloatArray, many: FloatArray | None) -> FloatArray:
-        return one if many is None else np.sqrt(many**2 + (one**2 - many**2) / sequences)
-
-    return (
-        over(series.variance_sd, series.variance_sd_many),
-        over(series.token_correlation_sd, series.token_correlation_sd_many),
-    )
-
-
-def scores(
-    predicted: Series, reference: Series, networks: int, sequences: int = 1
-) -> tuple[FloatArray | None, FloatArray | None]:
+def scores(predicted: Series, reference: Series, networks: int) -> tuple[FloatArray | None, FloatArray | None]:
     """z of every sublayer's ln variance and token correlation: the difference over the scatter of a mean of networks.
 
-    The scatter is the predicted one, of networks that read so many `sequences`. What the mean of networks of this
-    width has above the prediction is taken into account. None: not derived. NaN: nothing scatters.
+    The scatter is the predicted one, of networks that read one sequence; that of many is less, so z is too small then.
+    What the mean of networks of this width has above the prediction is taken into account. None: not derived. NaN:
+    nothing scatters.
     """
-    spread = spread_over(predicted, sequences)
-    if spread is None:
+    if predicted.variance_sd is None or predicted.token_correlation_sd is None:
         return None, None
     excess = 0.0 if predicted.variance_excess is None else predicted.variance_excess
     r_excess = 0.0 if predicted.token_correlation_excess is None else predicted.token_correlation_excess
@@ -162,7 +142,7 @@ def scores(
     with np.errstate(invalid="ignore"):
         above = predicted.log_variance + excess - reference.log_variance
     r = predicted.token_correlation + r_excess - reference.token_correlation
-    return score(above, spread[0]), score(r, spread[1])
+    return score(above, predicted.variance_sd), score(r, predicted.token_correlation_sd)
 
 
 def rms(values: FloatArray | None) -> float | None:
@@ -196,20 +176,17 @@ def compare(predicted: Profile, measured: Profile) -> Comparison:
         )
     if shapes[0] != shapes[1] or len(shapes[0]) != 1:
         raise InputError(f"cannot compare sweeps (shapes {shapes[0]} and {shapes[1]}); select one member of each")
-    agreements = []
-    drawn = (
-        int(measured.statistics.get("networks", measured.n_seeds or 1)), int(measured.statistics.get(SEQUENCES, 1))
-    )  # fmt: skip
+    agreements, drawn = [], int(measured.statistics.get("networks", measured.n_seeds or 1))
     for name, point in (("forward", "stream_out"), ("branch", "branch")):
-        agreements += _agreements(name, predicted.forward[point], measured.forward[point], *drawn)
+        agreements += _agreements(name, predicted.forward[point], measured.forward[point], drawn)
     if predicted.gradient is not None and measured.gradient is not None:
-        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"], *drawn)
+        agreements += _agreements("gradient", predicted.gradient["stream_in"], measured.gradient["stream_in"], drawn)
     return Comparison(predicted, measured, tuple(agreements))
 
 
-def _agreements(name: str, predicted: Series, reference: Series, networks: int, sequences: int) -> list[Agreement]:
+def _agreements(name: str, predicted: Series, reference: Series, networks: int) -> list[Agreement]:
     variance, correlation = relative_errors(predicted, reference)
-    z = scores(predicted, reference, networks, sequences)
+    z = scores(predicted, reference, networks)
 
     def row(
         quantity: str, errors: FloatArray, r2: float | None, se: FloatArray | None, z: FloatArray | None

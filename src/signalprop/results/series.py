@@ -18,11 +18,8 @@ NO_SIGNAL = -1e12  # predicted logarithm of a variance that is 0 for every purpo
 SILENT = NO_SIGNAL / 10  # a logarithm below it is of a variance of 0
 _NEEDED = ("mean", "variance", "token_correlation")
 SEQUENCES = "sequences"  # in the statistics of a measured Profile: how many each network read
-_BANDS = (
-    "variance_sd", "token_correlation_sd", "variance_sd_many", "token_correlation_sd_many", "variance_excess",
-    "token_correlation_excess",
-)  # fmt: skip
-_OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation", *_BANDS)
+BANDS = "variance_sd", "token_correlation_sd", "variance_excess", "token_correlation_excess"
+_OPTIONAL = ("log_variance", "variance_se", "token_correlation_se", "feature_correlation", *BANDS)
 
 
 @typed
@@ -36,11 +33,10 @@ class Series:
         variance_se: standard error of the variance, relative to it; token_correlation_se: absolute. None: exact.
         feature_correlation: correlation of two features of one token, where it was asked for.
         variance_sd, token_correlation_sd: of a prediction, how single networks of this width that read one sequence
-            scatter: standard deviation of ln of the variance, and of the correlation. variance_sd_many,
-            token_correlation_sd_many: where they read many sequences. variance_excess: ln of the mean over such
-            networks over the variance, which is that of wide ones; token_correlation_excess: their mean correlation
-            less that of wide ones. None: not derived, or a measurement. Of a prediction these six are derived when
-            one of them is first read.
+            scatter: standard deviation of ln of the variance, and of the correlation. variance_excess: ln of the mean
+            over such networks over the variance, which is that of wide ones; token_correlation_excess: their mean
+            correlation less that of wide ones. None: not derived, or a measurement. Of a prediction these four are
+            derived when one of them is first read.
     """
 
     mean: FloatArray
@@ -53,17 +49,15 @@ class Series:
     # factories, as a default would be an attribute of the class, and __getattr__ never asked
     variance_sd: FloatArray | None = field(default_factory=type(None))
     token_correlation_sd: FloatArray | None = field(default_factory=type(None))
-    variance_sd_many: FloatArray | None = field(default_factory=type(None))
-    token_correlation_sd_many: FloatArray | None = field(default_factory=type(None))
     variance_excess: FloatArray | None = field(default_factory=type(None))
     token_correlation_excess: FloatArray | None = field(default_factory=type(None))
 
     def __getattr__(self, name: str) -> Any:
         """Bands, which are derived when they are first read."""
-        if name not in _BANDS or "_banded" not in self.__dict__:
+        if name not in BANDS or "_banded" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         banded = self._banded()
-        self.__dict__.update({band: getattr(banded, band) for band in _BANDS})
+        self.__dict__.update({band: getattr(banded, band) for band in BANDS})
         return self.__dict__[name]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -77,7 +71,7 @@ class Series:
             banded: makes that other one, when its bands are first read.
         """
         out = object.__new__(Series)
-        out.__dict__.update({k: v for k, v in self.__dict__.items() if k not in _BANDS}, _banded=banded)
+        out.__dict__.update({k: v for k, v in self.__dict__.items() if k not in BANDS}, _banded=banded)
         return out
 
     @staticmethod
@@ -93,8 +87,6 @@ class Series:
         feature_correlation: ArrayLike | None = None,
         variance_sd: ArrayLike | None = None,
         token_correlation_sd: ArrayLike | None = None,
-        variance_sd_many: ArrayLike | None = None,
-        token_correlation_sd_many: ArrayLike | None = None,
         variance_excess: ArrayLike | None = None,
         token_correlation_excess: ArrayLike | None = None,
     ) -> Series:
@@ -106,8 +98,8 @@ class Series:
             variance, log_variance: one of the two, shape (..., sublayers), as all others here.
             token_correlation, mean, feature_correlation: of the same points; numbers stand for constant columns.
             variance_se, token_correlation_se: standard errors over networks, where there are several.
-            variance_sd, token_correlation_sd: of single networks around a prediction. variance_sd_many: over many
-            sequences, as token_correlation_sd_many. variance_excess, token_correlation_excess: of their mean.
+            variance_sd, token_correlation_sd: of single networks around a prediction. variance_excess,
+            token_correlation_excess: of their mean.
 
         Raises:
             InputError: a variance that is negative, NaN or infinite, a correlation outside [-1, 1], or another number
@@ -139,8 +131,7 @@ class Series:
         more = {
             "variance_se": variance_se, "token_correlation_se": token_correlation_se,
             "feature_correlation": feature_correlation, "variance_sd": variance_sd,
-            "token_correlation_sd": token_correlation_sd, "variance_sd_many": variance_sd_many,
-            "token_correlation_sd_many": token_correlation_sd_many, "variance_excess": variance_excess,
+            "token_correlation_sd": token_correlation_sd, "variance_excess": variance_excess,
             "token_correlation_excess": token_correlation_excess,
         }  # fmt: skip
         r = full(token_correlation, "token_correlation")

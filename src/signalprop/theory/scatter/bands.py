@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -10,15 +9,14 @@ import numpy as np
 
 from signalprop.network.kinds import drawn_rows, kinds_in
 from signalprop.network.layout import PLACEMENTS
+from signalprop.network.moments import FloatArray
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_ON_BRANCH
 from signalprop.results.profile import Profile
-from signalprop.results.series import Series
+from signalprop.results.series import BANDS, Series
 from signalprop.theory.branches import placed
 from signalprop.theory.network import is_shaped
-from signalprop.theory.scatter.error_chains import banded
 from signalprop.theory.scatter.response import Overlaps, Response
-from signalprop.theory.scatter.sequences import between_sequences
 
 # Measured over 14 networks of 4 to 6 layers (initializer_range 0.05 and 0.1): granitemoe, kolibri1, minimax_m2, gemma3.
 NOT_DERIVED = (
@@ -31,10 +29,9 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
     """The profile with the standard deviations of one network of this width in its series.
 
     `variance_sd` is that of ln of the variance, `token_correlation_sd` absolute, of a network that reads one sequence;
-    `variance_sd_many`, `token_correlation_sd_many` are of one that reads many; `variance_excess` is ln of the mean
-    over networks of this width over the prediction, which is that of wide ones. Where they are not derived, a note
-    says so and the series stay as they are; the gradient at branches' outputs has none. They are derived when one of
-    them is first read, which takes as long as the prediction.
+    `variance_excess` is ln of the mean over networks of this width over the prediction, which is that of wide ones.
+    Where they are not derived, a note says so and the series stay as they are; the gradient at branches' outputs has
+    none. They are derived when one of them is first read, which takes as long as the prediction.
 
     Args:
         overlaps: of the kernels that the profile was predicted by; None: of its position averages.
@@ -48,30 +45,34 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
         with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
             return banded_profile(Response(p, profile, overlaps))
 
-    def of(side: str, name: str) -> Callable[[], Series]:
-        return lambda: getattr(derived(), side)[name]
+    def awaiting(side: str, known: dict[str, Series]) -> dict[str, Series]:
+        return {name: x.awaiting(lambda name=name: getattr(derived(), side)[name]) for name, x in known.items()}
 
-    forward = {name: series.awaiting(of("forward", name)) for name, series in profile.forward.items()}
-    gradient = profile.gradient and {name: x.awaiting(of("gradient", name)) for name, x in profile.gradient.items()}
-    return replace(profile, forward=forward, gradient=gradient)
+    forward, gradient = awaiting("forward", profile.forward), awaiting("gradient", profile.gradient or {})
+    return replace(profile, forward=forward, gradient=gradient or None)
 
 
 def banded_profile(x: Response) -> Profile:
     """The profile of a response with its bands."""
-    one, many, means, profile = x.spread(x.of_one_sequence), x.spread(between_sequences(x)), x.means(), x.profile
-    for name, covariance in one.forward.items():
+    spread, means, profile = x.spread(), x.means(), x.profile
+    for name, covariance in spread.forward.items():
         means[name][:, 0] += covariance[:, 0, 0] / 2  # of the mean, not the mean of ln
-    forward = {
-        name: banded(profile.forward[name], one.forward[name], many.forward[name], mean.T)
-        for name, mean in means.items()
-    }
+    forward = {name: banded(profile.forward[name], spread.forward[name], mean.T) for name, mean in means.items()}
     if profile.gradient is None:
         return replace(profile, forward=forward)
-    excess = x.mean_of_gradient(one, means["stream_in"])[None]
+    excess = x.mean_of_gradient(spread, means["stream_in"])[None]
     gradient = dict(profile.gradient)
     for name, rows in (("stream_in", slice(None, -1)), ("stream_out", slice(1, None))):
-        gradient[name] = banded(gradient[name], one.gradient[rows], many.gradient[rows], excess[:, rows])
+        gradient[name] = banded(gradient[name], spread.gradient[rows], excess[:, rows])
     return replace(profile, forward=forward, gradient=gradient)
+
+
+def banded(series: Series, covariance: FloatArray, mean: FloatArray) -> Series:
+    """The series with its bands; as it is, where one of them is not finite. From the covariance of (ln variance,
+    correlation) over networks, (n, 2, 2), and their mean above the prediction, of the correlation where known, (k, n).
+    """
+    columns = *np.sqrt(np.maximum(np.diagonal(covariance, 0, 1, 2), 0.0)).T, *mean
+    return replace(series, **dict(zip(BANDS, columns, strict=False))) if np.isfinite(columns).all() else series
 
 
 def not_derived(p: Parametrization) -> str:

@@ -20,14 +20,6 @@ from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_AFTER, NORM_BEFORE
 from signalprop.results.profile import Profile
 from signalprop.theory.branches import backward_maps, branches_of, forward_state_of, from_the_sum, placed
-from signalprop.theory.scatter.error_chains import (
-    bend_of_ratio,
-    chain,
-    congruent,
-    covariances,
-    means,
-    to_state,
-)
 from signalprop.theory.signals import BranchBackward
 
 _STEP = 1e-4  # of the differences that stand for derivatives of moments
@@ -66,7 +58,7 @@ class Point(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Covariances of what the draws of weights add, to the moments of one sequence or of two.
+    """Covariances of what the draws of weights add.
 
     Attributes:
         start, top: of (ln variance, correlation) of what enters, and of the gradient at the top, (2, 2).
@@ -85,8 +77,7 @@ class Spread(NamedTuple):
     """Covariances of (ln variance, correlation) over networks, (sublayers, 2, 2).
 
     Attributes:
-        forward: by point.
-        gradient: at what every sublayer reads and after the last, (sublayers + 1, 2, 2).
+        forward: by point. gradient: at what every sublayer reads and after the last, (sublayers + 1, 2, 2).
         by_signals: the part of it that the stream's scatter makes, without the last.
     """
 
@@ -112,9 +103,8 @@ class Response:
         self.d, self.tokens = a.d_model, float(a.seq_len)
         self.sized = 0.0 if a.embedding_norm else 1.0  # whether what enters has a size that scatters
         self.before, self.after = (np.broadcast_to(placed(p, of), p.n_sublayers) for of in (NORM_BEFORE, NORM_AFTER))
-        self.attends = rows_where(p, lambda kind: kind.attends)
         # random maps in a branch, in units of one to d_model features: values and output; down
-        self.maps_in_a_row = np.where(self.attends, 1.0 + self.d / (a.n_kv_heads * a.d_head), 1.0)
+        self.maps_in_a_row = 1.0 + rows_where(p, lambda kind: kind.attends) * self.d / (a.n_kv_heads * a.d_head)
         self.branches = branches_of(p)
         self.r = profile.forward["stream_in"].token_correlation
         self.r_g = (profile.gradient or profile.forward)["stream_out"].token_correlation
@@ -181,11 +171,8 @@ class Response:
         return np.asarray(np.multiply.outer(shared, np.outer(one, one)) + by_specific)
 
     def noise(self, skipped: Pair, added: Pair) -> FloatArray:
-        """Covariance of (variance, covariance) of a sum of variance 1 by the draws of its branch, (sublayers, 2, 2).
-
-        Args:
-            skipped, added: (variance, covariance) of the skip and of the branch.
-        """
+        """Covariance of (variance, covariance) of the sum of skip and branch, of variance 1, by the draws of the
+        branch, (sublayers, 2, 2)."""
         modes = zip(self.modes(*skipped), self.modes(*added), strict=True)
         return self.of_modes(*(self._of_sum(skip * branch, branch**2) for skip, branch in modes))
 
@@ -203,45 +190,27 @@ class Response:
         """Variance of the size of a sum, by the products of skip and branch, and of the branch with itself."""
         return np.asarray((4 * cross + 2 * self.maps_in_a_row * specific) / self.d)
 
-    @cached_property
-    def beyond(self) -> Pair:
-        """`beyond_averages` of sums and of gradients, which two sequences share as one has it."""
-        known = self.overlaps or Overlaps(None, None)
-        ahead = self.beyond_averages(*self.sum_of, known.forward)
-        return ahead, self.beyond_averages(*self.returned, known.backward)
-
     def gaussian(self, v: float, c: float) -> FloatArray:
         """Covariance of (variance, covariance) of Gaussian tokens of variance v and covariance c, (2, 2)."""
         return self.of_modes(*(2 / self.d * mode**2 for mode in self.modes(v, c)))
 
     @cached_property
-    def of_one_sequence(self) -> Noise:
-        """Of the moments of one sequence."""
-        one, r = 1 + 0 * self.r, self.here.branch[1]
-        return self.noise_of((one, self.r), self.sum_of, (one, r), (one, self.r_g), self.returned)
-
-    def noise_of(
-        self, stream: Pair, sum_of: tuple[Pair, Pair], branch: Pair, arrives: Pair, returned: tuple[Pair, Pair]
-    ) -> Noise:
-        """Of all sublayers; pairs of (variance, covariance), of one sequence or of what two share.
-
-        Args:
-            stream, arrives: what a sublayer reads, and the gradient at its output. sum_of, returned: what skip and
-                branch put into a sum of variance 1, and into its gradient.
-        """
-        none = 0 * self.r
+    def drawn(self) -> Noise:
+        """Of all sublayers."""
+        none, known = 0 * self.r, self.overlaps or Overlaps(None, None)
         return Noise(
-            congruent(to_state(self.r[0], self.sized), self.gaussian(stream[0][0], stream[1][0])),
-            self.noise(*sum_of) + self.beyond[0],
-            self.noise((none, none), branch),
-            congruent(to_state(self.r_g[-1], 0.0), self.gaussian(arrives[0][-1], arrives[1][-1])),
-            self.noise(*returned) + self.beyond[1],
+            congruent(to_state(self.r[0], self.sized), self.gaussian(1.0, self.r[0])),
+            self.noise(*self.sum_of) + self.beyond_averages(*self.sum_of, known.forward),
+            self.noise((none, none), (none + 1, self.here.branch[1])),
+            congruent(to_state(self.r_g[-1], 0.0), self.gaussian(1.0, self.r_g[-1])),
+            self.noise(*self.returned) + self.beyond_averages(*self.returned, known.backward),
         )
 
     # --- propagation ---
 
-    def spread(self, noise: Noise) -> Spread:
+    def spread(self) -> Spread:
         """What comes of noise in all sublayers."""
+        noise = self.drawn
         to_sum = to_state(self.here.total[1], ~self.after)
         out = covariances(self.passed, congruent(to_sum, noise.sums), noise.start)
         read = np.concatenate([noise.start[None], out[:-1]])
@@ -258,41 +227,72 @@ class Response:
 
     def means(self) -> dict[str, FloatArray]:
         """Means of (ln variance, correlation) over what is predicted, to second order, by point; (sublayers, 2)."""
-        noise = self.of_one_sequence
+        noise = self.drawn
         at_sum = bend_of_ratio(self.here.total[1], noise.sums)
         at_sum[self.after, 0] = 0.0
         start = bend_of_ratio(self.r[0], self.gaussian(1.0, self.r[0]))
-        if self.p.architecture.embedding_norm:
-            start[0] = 0.0
+        start[0] *= self.sized
         out = means(self.passed, at_sum, start)
         read = np.concatenate([start[None], out[:-1]])
         branch = np.einsum("nij,nj->ni", self.by_stream, read) + bend_of_ratio(self.here.branch[1], noise.branches)
         return {"stream_in": read, "branch": branch, "stream_out": out}
 
-    def mean_of_gradient(self, one: Spread, mean: FloatArray) -> FloatArray:
+    def mean_of_gradient(self, spread: Spread, mean: FloatArray) -> FloatArray:
         """ln of the gradient's mean over the prediction, where `Spread.gradient` stands, (sublayers + 1,).
 
         Args:
-            one: of one sequence. mean: (ln of the mean variance, mean correlation) over the prediction, of the stream
-                that is read.
+            mean: (ln of the mean variance, mean correlation) over the prediction, of the stream that is read.
         """
-        read = one.forward["stream_in"]
-        sent = self.returned[1][0]
-        size = congruent(self.by_sum, read)[:, 0, 0] + self.of_one_sequence.sums[:, 0, 0]
+        read, sent = spread.forward["stream_in"], self.returned[1][0]
+        size = congruent(self.by_sum, read)[:, 0, 0] + self.drawn.sums[:, 0, 0]
         bend = np.where(self.before, sent * (2 - sent), 0.0) * read[:, 0, 0] / 2
-        bend = np.where(self.after, self._by_sizes_of_tokens(sent) - size / 2, bend)
+        bend = np.where(self.after, self.by_sizes_of_tokens() - size / 2, bend)
         lifted = means(self.through[_UP], np.einsum("nij,nj->ni", self.by_signal, mean)[_UP], np.zeros(2))[_UP, 0]
-        return np.append(np.cumsum(bend[_UP])[_UP] + one.by_signals[:, 0, 0] / 2 + lifted, 0.0)
+        return np.append(np.cumsum(bend[_UP])[_UP] + spread.by_signals[:, 0, 0] / 2 + lifted, 0.0)
 
-    def _by_sizes_of_tokens(self, sent: FloatArray) -> FloatArray:
-        """ln of the mean factor of a post-norm's token sizes on a gradient, less what a branch does not see.
-
-        Args:
-            sent: share of the branch in the gradient of the stream that is read.
-        """
-        share = self.here.share
+    def by_sizes_of_tokens(self) -> FloatArray:
+        """ln of the mean factor of a post-norm's token sizes on a gradient, less what a branch does not see."""
+        share, sent = self.here.share, self.returned[1][0]
         sizes = self._of_sum(share * (1 - share), share**2)
         if self.sized:
             sizes[0] += 2 * (1 - share[0]) ** 2 / self.d  # rows of the embedding are Gaussian
         unseen = sent * self._of_sum(1 - share, share) / 2  # the norm's gradient is orthogonal to the sum
         return np.asarray(sizes - unseen)
+
+
+def congruent(by: FloatArray, covariance: FloatArray) -> FloatArray:
+    """A C A^T."""
+    return np.asarray(by @ covariance @ np.swapaxes(by, -1, -2))
+
+
+def to_state(r: FloatArray | float, sized: FloatArray | float = 1.0) -> FloatArray:
+    """From (variance, covariance), of variance 1, to (ln variance, correlation); 0 in the first where it is normed."""
+    out = np.zeros((*np.shape(r), 2, 2))
+    out[..., 0, 0] = sized
+    out[..., 1, 0], out[..., 1, 1] = -np.asarray(r), 1.0
+    return out
+
+
+def bend_of_ratio(r: FloatArray, noise: FloatArray) -> FloatArray:
+    """Mean of (ln variance, correlation) over what they are without noise in (variance, covariance), whose covariance
+    is `noise`, (..., 2, 2); to second order, of variance 1."""
+    return np.stack([-noise[..., 0, 0] / 2, r * noise[..., 0, 0] - noise[..., 0, 1]], -1)
+
+
+def chain(left: FloatArray, right: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
+    """X_(l+1) = A_l X_l B_l + C_l for all l, (n, j, k)."""
+    found, x = [], start
+    for a, b, c in zip(left, right, added, strict=True):
+        x = a @ x @ b + c
+        found.append(x)
+    return np.stack(found)
+
+
+def covariances(by: FloatArray, noise: FloatArray, start: FloatArray) -> FloatArray:
+    """Covariances C_(l+1) = A_l C_l A_l^T + noise_l for all l, (n, 2, 2)."""
+    return chain(by, np.swapaxes(by, 1, 2), noise, start)
+
+
+def means(by: FloatArray, added: FloatArray, start: FloatArray) -> FloatArray:
+    """Means x_(l+1) = A_l x_l + added_l for all l, (n, 2)."""
+    return chain(by, np.ones((len(by), 1, 1)), added[..., None], start[:, None])[..., 0]
