@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -45,11 +46,12 @@ def with_scatter(p: Parametrization, profile: Profile, overlaps: Overlaps | None
         with np.errstate(all="ignore"):  # signals that vanish or explode: what is not finite is left out below
             return banded_profile(Response(p, profile, overlaps))
 
-    def awaiting(side: str, known: dict[str, Series]) -> dict[str, Series]:
-        return {name: x.awaiting(lambda name=name: getattr(derived(), side)[name]) for name, x in known.items()}
+    def of(side: str, name: str) -> Callable[[], Series]:
+        return lambda: getattr(derived(), side)[name]
 
-    forward, gradient = awaiting("forward", profile.forward), awaiting("gradient", profile.gradient or {})
-    return replace(profile, forward=forward, gradient=gradient or None)
+    forward = {name: series.awaiting(of("forward", name)) for name, series in profile.forward.items()}
+    gradient = profile.gradient and {name: x.awaiting(of("gradient", name)) for name, x in profile.gradient.items()}
+    return replace(profile, forward=forward, gradient=gradient)
 
 
 def banded_profile(x: Response) -> Profile:
