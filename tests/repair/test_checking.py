@@ -96,7 +96,7 @@ class TestScatter:
     def test_samples_by_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
         values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).double() + 5
         whole = sample(values)
-        monkeypatch.setattr("signalprop.repair.goodness_of_fit.CHUNK", 7)
+        monkeypatch.setattr("signalprop.repair.goodness_of_fit.PIECE", 7)
         assert sample(values) == pytest.approx(whole, rel=1e-12)
         assert whole.std == pytest.approx(float(values.std()), rel=1e-12)
         assert whole.kurtosis == pytest.approx(float(stats.kurtosis(values.numpy(), fisher=False)), rel=1e-9)

@@ -45,17 +45,24 @@ def apply(
     checkpoints.check_out(out)
     wanted = sources.scheme_or_table(scheme)
     from signalprop import repair
+    from signalprop.attachment.anatomy import attach
+    from signalprop.repair.freshness import learnt
     from signalprop.repair.record import the_record
     from signalprop.repair.splices import trained_multipliers
+    from signalprop.repair.undoing import thrown_away
 
     unread = redraw or not checkpoints.has_weights(directory)
     announce_model(directory)
-    model = load_model(directory, random_init=unread, seed=seed, hint="--redraw draws new ones")
+    model = load_model(directory, random_init=unread, seed=seed, hint="--redraw draws new ones", dtype="auto")
     called_with(model, data)
     dtype = checkpoints.stored_type(model)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the weights stay", UserWarning)  # the answer says it
-        repair.apply(model, wanted, redraw=unread, change_function=change_function, seed=seed)
+    attached = attach(model)
+    redraw = unread or not learnt(attached)
+    half = next(model.parameters()).dtype.itemsize < 4
+    if half and (attached.mapping.stream_only or not redraw):  # what weights are, and compute, float32 shows
+        attached = attach(model.float())
+    thrown_away(model)
+    repair.apply(attached, wanted, redraw=redraw, change_function=change_function, seed=seed)
     record = the_record(model)
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
     with checkpoints.written_whole(out) as folder:

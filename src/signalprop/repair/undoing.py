@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,12 @@ from torch import Tensor, nn
 from signalprop.files.limits import memory_free
 
 _SHARE = 0.5  # of the memory that is free: the most that a copy of old weights takes
+_THROWN_AWAY: WeakSet[nn.Module] = WeakSet()
+
+
+def thrown_away(model: nn.Module) -> None:
+    """Whoever changes this model drops it if that fails, as a command does: its numbers need no copies."""
+    _THROWN_AWAY.add(model)
 
 
 @contextmanager
@@ -23,7 +30,7 @@ def all_or_nothing(model: nn.Module, overwritten: Iterable[Tensor] = ()) -> Iter
     of the tensors that are `overwritten`, of which there is a copy in memory meanwhile (a warning says so where that
     would take more than half of what is free, and there is none). Numbers on the meta device need none.
     """
-    saved = Saved(model, overwritten)
+    saved = Saved(model, () if model in _THROWN_AWAY else overwritten)
     try:
         yield
     except BaseException:
