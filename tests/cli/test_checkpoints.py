@@ -66,6 +66,25 @@ def test_apply_copies_companions(command: Command, hf_directories: Path, tmp_pat
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
+def test_a_half_precise_checkpoint_gets_the_rounded_draws_and_keeps_what_was_trained(
+    command: Command, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    drawn = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    trained = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    with torch.no_grad():
+        trained.model.layers[0].mlp.down_proj.weight += 0.05
+    for name, model in (("drawn", drawn), ("trained", trained)):
+        model.bfloat16().save_pretrained(tmp_path / name)
+        said = result_of(command, "apply", str(tmp_path / name), "--scheme", "deepscalelm", "--change-function",
+                         "--out", str(tmp_path / f"deep-{name}"))  # fmt: skip
+        expected = model.float()
+        sp.apply(expected, "deepscalelm", seed=0, initialize=name == "drawn", change_function=True)
+        assert said["weights"] == ("drawn" if name == "drawn" else "kept")
+        found = sp.load(tmp_path / f"deep-{name}").state_dict()
+        assert all(torch.equal(found[path], t.bfloat16()) for path, t in expected.state_dict().items())
+
+
 def test_a_folded_checkpoint_is_the_same_function(command: Command, llama: Path, tmp_path: Path) -> None:
     unfolded, folded = (str(tmp_path / name) for name in ("a", "b"))
     result_of(command, "apply", str(llama), "--scheme", "layerscale", "--out", unfolded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,12 +56,12 @@ def apply(
     called_with(model, data)
     dtype = checkpoints.stored_type(model)
     attached = attach(model)
-    redraw = unread or not learnt(attached)
+    draws = unread or not learnt(attached)
     half = next(model.parameters()).dtype.itemsize < 4
-    if half and (attached.mapping.stream_only or not redraw):  # what weights are, and compute, float32 shows
+    if half and (attached.mapping.stream_only or not draws):  # what weights are, and compute, float32 shows
         attached = attach(model.float())
     thrown_away(model)
-    repair.apply(attached, wanted, redraw=redraw, change_function=change_function, seed=seed)
+    repair.apply(attached, wanted, initialize=draws, redraw=draws, change_function=change_function, seed=seed)
     record = the_record(model)
     spliced = [name for name, module in model.named_modules() if name and hasattr(type(module), "_mixins")]
     with checkpoints.written_whole(out) as folder:
