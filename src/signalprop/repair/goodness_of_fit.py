@@ -50,7 +50,7 @@ def sample(tensor: Tensor) -> Sample:
     start = float(flat[:PIECE].double().mean())
     first = second = third = fourth = 0.0
     with one_thread():
-        for piece in flat.split(PIECE):
+        for piece in torch.split(flat, PIECE):
             x = piece.double() - start
             square = x * x
             first, second = first + float(x.sum()), second + float(x.dot(x))
