@@ -13,7 +13,7 @@ import numpy as np
 from signalprop.files.storage import write_json
 from signalprop.network.moments import FloatArray
 from signalprop.theory.row_overlaps import FILE, NODES, bends, hermite, hermite_data, share
-from signalprop.theory.softmax import exact_softmax_moments
+from signalprop.theory.softmax import softmax_moments
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 40, 80, 160, 320, 1000, 3200, 10_000, 100_000, 1_000_000)
 LARGEST = 1000.0  # score variance: beyond it the table is continued
@@ -96,7 +96,7 @@ def fitted(s: float) -> FloatArray:
     exact = np.log(np.stack([exact_overlap(s, float(at), LENGTHS).value for at in c]))
     rest = []
     for k, n in enumerate(LENGTHS):
-        m = exact_softmax_moments(np.array([s]), n)
+        m = softmax_moments(np.array([s]), n)
         smooth = hermite(*hermite_data(np.array([s]), m.second, m.jacobian, n))[:, 0]
         missing = exact[:, k] - s * np.polynomial.polynomial.polyval(INSIDE, smooth)
         rest.append(np.linalg.lstsq(np.stack(bends(INSIDE), axis=1), missing, rcond=None)[0])

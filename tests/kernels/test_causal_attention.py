@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.softmax_rows import rotation, rows_of
-from signalprop.theory.softmax import exact_softmax_moments
+from signalprop.theory.softmax import softmax_moments
 
 
 def attention_of(kernel: np.ndarray, qk: float, d_model: int, causal: bool, **fields: Any) -> TokenAttention:
@@ -267,7 +267,7 @@ def test_no_nan_and_no_negative_variance(
 def test_rows_interpolate_the_exact_integrals(s: float) -> None:
     rows = rows_of(np.full(300, s), np.arange(1, 301, dtype=float))
     for n in (1, 2, 7, 50, 123, 300):
-        exact = exact_softmax_moments(s, n)
+        exact = softmax_moments(s, n)
         assert rows.second[n - 1] == pytest.approx(float(exact.second), rel=1e-3)
         assert rows.jacobian[n - 1] == pytest.approx(float(exact.jacobian), rel=2e-3, abs=1e-12)
 

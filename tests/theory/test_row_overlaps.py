@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from signalprop.files.storage import read_json
 from signalprop.theory.row_overlaps import FILE, LEAST, NODES, jacobian_overlap, log_overlap, position, share
-from signalprop.theory.softmax import exact_softmax_moments, softmax_moments
+from signalprop.theory.softmax import softmax_moments
 
 
 def pair(s, c, n: int) -> tuple:  # type: ignore[no-untyped-def]
@@ -54,7 +54,7 @@ def test_polynomials_agree_with_quadrature(s: float, part: float, n: int) -> Non
 @pytest.mark.parametrize("n", [2, 7, 300])
 @pytest.mark.parametrize("s", [1e-6, 0.3, 5.0, 60.0])
 def test_a_row_with_itself_and_with_a_stranger(s: float, n: int) -> None:
-    m = exact_softmax_moments(s, n)
+    m = softmax_moments(s, n)
     value, met = pair(s, s, n)
     assert math.exp(value) == pytest.approx(n * float(m.second), rel=2e-3)
     assert met == pytest.approx(n * float(m.jacobian), rel=5e-3)

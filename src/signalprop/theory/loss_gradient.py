@@ -17,10 +17,10 @@ from signalprop.network.duals import dual
 from signalprop.network.inputs import InputStatistics, IntArray
 from signalprop.network.moments import Array, ratio
 from signalprop.network.parametrization import Parametrization
+from signalprop.theory.attention_rows import row_moments
 from signalprop.theory.log_arithmetic import correlation, log, plain
 from signalprop.theory.log_sum import log_sum
 from signalprop.theory.row_overlaps import log_overlap
-from signalprop.theory.softmax import softmax_moments
 
 _MASKED_SHARE = 0.8  # of the positions that carry loss in masked language modelling, read as one and the same token
 _UNCHANGED_SHARE = 0.1  # of them, read unchanged
@@ -177,7 +177,7 @@ def top_gradient(p: Parametrization, log_variance: Array, r: Array, log_token_sh
         aligned = np.minimum(ratio(p.embedding.token**2 * np.exp(np.clip(share, -600.0, 600.0)), second), 1.0)
         p_read, p_read_square = _favoured(s, raised, aligned, classes)
     positive = np.clip(r, 0.0, 1.0)
-    alone = np.asarray(softmax_moments(s, classes).second)
+    alone = np.asarray(row_moments(s, classes, False)[0])
     overlap = np.exp(log_overlap(np.asarray(s), positive * s, classes)) / classes
     return TopGradient(p_read, p_read_square, aligned, positive, alone, overlap, classes, through, s)
 
