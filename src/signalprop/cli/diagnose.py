@@ -12,16 +12,7 @@ from signalprop.errors import InputError
 
 if TYPE_CHECKING:
     from signalprop.diagnosis.result import Diagnosis
-from signalprop.cli.diagnose_input import (
-    NOTHING_MORE,
-    Asked,
-    More,
-    Subject,
-    check_options,
-    formats_of,
-    is_stored,
-    ready,
-)
+from signalprop.cli.diagnose_input import Asked, check_options, formats_of, is_stored, ready
 
 
 def diagnose(
@@ -109,19 +100,15 @@ def diagnose(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    asked = Asked(**{name: context.params[name] for name in Asked._fields})
-    more = More(remove=remove, cast=formats_of(cast), loss_scale=loss_scale, task=task)
-    check_options(model, asked, more)
+    given = context.params | {"cast": formats_of(cast)}
+    asked = Asked(**{name: given[name] for name in Asked._fields})
+    check_options(model, asked)
     stored, other = (Diagnosis.load(name) if name and is_stored(name) else None for name in (model, against))
     if against is not None and other is None:
         if stored is None:
-            ready(model, asked, more)  # what is wrong with it is reported before the work on the other one
-        other = _diagnosed(ready(against, asked._replace(inside=None)), asked)
-    if stored is None:
-        subject = ready(model, asked, more)
-        found = _diagnosed(subject, asked, more)
-    else:
-        found = stored
+            ready(model, asked)  # what is wrong with it is reported before the work on the other one
+        other = _diagnosed(against, asked.of_the_other())
+    found = _diagnosed(model, asked) if stored is None else stored
     results = [found] if other is None else [found, other]
 
     def show() -> None:
@@ -152,18 +139,14 @@ def _weights(model: str, against: str | None, json_file: str | None) -> None:
     output.deliver(json_file, found.to_json, lambda: output.echo(weights_text(found)))
 
 
-def _diagnosed(
-    subject: Subject,
-    asked: Asked,
-    more: More = NOTHING_MORE,
-) -> Diagnosis:
+def _diagnosed(source: str, asked: Asked) -> Diagnosis:
+    subject = ready(source, asked)
     from signalprop.diagnosis.run import diagnose as diagnosed
 
     with output.sections() as step:
         found = diagnosed(
-            subject.attached, subject.batches, name=subject.loaded.name,
-            remove=more.remove, cast=more.cast, loss_scale=more.loss_scale,
-            accuracy=subject.accuracy, trials=asked.trials, progress=step,
+            subject.attached, subject.batches, name=subject.loaded.name, remove=asked.remove, cast=asked.cast,
+            loss_scale=asked.loss_scale, accuracy=subject.accuracy, trials=asked.trials, progress=step,
         )  # fmt: skip
     return found.model_copy(update={"notes": (*subject.loaded.notes, *found.notes)})
 

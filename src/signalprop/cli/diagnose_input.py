@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from signalprop.cli import options as opt
 from signalprop.errors import InputError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Asked(NamedTuple):
-    """How models are read, and what they read: options of `signalprop diagnose` by their names."""
+    """How a model is read, what it reads, and what is asked of it: options of `signalprop diagnose` by their names."""
 
     data: str | None
     tokens: int
@@ -30,18 +30,17 @@ class Asked(NamedTuple):
     trials: bool
     device: str
     inside: str | None
+    remove: bool
+    cast: tuple[str, ...]
+    loss_scale: float | None
+    task: str | None
+
+    def of_the_other(self) -> Asked:
+        """What is asked of the model of --against."""
+        return self._replace(inside=None, **_NOTHING_MORE)
 
 
-class More(NamedTuple):
-    """What is asked of the first model alone."""
-
-    remove: bool = False
-    cast: tuple[str, ...] = ()
-    loss_scale: float | None = None
-    task: str | None = None
-
-
-NOTHING_MORE = More()
+_NOTHING_MORE: dict[str, Any] = {"remove": False, "cast": (), "loss_scale": None, "task": None}
 # Over all tokens, forwards and backwards, all that is looked at included; measured with 193 million parameters on a
 # shared machine: 140 s at 1,024 tokens, 13 bytes a parameter.
 _PASSES = 4
@@ -64,20 +63,20 @@ def is_stored(source: str) -> bool:
     return path.suffix == ".json" and path.name != "config.json" and path.is_file()
 
 
-def check_options(source: str, asked: Asked, more: More) -> None:
+def check_options(source: str, asked: Asked) -> None:
     """Raise InputError for options that do not go together, or that a stored diagnosis has no answer to."""
     from signalprop.cli.loading import arrays_in
 
-    if is_stored(source) and more != NOTHING_MORE:
+    if is_stored(source) and any(getattr(asked, name) != nothing for name, nothing in _NOTHING_MORE.items()):
         raise InputError(f"{source} is a stored diagnosis; --remove, --cast, --loss-scale and --task need the model")
-    if more.loss_scale is not None:
+    if asked.loss_scale is not None:
         from signalprop.diagnosis.loss_scale import check_scale
 
-        check_scale(more.loss_scale, "--loss-scale")
+        check_scale(asked.loss_scale, "--loss-scale")
     arrays_in(asked.data, asked.seq_len)
 
 
-def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
+def ready(source: str, asked: Asked) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.anatomy import attach
@@ -87,7 +86,7 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import batch_of, check
 
-    announce_model(source, (_PASSES + len(more.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
+    announce_model(source, (_PASSES + len(asked.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
     loaded = load(source, dtype=asked.dtype)  # type: ignore[arg-type]
     loaded.model.to(place)
     loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
@@ -96,13 +95,13 @@ def ready(source: str, asked: Asked, more: More = NOTHING_MORE) -> Subject:
     mapping = attached.mapping
     if called is None:
         check_one_input(attached)
-    accuracy = None if more.task is None else _accuracy(more.task, loaded)
+    accuracy = None if asked.task is None else _accuracy(asked.task, loaded)
     sound = Path(asked.data) if asked.data is not None and is_sound(Path(asked.data)) else None
     read = asked if sound is None else asked._replace(data=None)
     batches = list(_batches(loaded, mapping.architecture, read)) if called is None else [batch_of(mapping, called)]
     if sound is not None:
         batches = [with_audio(b, mapping.architecture, sound, k * _SEQUENCES) for k, b in enumerate(batches)]
-    check(attached, batches, more.remove, more.cast)
+    check(attached, batches, asked.remove, asked.cast)
     return Subject(loaded, attached, batches, accuracy)
 
 

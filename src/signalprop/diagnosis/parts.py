@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -112,12 +113,8 @@ def _rotary(attached: Anatomy) -> Iterator[Finding]:
         buffers = {n: b for n, b in module.named_buffers(recurse=False) if "inv_freq" in n and not b.is_meta}
         if not buffers:
             continue
-        config, wanted = getattr(module, "config", None), {}
-        if config is not None:
-            try:
-                wanted = dict(type(module)(config).named_buffers(recurse=False))
-            except Exception:  # a class of another signature: only zeros are looked for
-                wanted = {}
+        anew = _anew(module)
+        wanted = {} if anew is None else dict(anew.named_buffers(recurse=False))  # else only zeros are looked for
         for name, held in buffers.items():
             new = wanted.get(name)
             if not bool(torch.isfinite(held).all()):
@@ -145,14 +142,11 @@ def _scaling(attached: Anatomy) -> Iterator[Finding]:
     off: dict[int, tuple[float, float]] = {}
     for row in attached.rows:
         owner, name = row.scaling or (None, "")
-        config, held = getattr(owner, "config", None), getattr(owner, name, None)
-        if config is None or not isinstance(held, float) or not isinstance(owner, nn.Module):
+        held = getattr(owner, name, None)
+        if not isinstance(held, float) or not isinstance(owner, nn.Module):
             continue
-        try:
-            with torch.device("meta"):
-                wanted = getattr(type(owner)(config, layer_idx=getattr(owner, "layer_idx", 0)), name)
-        except Exception:  # a class of another signature
-            continue
+        with torch.device("meta"):
+            wanted = getattr(_anew(owner, layer_idx=getattr(owner, "layer_idx", 0)), name, None)
         if isinstance(wanted, float) and wanted and abs(held / wanted - 1) > 0.01:
             off[row.layer] = (held, wanted)
     if off:
@@ -163,6 +157,13 @@ def _scaling(attached: Anatomy) -> Iterator[Finding]:
             remedy="set the factor again, or the configuration that it comes from",
             cause="tested: the module was built anew from the configuration",
         )  # fmt: skip
+
+
+def _anew(module: nn.Module, **options: Any) -> nn.Module | None:
+    """The module as its class builds it from its configuration; None if it has none, or another signature."""
+    with suppress(Exception):
+        return None if module.config is None else type(module)(module.config, **options)
+    return None
 
 
 def _begin(x: Tensor) -> str:

@@ -357,7 +357,6 @@ def _muted(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
     silent = [s.layer for s in d.signal if s.attention_share == 0 and s.feed_forward_share == 0]
     counts = {layer: [r.reached for r in f.reached if r.layer == layer] for layer in silent}
     dead = tuple(layer for layer in silent if counts[layer] and 0 in counts[layer])
-    design = tuple(layer for layer in silent if counts[layer] and layer not in dead)
     if dead:
         never = [f"{r.kind} of layer {r.layer}" for r in f.reached if r.layer in dead and not r.reached]
         yield Finding(
@@ -368,13 +367,4 @@ def _muted(d: Diagnosis, f: Fresh) -> Iterable[Finding]:
             f"{', '.join(never[:6])}",
             cause="tested by a backward pass; norms with gains of 0 mute what reads them and what they read",
             remedy="set the gains to 1, and mute a new block by zero weights in its output and down maps instead",
-        )
-    if design:
-        yield Finding(
-            severity="note",
-            name="identity blocks",
-            layers=design,
-            text=f"{named(design)}: nothing is added to the stream yet, and gradients reach the maps that end their "
-            "branches: identity blocks by design, they train",
-            cause="tested by a backward pass",
         )
