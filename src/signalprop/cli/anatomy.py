@@ -51,13 +51,12 @@ def anatomy(
     Example: signalprop anatomy ./my-checkpoint
     """
     from signalprop.attachment.anatomy import anatomy as found_in
-    from signalprop.cli.loading import called_with
-    from signalprop.cli.loading import inside as model_inside
+    from signalprop.cli.loading import at, called_with
 
     output.check_outputs(json_file)
     place = device if device == "meta" else opt.usable(device)
     whole = _model(Path(model), meta=device == "meta")
-    live = model_inside(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
+    live = at(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
     called_with(live, data)
     found = found_in(live)
     weights, lines = _weights(live, found)

@@ -51,15 +51,7 @@ def compare(
     \b
     Example: signalprop compare tgs --layers 48 --scheme deepscalelm --seeds 8
     """
-    from signalprop.attachment.anatomy import attach
-    from signalprop.cli.loading import (
-        announce_model,
-        architecture_of,
-        arrays_in,
-        called_with,
-        load_model,
-    )
-    from signalprop.cli.loading import inside as model_inside
+    from signalprop.cli.loading import announce_model, arrays_in, live_model
     from signalprop.data.batches import default_statistics
     from signalprop.data.model_batches import model_batch
     from signalprop.errors import InputError
@@ -81,10 +73,7 @@ def compare(
         place = opt.usable(device)
         tokens = seeds * _SEQUENCES * changed.get("seq_len", LONGEST)
         announce_model(arch, tokens, less="fewer seeds (--seeds) or tokens (--seq-len)")
-        live = model_inside(load_model(Path(arch)).to(place).eval(), inside)
-        arguments = called_with(live, arrays)
-        subject = attach(live)
-        a = None if arrays else architecture_of(subject, changed)
+        subject, a, arguments = live_model(arch, arrays, inside, place, changed)
         found = [] if a is None else [model_batch(a, Path(arch), data, _SEQUENCES, seed + k) for k in range(seeds)]
     elif scheme == "as-is":
         raise InputError("scheme as-is needs a Hugging Face directory")

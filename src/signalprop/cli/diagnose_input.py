@@ -80,8 +80,7 @@ def ready(source: str, asked: Asked) -> Subject:
     """Read a model and its data, and find all that could be wrong with what is asked of them."""
     place = opt.usable(asked.device)
     from signalprop.attachment.anatomy import attach
-    from signalprop.cli.loading import announce_model, arrays_in, called_with, check_one_input
-    from signalprop.cli.loading import inside as model_inside
+    from signalprop.cli.loading import announce_model, arrays_in, at, called_with, check_one_input
     from signalprop.data.audio import is_sound, with_audio
     from signalprop.diagnosis.loading import load
     from signalprop.diagnosis.run import batch_of, check
@@ -89,7 +88,7 @@ def ready(source: str, asked: Asked) -> Subject:
     announce_model(source, (_PASSES + len(asked.cast)) * asked.tokens, less="fewer tokens (--tokens) or --no-trials")
     loaded = load(source, dtype=asked.dtype)  # type: ignore[arg-type]
     loaded.model.to(place)
-    loaded = replace(loaded, model=model_inside(loaded.model, asked.inside))
+    loaded = replace(loaded, model=at(loaded.model, asked.inside))
     called = called_with(loaded.model, arrays_in(asked.data))
     attached = attach(loaded.model)
     mapping = attached.mapping

@@ -61,7 +61,31 @@ def announce_model(source: str | Path, tokens: float = 0, less: str = "") -> Non
     output.announce([cost_of_model(parameters_of(source), tokens)], less=less)
 
 
-def inside(model: nn.Module, path: str | None) -> nn.Module:
+def live_model(
+    source: str | Path,
+    arrays: Path | None,
+    inside: str | None,
+    device: str,
+    changed: dict[str, Any],
+    *,
+    random_init: bool = False,
+    seed: int = 0,
+) -> tuple[Anatomy, Architecture | None, dict[str, Any] | None]:
+    """A directory's model: itself, the architecture of its batches, or what it is called with where a file says that.
+
+    Args:
+        arrays: as `called_with` takes them. inside: path of --inside, of a model that is run by itself.
+        changed: as of `architecture_of`. random_init, seed: as of `load_model`.
+    """
+    from signalprop.attachment.anatomy import attach
+
+    model = at(load_model(Path(source), random_init=random_init, seed=seed).to(device).eval(), inside)
+    arguments = called_with(model, arrays)
+    found = attach(model)
+    return found, None if arrays else architecture_of(found, changed), arguments
+
+
+def at(model: nn.Module, path: str | None) -> nn.Module:
     """The model at the path of --inside, which is run by itself; the whole one without."""
     from signalprop.attachment.mapping import find
 

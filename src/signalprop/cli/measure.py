@@ -55,15 +55,7 @@ def measure(
     \b
     Example: signalprop measure ./my-checkpoint --data book.txt --plot signal.png
     """
-    from signalprop.attachment.anatomy import attach
-    from signalprop.cli.loading import (
-        announce_model,
-        architecture_of,
-        arrays_in,
-        called_with,
-        load_model,
-    )
-    from signalprop.cli.loading import inside as model_inside
+    from signalprop.cli.loading import announce_model, arrays_in, live_model
     from signalprop.data.model_batches import model_batch
     from signalprop.prediction import cost_of_runs
     from signalprop.results.profile import average
@@ -93,12 +85,8 @@ def measure(
         """The k-th model, the architecture of its batch, how it was initialised, its inputs."""
         if p is not None:
             return build(p, seed=seed + k).to(place), p.architecture, p.scheme, None
-        whole = load_model(Path(model), random_init=random_init, seed=seed + k).to(place).eval()
-        part = model_inside(whole, inside)
-        arguments = called_with(part, arrays)
-        live = attach(part)
-        label = "random init" if random_init else "as is"
-        return live, None if arrays else architecture_of(live, changed), label, arguments
+        live, a, arguments = live_model(model, arrays, inside, place, changed, random_init=random_init, seed=seed + k)
+        return live, a, "random init" if random_init else "as is", arguments
 
     profiles = []
     with output.progress("measuring") as step:
