@@ -18,42 +18,29 @@ BOOK = Path(__file__)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["predict", "tgs", "--set", "dropout=1"], "dropout"),
         (["predict", "tgs", "--set", "n_heads=7"], "not divisible by n_heads 7"),
-        (["predict", "tgs", "--layers", "0"], "n_layers"),
-        (["predict", "tgs", "--layers", "two"], "--layers"),
         (["predict", "tgs", "--layers", "2,two"], "--layers 'two' is not a number of layers"),
         (["predict", "tgs", "--layers", "2,,4"], "--layers '2,,4' has an empty member"),
         (["predict", "tgs", "--layers", "2,4", "--all"], "--all prints every layer of one network"),
-        (["predict", "tgs", "--scheme", "xavier,depscalelm"], "did you mean deepscalelm?"),
-        (["predict", "tgs", "--scheme", "xavier,"], "--scheme 'xavier,' has an empty member"),
         (["predict", "tgs", "--scheme", "xavier,xavier"], "has 'xavier' 2 times"),
         (["compare", "tgs", "--scheme", "xavier,lns"], "expected one scheme here (predict takes several)"),
-        (["apply", str(BOOK), "--scheme", "xavier,lns", "--out", "out"], "expected one scheme here"),
         (["predict", "xyz"], "known presets: tgs"),
         (["predict", "gtp2"], "unknown preset 'gtp2'; did you mean gpt2?"),
-        (["predict", "phi-1.6"], "did you mean phi-1.5?"),
         (["predict", "tgs", "--scheme", "xavir"], "did you mean xavier?"),
         (["predict", "tgs", "--scheme", "xavier", "--scheme=deepscalelm"], "--scheme is given 2 times"),
         (["sweep", "swep-cod-tab1"], "did you mean sweep-cod-tab1?"),
-        (["sweep", "foo"], "known sweeps: sweep-"),
         (["train", "gpt-smal"], "did you mean gpt-small?"),
         (["diagnose", str(BOOK)], "is not a model, and no config.json is next to it"),
         (["predict", "no/such/folder"], "no file or directory"),
         (["predict", "missing.json"], "cannot read missing.json"),
-        (["predict", "tgs", "--scheme", "magic"], ", deepscalelm, "),
         (["predict", "tgs", "--scheme", "deepscalelm:q=1"], "no option 'q'"),
         (["predict", "tgs", "--scheme", "deepscalelm:k"], "KEY=VALUE"),
-        (["predict", "tgs", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["predict", "tgs", "--set", "dmodel=64"], "did you mean d_model?"),
         (["predict", "tgs", "--set", "settings=2"], "settings: Input should be a valid dictionary"),
         (["predict", str(BOOK)], "holds no architecture in JSON; expected such a file, a preset's name"),
         (["predict", "tgs", "--json"], "see signalprop predict --help"),
         (["check", "./nothing", "--scheme", "xavier"], "cannot read ./nothing: there is no such file or directory"),
         (["anatomy", "tgs"], "tgs is a preset, a network without weights"),
-        (["apply", "tgs", "--scheme", "xavier", "--out", "out"], "tgs is a preset, a network without weights"),
-        (["predict", "tgs", "--set", "gated"], "KEY=VALUE"),
-        (["predict", "tgs", "--norm", "middle"], "norm_placement"),
         (["predict", "tgs", "--set", "activation=sigmoidal"], "activation"),
         (["predict", "tgs", "--fidelity", "exact"], "choose auto, moments, kernel, simulate"),
         (["predict", "tgs", "--qk-scale", "-1"], "--qk-scale"),
@@ -61,7 +48,6 @@ BOOK = Path(__file__)
         (["predict", "tgs", "--sheme", "xavier"], "No such option"),
         (["predict", "tgs", "--plot", "signal.bmp"], ".png, .svg or .pdf"),
         (["predict", "tgs", "--plot", "no/such/folder/a.png"], "there is no directory"),
-        (["predict", "tgs", "--json", "no/such/folder/a.json"], "there is no directory"),
         (["predict", "tgs", "--json", "."], "it is a directory"),
         (["predict"], "ARCH"),
         (["predikt", "tgs"], "No such command"),
@@ -69,12 +55,9 @@ BOOK = Path(__file__)
         (["compare", "tgs", "--scheme", "as-is"], "needs a Hugging Face directory"),
         (["compare", "tgs", "--inside", "vision_model"], "--inside is for a directory"),
         (["compare", "tgs", "--seeds", "0"], "--seeds"),
-        (["compare", "vit-base", "--layers", "1", "--data", "a.txt"], "--data"),
         (["measure", "tgs", *TINY, "--device", "cuda:99"], "usable here: cpu"),
         (["compare", "tgs", *TINY, "--device", "meta"], "--device meta: it holds no numbers; usable here: cpu"),
-        (["measure", "tgs", *TINY, "--device", "gpu"], "--device gpu: "),
         (["train", "gpt-small", "--device", "cuda:99"], "--device cuda:99: "),
-        (["measure", "tgs", "--random-init"], "--random-init is for a directory"),
         (["verify", "perceptron"], "perceptron"),
         (["schemes", "magic"], ", deepscalelm, "),
         (["schemes", "xavier", "--layers", "3"], "need --for"),
@@ -90,12 +73,10 @@ def test_mistakes_on_the_command_line(refused: Refused, arguments: list[str], sa
         ('{"schema": "signalprop/parametrization/99"}', "signalprop/parametrization/99"),
         ('{"schema": "signalprop/parametr', "is not JSON"),
         ("[1, 2]", "expected an object"),
-        ("3", "expected an object"),
         ('{"n_layers": NaN}', "finite"),
         ('{"kind": "encoder", "n_layers": 2, "wings": 3}', "wings"),
         ('{"model_type": "bloom"}', "bloom"),
         ("", "is empty"),
-        ("\x00", "is not JSON"),
     ],
 )
 def test_architecture_files(refused: Refused, tmp_path: Path, content: str, says: str) -> None:
@@ -104,8 +85,10 @@ def test_architecture_files(refused: Refused, tmp_path: Path, content: str, says
     assert says in refused("predict", str(file))
 
 
-@pytest.mark.parametrize("name", ["predict", "compare", "measure"])
-@pytest.mark.parametrize(("content", "says"), [(b" \n", "is empty"), (b"caf\xe9", "not UTF-8"), (b"...", "tokens")])
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [("predict", b" \n", "is empty"), ("compare", b"caf\xe9", "not UTF-8"), ("measure", b"...", "tokens")],
+)
 def test_texts(refused: Refused, tmp_path: Path, name: str, content: bytes, says: str) -> None:
     file = tmp_path / "book.txt"
     file.write_bytes(content)
@@ -123,8 +106,6 @@ def test_finished_parametrizations_take_no_changes(command: Command, refused: Re
     ("arguments", "says"),
     [
         (["compare", "{}/bert", "--set", "dropout=0.1"], "only --seq-len can change"),
-        (["measure", "{}/bert", "--scheme", "xavier"], "only --seq-len can change"),
-        (["measure", "{}/bert", "--seq-len", "25"], "positions for 24"),
         (["compare", "{}/gpt2", "--seq-len", "25"], "positions for 24"),
         (["measure", "{}/vit", "--data", "book.txt"], "leave --data out"),
         (["measure", "{}"], "config"),

@@ -129,8 +129,6 @@ class TestRefusals:
         ("arguments", "says"),
         [
             (["--scheme", "magic"], "magic"),
-            (["--scheme", "missing.json"], "missing.json"),
-            (["--scheme", "xavier:q=1"], "no option 'q'"),
             (["--scheme", "rezero"], "sp.build(sp.scheme('rezero')(sp.Architecture.from_hf(model)))"),
             (["--scheme", "xavier", "--json", "no/such/a.json"], "no directory"),
         ],

@@ -118,8 +118,6 @@ class TestMistakes:
             (["{root}/llama", "--cast", "fp4"], "unknown format 'fp4'"),
             (["{root}/llama", "--dtype", "int4"], "dtype is 'int4'"),
             (["{root}/llama", "--seq-len", "4"], "none after the first 4"),
-            (["{root}/llama", "--plot", "p.bmp"], "p.bmp"),
-            (["{root}/llama", "--json", "{root}/no/such.json"], "there is no directory"),
             (["{root}/vit", "--task", "arc_easy"], "needs the model's tokenizer"),
             (["{root}/vit", "--against"], "requires an argument"),
         ],

@@ -91,13 +91,9 @@ def test_the_gallery_fits_a_screen_and_ends_with_its_finding(command: Command) -
     ("arguments", "says"),
     [
         ([], "ARCH"),
-        (["gpt3"], "unknown preset"),
-        (["gpt2", "--scheme", "magic"], "deepscalelm"),
-        (["gpt2", "--set", "wings=2"], "unknown architecture field 'wings'"),
         (["gallery", "--set", "d_model=64"], "not d_model"),
         (["gallery", "--scheme", "xavier"], "leave out --scheme"),
         (["t5-small"], "encoder-decoder"),
-        (["gpt2", "--plot", "a.bmp"], ".png, .svg or .pdf"),
     ],
 )
 def test_mistakes(refused: Refused, arguments: list[str], says: str) -> None:

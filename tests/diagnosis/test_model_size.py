@@ -35,12 +35,10 @@ LLAMA = {
 }  # fmt: skip
 MIXTRAL = LLAMA | {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_key_value_heads": 2}
 TOO_MUCH: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (GPT2, {"num_labels": BILLION}), (GPT2, {"n_layer": BILLION}), (GPT2, {"vocab_size": BILLION}),
-    (GPT2, {"n_positions": BILLION}), (GPT2, {"n_inner": BILLION}), (GPT2, {"n_embd": 10**6}),
-    (GPT2, {"num_labels": 1_000_001}), (GPT2, {"n_layer": 9_999, "n_embd": 10_000}), (GPT2, {"vocab_size": [BILLION]}),
+    (GPT2, {"n_layer": BILLION}), (GPT2, {"n_embd": 10**6}), (GPT2, {"num_labels": 1_000_001}),
+    (GPT2, {"n_layer": 9_999, "n_embd": 10_000}), (GPT2, {"vocab_size": [BILLION]}),
     (VIT, {"image_size": 10**6, "patch_size": 1}), (VIT, {"patch_size": 10**6, "image_size": 10**6}),
-    (VIT, {"num_channels": BILLION}), (VIT, {"hidden_size": 10**6}), (LLAMA, {"intermediate_size": BILLION}),
-    (LLAMA, {"head_dim": BILLION}), (LLAMA, {"num_hidden_layers": BILLION}), (MIXTRAL, {"num_local_experts": BILLION}),
+    (MIXTRAL, {"num_local_experts": BILLION}),
 ]  # fmt: skip
 
 
@@ -56,8 +54,7 @@ class TestConfigurations:
         with pytest.raises(InputError, match=NEEDS):
             read_model(write(tmp_path, config | changes), random_init=True)
 
-    @pytest.mark.parametrize("changes", [changes for _, changes in TOO_MUCH[:3]], ids="-".join)
-    def test_weights_and_schemes_in_it(self, tmp_path: Path, changes: dict[str, Any]) -> None:
+    def test_weights_and_schemes_in_it(self, tmp_path: Path) -> None:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
         model.save_pretrained(tmp_path / "plain")
         sp.apply(model, "stable-resnet", seed=0)
@@ -65,7 +62,7 @@ class TestConfigurations:
         for folder, reader in ((tmp_path / "plain", read_model), (tmp_path / "applied", sp.load)):
             kept = json.loads((folder / "config.json").read_text())
             with pytest.raises(InputError, match=NEEDS):
-                reader(write(folder, kept | changes))
+                reader(write(folder, kept | {"num_labels": BILLION}))
 
     def test_predictions_refuse_it_likewise(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=NEEDS):
@@ -121,9 +118,8 @@ class TestGGUF:
         at = content.index(name.encode()) + len(name) + skip
         file.write_bytes(content[:at] + value + content[at + len(value) :])
 
-    @pytest.mark.parametrize("name", ["llama.block_count", "llama.embedding_length", "llama.feed_forward_length"])
-    def test_numbers_that_multiply_memory(self, file: Path, name: str) -> None:
-        self.change(file, name, struct.pack("<I", BILLION), skip=4)
+    def test_numbers_that_multiply_memory(self, file: Path) -> None:
+        self.change(file, "llama.block_count", struct.pack("<I", BILLION), skip=4)
         with pytest.raises(InputError, match=NEEDS):
             load(file)
 
