@@ -78,7 +78,7 @@ def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> W
     if place.size == 1:
         tables = [(np.ones(place.shape), sum(part.item() * table for part, table in tables))]
     at = np.asarray(2 / np.pi * np.arccos(np.clip(np.broadcast_arrays(correlation, variance)[0], -1.0, 1.0)) - 1)
-    out = sum(part * polynomial.polyval(at, table) for part, table in tables)
+    out = [sum(part * polynomial.polyval(at, table[:, k]) for part, table in tables) for k in range(3)]
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
 
 
