@@ -292,8 +292,8 @@ def _with_expert_loads(p: Parametrization, profile: Profile, watched: ExpertLoad
 
     loads = expert_loads(p, profile) if watched is None else watched.variation()
     layers = np.flatnonzero(loads)
-    shown = layers[np.unique(np.linspace(0, len(layers) - 1, 4).astype(int))] if len(layers) else layers
-    said = ", ".join(f"{loads[i]:.2g} in layer {i}" for i in shown.tolist())
+    shown = dict.fromkeys(layers[np.linspace(0, len(layers) - 1, 4).astype(int)].tolist() if len(layers) else [])
+    said = ", ".join(f"{loads[i]:.2g} in layer {i}" for i in shown)
     note = (
         f"within a sequence the load of an expert varies by {said} of its mean, because correlated tokens choose the "
         "same experts"

@@ -62,7 +62,6 @@ class Pairs(NamedTuple):
     near: FloatArray
 
 
-@dataclass(frozen=True)
 class UnmaskedAttention(TokenAttention):
     """What one self-attention without a mask does to kernels; fields as of `TokenAttention`.
 

@@ -65,6 +65,12 @@ class Grid:
         return np.tri(len(self.n), dtype=bool)
 
     @cached_property
+    def shorter(self) -> NDArray[np.intp]:
+        """The first one of every two nodes, (m, m)."""
+        nodes = np.arange(len(self.n))
+        return np.minimum.outer(nodes, nodes)
+
+    @cached_property
     def lengths(self) -> FloatArray:
         """Products of the numbers of keys that two nodes see."""
         return np.multiply.outer(self.n, self.n)
@@ -297,6 +303,11 @@ class GridAttention(TokenAttention):
     def _mean_overlap(self) -> FloatArray:
         return self.grid.mean_overlap
 
+    def _of_pair(self, by_row: FloatArray) -> FloatArray:
+        if by_row.ndim == self.kernel.ndim:
+            return np.where(self._visible, transposed(by_row), by_row)
+        return by_row.take(self.grid.shorter, -1)
+
     def _sum_over_visible(self, values: FloatArray) -> FloatArray:
         return np.asarray(np.einsum("ab,...ab->...a", self.grid.visible, values))
 
@@ -351,7 +362,6 @@ class GridAttention(TokenAttention):
         return np.where(self._visible, per_row[..., None], per_row[..., None, :])
 
 
-@dataclass(frozen=True)
 class AlikeAttention(GridAttention):
     """Attention without a mask to tokens of which none is set apart, on `EqualTokens`: they have no structure."""
 

@@ -140,7 +140,8 @@ def _table(router: Router, index: int) -> FloatArray:
     axes = (rng.standard_normal((2, n, 1, e)) * np.exp(index * _STEP / 2)).astype(np.float32)
     turn = (2 * np.pi * np.arange(_ANGLES, dtype=np.float32)[:, None] / _ANGLES).astype(np.float32)
     w, a, b = chosen(router, np.cos(turn) * axes[0] + np.sin(turn) * axes[1])
-    both = (a @ a.swapaxes(-1, -2)) * (1 + b @ b.swapaxes(-1, -2))
+    square = a @ a.swapaxes(-1, -2)
+    both = square * (1 + (square if b is a else b @ b.swapaxes(-1, -2)))
     steep = _of_pairs(a * b, a)
     slope = both.mean(0, dtype=np.float64) - steep - steep.T
     hit = np.asarray(w > 0, np.float32)
