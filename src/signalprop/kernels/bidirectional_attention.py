@@ -7,7 +7,6 @@ see the same keys, so they share every sum over keys. Derivation: `docs/theory/k
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
