@@ -37,7 +37,7 @@ __all__ = ["sweep"]
 
 INTERRUPTED = 130  # exit status of a process that was
 SWEEP = "sweep.json"  # what a sweep's directory has from its beginning on
-Log = Callable[[str], None]
+POLL = 1.0  # seconds between two looks at what other processes do
 Train = Callable[..., Any]  # as `signalprop_lab.training.run.train`
 Costs = dict[str, dict[tuple[float | None, int], float]]
 
@@ -75,7 +75,7 @@ def open_points(grid: Grid, found: Costs) -> list[Point]:
 # --- one process ------------------------------------------------------------------------------------------------------
 
 
-def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -> None:
+def work(runs: Runs, train: Train, jobs: int = 1) -> None:
     """Take runs and train them until none is left, others' included.
 
     Raises:
@@ -89,16 +89,16 @@ def work(runs: Runs, train: Train, log: Log, jobs: int = 1, poll: float = 1.0) -
         taken = next((claim for point in left if (claim := runs.take(point)) is not None), None)
         if taken is not None:
             try:
-                _one(runs, train, taken, log, jobs)
+                _one(runs, train, taken, jobs)
             finally:
                 taken.release()
         elif left:
-            time.sleep(poll)  # what others find decides what is wanted next
+            time.sleep(POLL)  # what others find decides what is wanted next
         else:
             return
 
 
-def _one(runs: Runs, train: Train, claim: RunLock, log: Log, jobs: int) -> None:
+def _one(runs: Runs, train: Train, claim: RunLock, jobs: int) -> None:
     grid, point = runs.grid, claim.entry.point
     recipe, folder = grid.recipe(point), runs.out / grid.directory(point)
     models = grid.sweep.keep == "models"
@@ -112,7 +112,7 @@ def _one(runs: Runs, train: Train, claim: RunLock, log: Log, jobs: int) -> None:
             raise
         reason = " ".join(f"{'' if isinstance(error, InputError) else f'{type(error).__name__}: '}{error}".split())
         claim.write(error=reason[:500])
-        log(f"{shown(grid, point)} failed: {reason[:300]}")
+        to_stderr(f"{shown(grid, point)} failed: {reason[:300]}")
         return
     if row["status"] == "stopped":
         raise KeyboardInterrupt
@@ -120,7 +120,7 @@ def _one(runs: Runs, train: Train, claim: RunLock, log: Log, jobs: int) -> None:
     if not models:
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     claim.write(row=row)
-    log(progress_line(grid, runs.entries(), point, row, jobs))
+    to_stderr(progress_line(grid, runs.entries(), point, row, jobs))
 
 
 def row_of(result: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -204,16 +204,12 @@ def sweep(
     *,
     jobs: int = 1,
     train: Train = real_train,
-    log: Log = to_stderr,
-    poll: float = 1.0,
 ) -> list[Entry]:
     """Run what a sweep lacks; what is known of every run.
 
     Args:
         source: a YAML file, or a sweep that comes with the package. out: its directory; what is there is not run again.
         jobs: processes. train: what trains; a function of a module where there are several processes.
-        log: called with each line of progress.
-        poll: seconds between two looks at what other processes do.
 
     Raises:
         InputError: the sweep or a cell of it is wrong, or `out` holds runs of other settings.
@@ -221,9 +217,9 @@ def sweep(
     """
     runs = prepare(source if isinstance(source, Grid) else load_sweep(source), out)
     if jobs == 1:
-        work(runs, train, log, poll=poll)
+        work(runs, train)
     else:
-        _work_together(runs, jobs, train, log, poll)
+        _work_together(runs, jobs, train)
     return runs.entries()
 
 
@@ -239,9 +235,9 @@ def prepare(grid: Grid, out: Path) -> Runs:
     return runs
 
 
-def _work_together(runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
+def _work_together(runs: Runs, jobs: int, train: Train) -> None:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    processes = [context.Process(target=_process, args=(i, runs, jobs, train, log, poll)) for i in range(jobs)]
+    processes = [context.Process(target=_process, args=(i, runs, jobs, train)) for i in range(jobs)]
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = before or str(max(1, (os.cpu_count() or 1) // jobs))
     try:
@@ -261,7 +257,7 @@ def _work_together(runs: Runs, jobs: int, train: Train, log: Log, poll: float) -
         raise KeyboardInterrupt
     broken = [code for code in codes if code]
     if broken:
-        log(f"{len(broken)} of {jobs} processes ended with status {broken[0]}")
+        to_stderr(f"{len(broken)} of {jobs} processes ended with status {broken[0]}")
     if len(broken) == jobs:
         raise ChildProcessError("every process of the sweep has failed; --jobs 1 shows why")
 
@@ -278,18 +274,18 @@ def _stop(processes: Sequence[Any]) -> None:
             process.kill()
 
 
-def _process(i: int, runs: Runs, jobs: int, train: Train, log: Log, poll: float) -> None:
+def _process(i: int, runs: Runs, jobs: int, train: Train) -> None:
     """One of several processes. Its parent says when it is to end, and it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to all processes, of which one decides
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_follow, daemon=True).start()
     own_device(i)
     try:
-        work(runs, train, log, jobs, poll)
+        work(runs, train, jobs)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except InputError as error:
-        log(str(error))
+        to_stderr(str(error))
         sys.exit(2)
 
 

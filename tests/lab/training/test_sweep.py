@@ -19,6 +19,7 @@ import yaml
 
 from signalprop.errors import InputError
 from signalprop.files.storage import write_json
+from signalprop_lab.training import sweep as sweep_module
 from signalprop_lab.training.grid import Point, load_sweep
 from signalprop_lab.training.run_locks import Runs
 from signalprop_lab.training.sweep import (
@@ -46,13 +47,13 @@ def written(tmp_path):
     return write
 
 
-@pytest.fixture
-def lines():
-    return []
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch) -> None:
+    monkeypatch.setattr(sweep_module, "POLL", 0.05)
 
 
-def go(path, out, lines, **options):
-    return sweep(path, out, train=descend, log=lines.append, poll=0.05, **options)
+def go(path, out):
+    return sweep(path, out, train=descend)
 
 
 def starts(out: Path) -> dict[str, list[int]]:
@@ -71,9 +72,9 @@ def done(entries):
 SMALL = {"axes": {"layers": SWEEP["axes"]["layers"]}, "tune": {"values": [0.03, 0.1, 0.3], "extend": 2}}
 
 
-def test_every_run_is_done_once_and_the_best_rate_is_bracketed(written, tmp_path, lines) -> None:
+def test_every_run_is_done_once_and_the_best_rate_is_bracketed(written, tmp_path, capsys) -> None:
     path, out = written(), tmp_path / "out"
-    entries = go(path, out, lines)
+    entries = go(path, out)
     grid = load_sweep(path)
     assert all(entry.row is not None for entry in entries)
     assert len({entry.point for entry in entries}) == len(entries)
@@ -87,42 +88,43 @@ def test_every_run_is_done_once_and_the_best_rate_is_bracketed(written, tmp_path
         assert rates[0] < best < rates[-1]
         assert best == min(rates, key=lambda rate: abs(rate - optimum))  # of a parabola: the ratio is (1 - rate h)^2
         assert {entry.point.rate for entry in entries if entry.point.cell == cell and entry.point.seed == 1} == {best}
-    assert len(lines) == len(entries)
-    assert lines[-1].startswith(f"{len(entries)}/{len(entries)} runs: ")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == len(entries)
+    assert said[-1].startswith(f"sweep: {len(entries)}/{len(entries)} runs: ")
 
 
-def test_what_happened_is_found_again_in_the_runs_directories(written, tmp_path, lines) -> None:
+def test_what_happened_is_found_again_in_the_runs_directories(written, tmp_path) -> None:
     out = tmp_path / "out"
-    before = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out, lines)}
+    before = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out)}
     for file in out.glob("runs/*/*/seed=*.json"):
         file.unlink()
-    after = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out, lines)}
+    after = {entry.point: entry.row["eval_loss"] for entry in go(written(**SMALL), out)}
     assert after == before
     assert all(at[1:] in ([12], [at[1]]) for at in starts(out).values())  # from its last state: no step was done again
 
 
-def test_other_settings_are_refused(written, tmp_path, lines) -> None:
+def test_other_settings_are_refused(written, tmp_path) -> None:
     out = tmp_path / "out"
-    go(written(**SMALL), out, lines)
+    go(written(**SMALL), out)
     with pytest.raises(InputError, match=r"budget\.steps was 12, is 13.*another directory"):
-        go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out, lines)
+        go(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}), out)
 
 
-def test_a_damaged_file_is_named(written, tmp_path, lines) -> None:
+def test_a_damaged_file_is_named(written, tmp_path) -> None:
     out = tmp_path / "out"
-    go(written(**SMALL), out, lines)
+    go(written(**SMALL), out)
     file = next(out.glob("runs/*/*/seed=0.json"))
     for content in ("nonsense", "{}", "[]", '{"point": {}, "curve": []}'):
         file.write_text(content)
         with pytest.raises(InputError, match=r"seed=0\.json"):
-            go(written(**SMALL), out, lines)
+            go(written(**SMALL), out)
 
 
-def test_stored_runs_are_not_run_again(written, tmp_path, lines) -> None:
+def test_stored_runs_are_not_run_again(written, tmp_path) -> None:
     """Part of a sweep is stored; in another directory the rest runs, and the whole is as if run in one."""
     path, whole, file = written(**SMALL), tmp_path / "whole", tmp_path / "results.json"
     grid = load_sweep(path)
-    store = store_of(grid, go(path, whole, lines))
+    store = store_of(grid, go(path, whole))
     some = store | {"rows": store["rows"][::2], "environments": [{"machine": "one"}, {"machine": "other"}]}
     for i, row in enumerate(some["rows"]):
         row["environment"] = i % 2
@@ -131,17 +133,17 @@ def test_stored_runs_are_not_run_again(written, tmp_path, lines) -> None:
     entries = stored_entries(grid, file)
     assert len(entries) == len(some["rows"]) and all(map(runs.put, entries)) and not any(map(runs.put, entries))
     assert store_of(grid, runs.entries())["rows"] == some["rows"]
-    again = store_of(grid, go(path, tmp_path / "new", lines))
+    again = store_of(grid, go(path, tmp_path / "new"))
     assert [row["cell"] for row in again["rows"]] == [row["cell"] for row in store["rows"]]
     assert [row["eval_loss"] for row in again["rows"]] == [row["eval_loss"] for row in store["rows"]]
     assert again["environments"] == some["environments"]
     assert set(starts(tmp_path / "new")) == {row["directory"] for row in store["rows"][1::2]}
 
 
-def test_stored_runs_of_other_settings_are_refused(written, tmp_path, lines) -> None:
+def test_stored_runs_of_other_settings_are_refused(written, tmp_path) -> None:
     file = tmp_path / "results.json"
     path = written(**SMALL)
-    write_json(file, store_of(load_sweep(path), go(path, tmp_path / "out", lines)))
+    write_json(file, store_of(load_sweep(path), go(path, tmp_path / "out")))
     other = load_sweep(written(**SMALL, base=BASE | {"budget": {"steps": 13, "batch_size": 4}}))
     with pytest.raises(InputError, match=r"results\.json holds runs of other settings .*budget\.steps was 12, is 13"):
         stored_entries(other, file)
@@ -150,17 +152,17 @@ def test_stored_runs_of_other_settings_are_refused(written, tmp_path, lines) -> 
         stored_entries(other, file)
 
 
-def test_runs_that_raise_are_told_and_the_others_done(written, tmp_path, lines) -> None:
+def test_runs_that_raise_are_told_and_the_others_done(written, tmp_path) -> None:
     axes = {"decay": {"none": {}, "half": {"optimizer.weight_decay": 0.5}}}
     out = tmp_path / "out"
-    entries = go(written(axes=axes), out, lines)
+    entries = go(written(axes=axes), out)
     failed = [entry for entry in entries if entry.error]
     assert {entry.point.cell for entry in failed} == {"half"}
     assert len(failed) == 3  # once each in one call; no seeds of no best rate
     assert all("this decay is refused" in entry.error for entry in failed)
     assert done(entries)
     assert not [entry for entry in entries if entry.point.cell == "none" and entry.row is None]
-    again = go(written(axes=axes), out, lines)
+    again = go(written(axes=axes), out)
     assert [entry for entry in again if entry.error and entry.session == failed[0].session] == []  # it tries again
     assert len(done(again)) == len(done(entries))
 
@@ -202,32 +204,32 @@ def test_a_living_process_keeps_its_run(written, tmp_path) -> None:
     assert one.take(point) is None
 
 
-def test_a_run_that_kills_its_process_is_tried_twice(written, tmp_path, lines) -> None:
+def test_a_run_that_kills_its_process_is_tried_twice(written, tmp_path) -> None:
     grid = load_sweep(written(**SMALL))
     runs = prepare(grid, tmp_path / "out")
     point = Point("2", 0.1, 0)
     for _ in range(2):
         claim = runs.take(point)
         claim.release()
-    work(runs, descend, lines.append, poll=0.05)
+    work(runs, descend)
     left = [entry for entry in runs.entries() if entry.row is None]
     assert [(entry.point, entry.error) for entry in left] == [(point, "its process died 2 times")]
     assert done(runs.entries())
-    assert point in {entry.point for entry in done(go(grid, tmp_path / "out", lines))}  # the next call
+    assert point in {entry.point for entry in done(go(grid, tmp_path / "out"))}  # the next call
 
 
-def test_an_interrupted_run_goes_on(written, tmp_path, lines) -> None:
+def test_an_interrupted_run_goes_on(written, tmp_path, capsys) -> None:
     out, calls = tmp_path / "out", itertools.count()
 
     def interrupted(recipe, out, **options):
         return descend(recipe, out, interrupted_at=5 if next(calls) == 2 else None, **options)
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(written(**SMALL), out, train=interrupted, log=lines.append)
-    assert len(lines) == 2
-    entries = go(written(**SMALL), out, lines)
+        sweep(written(**SMALL), out, train=interrupted)
+    assert capsys.readouterr().err.count("\n") == 2
+    entries = go(written(**SMALL), out)
     assert sorted(Counter(tuple(at) for at in starts(out).values()).items())[-1] == ((0, 5), 1)
-    whole = {e.point: e.row["eval_loss"] for e in go(written(**SMALL), tmp_path / "whole", lines)}
+    whole = {e.point: e.row["eval_loss"] for e in go(written(**SMALL), tmp_path / "whole")}
     assert {e.point: e.row["eval_loss"] for e in done(entries)} == whole
 
 
@@ -236,7 +238,7 @@ def process(path, out, jobs=1, pause="0.05") -> subprocess.Popen[str]:
     code = (
         "from pathlib import Path; from signalprop_lab.training.sweep import sweep; from sweeping import descend\n"
         f"if __name__ == '__main__': sweep({str(path)!r}, Path({str(out)!r}), jobs={jobs},"
-        " train=descend, poll=0.05)"
+        " train=descend)"
     )
     script = out.with_suffix(".py")
     script.write_text(code)
@@ -256,7 +258,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["parent by its terminal", "parent", "a worker", "parent with -9"])
-def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lines) -> None:
+def test_several_processes_end_together_or_carry_on(whom, written, tmp_path) -> None:
     path, out = written(**SMALL), tmp_path / "out"
     running = process(path, out, jobs=2, pause="0.1")
     wait_for(lambda: len(list(out.glob("runs/**/state.json"))) == 2)
@@ -277,12 +279,12 @@ def test_several_processes_end_together_or_carry_on(whom, written, tmp_path, lin
         assert running.returncode == 0
         assert "1 of 2 processes ended" in text
         before = starts(out)
-        go(path, out, lines)
+        go(path, out)
         assert starts(out) == before
         assert sorted(len(at) for at in before.values())[-2:] == [1, 2]
     else:
         assert running.returncode != 0
-        assert len(done(runs.entries())) < len(done(go(path, out, lines)))
+        assert len(done(runs.entries())) < len(done(go(path, out)))
 
 
 def test_every_process_has_a_gpu_of_its_own(monkeypatch) -> None:
