@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from signalprop.errors import InputError, require
+from signalprop.errors import InputError, require, unknown
 from signalprop.files.validation import Value, typed
 from signalprop.network.architecture import Architecture
 from signalprop.network.presets import PRESETS
@@ -345,13 +344,10 @@ def _check_architecture(recipe: Recipe) -> None:
         return
     preset = given.get("preset")
     if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-        raise InputError(f"model.architecture.preset {preset!r:.80} is unknown; expected one of {', '.join(PRESETS)}")
+        raise unknown("model.architecture preset", preset, PRESETS)
     wrong = sorted(given.keys() - Architecture.model_fields.keys() - {"preset"})
     if wrong:
-        near = get_close_matches(wrong[0], Architecture.model_fields, n=1) or [
-            "a field of Architecture, such as n_layers"
-        ]
-        raise InputError(f"model.architecture has no field {wrong[0]!r}; did you mean {near[0]}?")
+        raise unknown("model.architecture field", wrong[0], Architecture.model_fields)
 
 
 def architecture_of(recipe: Recipe, facts: Mapping[str, Any]) -> Architecture:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from signalprop.errors import InputError, require
+from signalprop.errors import require, unknown
 from signalprop.network.moments import FloatArray, Moments
 from signalprop_lab.verification.attention import ATTENTION
 from signalprop_lab.verification.components import ALL, ELEMENTARY, LAYOUT, Case, Component
@@ -139,11 +139,11 @@ def verify(
     """
     require("torch", "models")
     chosen = list(COMPONENTS if names is None else names)
-    unknown = [name for name in chosen if name not in COMPONENTS]
-    if unknown:
-        raise InputError(f"no component {unknown[0]!r}; expected some of: {', '.join(COMPONENTS)}")
+    for name in chosen:
+        if name not in COMPONENTS:
+            raise unknown("component", name, COMPONENTS)
     if effort not in EFFORTS:
-        raise InputError(f"no effort {effort!r}; expected one of: {', '.join(EFFORTS)}")
+        raise unknown("effort", effort, EFFORTS)
     rows: list[Row] = []
     for name in chosen:
         found = judged(name, simulated(name, EFFORTS[effort], seed))

@@ -173,5 +173,5 @@ def test_what_is_wrong_says_how_to_right_it(write: Write) -> None:
     with pytest.raises(InputError, match=r"ends belongs to .* by architecture; leave it out \(of a base: null\)"):
         load_recipe(path)
     assert load_recipe(path, ["model.ends=null"]).model.ends is None
-    with pytest.raises(InputError, match=r"no field 'nlayers'; did you mean n_layers\?"):
+    with pytest.raises(InputError, match=r"unknown model.architecture field 'nlayers'; did you mean n_layers\?"):
         load_recipe("bytes-decoder", ["model.architecture.nlayers=3"])
