@@ -98,11 +98,10 @@ def _sample_attention(case: Case, generator: Generator, *, causal: bool = False,
     g, _ = tokens(case, len(x), head, generator, "g_", rescale=True)
     wq, wk = (torch.randn(d, head, generator=generator) * (s0**0.25 / math.sqrt(d)) for _ in range(2))
     wv = torch.randn(d, head, generator=generator) / math.sqrt(d)
-    q, k, v = x @ wq, y @ wk, y @ wv
-    turn = _rotate if rotary else lambda t: t
-    out, grad_q, grad_k, grad_v = _attend(turn(q), turn(k), v, g, case["p"], causal, generator)
-    if rotary:  # a rotation's transpose is its inverse, which conjugation turns into the rotation itself
-        grad_q, grad_k = (_conjugate(_rotate(_conjugate(t))) for t in (grad_q, grad_k))
+    asks, v = ((x @ wq).requires_grad_(), (y @ wk).requires_grad_()), y @ wv
+    q, k = (_rotate(t) if rotary else t for t in asks)
+    out, grad_q, grad_k, grad_v = _attend(q, k, v, g, case["p"], causal, generator)
+    grad_q, grad_k = torch.autograd.grad((q, k), asks, (grad_q, grad_k))
     unit = math.sqrt(d / head)  # gradients are in units of d_v σ_v² = head/d
     at_query, at_key = grad_q @ wq.T * unit, (grad_k @ wk.T + grad_v @ wv.T) * unit
     # energy of the mean token and of the mean gradient after W_V, less their expectations
@@ -135,13 +134,6 @@ def _sample_attention(case: Case, generator: Generator, *, causal: bool = False,
         gradient[0] -= growth * case["g_r"] * shared_scores
         return Sample([*raw.tolist(), *gradient.tolist()], controls)
     return Sample([*raw.tolist(), *(np.array(raw_moments(at_query)) - linear).tolist(), *raw_moments(at_key)], controls)
-
-
-def _conjugate(x: Tensor) -> Tensor:
-    import torch
-
-    half = x.shape[1] // 2
-    return torch.cat([x[:, :half], -x[:, half:]], dim=1)
 
 
 def _pair(variance: Any, covariance: Any) -> Moments:
