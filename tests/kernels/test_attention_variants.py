@@ -16,7 +16,7 @@ from signalprop.sublayers.attention.on_nodes import score_variance
 from signalprop.sublayers.attention.roles import has_window
 from signalprop.sublayers.attention.signal import OneNode
 from signalprop.sublayers.experts import signal as experts
-from signalprop.theory.attention import on_itself
+from signalprop.theory.attention import Sizes
 from signalprop.theory.attention_variants import capped, share_beside_sink
 
 
@@ -129,7 +129,7 @@ def test_gated_attention_of_one_token_is_a_gated_feed_forward(gate: str, fidelit
 def test_rows_of_all_lengths_lose_to_a_sink(causal: bool) -> None:
     """Without scores a row of n keys keeps n / (n + e^sink); the mean square weighs rows by their output's."""
     n, sink, r = 24, 1.5, 0.4
-    read = on_itself(r, 0.0, n, 64, causal=causal)
+    read = Sizes(n, n, 64, causal=causal).on_itself(r, 0.0)
     found = OneNode(read, np.asarray(1.0), None).beside_sink(sink)
     lengths = np.arange(1, n + 1) if causal else np.array([n])
     share, size = lengths / (lengths + np.exp(sink)), r + (1 - r) / lengths

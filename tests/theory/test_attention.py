@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from signalprop.theory import attention, attention_scores
-from signalprop.theory.attention import across, on_itself
+from signalprop.theory.attention import Sizes
 
 Matrix = NDArray[np.float64]
 
@@ -140,8 +140,8 @@ def test_self_attention(case, causal, rotary, tolerance) -> None:  # type: ignor
             "omega": attention_scores.rotary_coherence(256, 64, causal="pairs" if causal else None),
             "omega_rows": attention_scores.rotary_coherence(256, 64, causal="rows" if causal else None),
         }
-    shape = (case["s0"], case["n_keys"], case["d"], case["p"])
-    x = on_itself(case["r"], *shape, r_g=case["r_g"], causal=causal, **options)
+    sizes = Sizes(case["n_keys"], case["n_keys"], case["d"], case["p"], causal=causal, **options)
+    x = sizes.on_itself(case["r"], case["s0"], r_g=case["r_g"])
     predicted = [*attention.forward(x), *attention.backward(x)]
     _assert_close(predicted, simulated[:4], error[:4], tolerance)
 
@@ -154,8 +154,8 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
     shape = {"n_keys": length, "head": head, "r_g": r_g, "causal": causal, "rotary": rotary}
     simulated, error = _simulate(200, skip=skip, gain=gain, **shape, **case)
     omega = attention_scores.rotary_coherence(length, head) if rotary else 1.0
-    args = (case["s0"], length, case["d"], case["p"])
-    x = on_itself(case["r"], *args, r_g=r_g, causal=causal, omega=omega)
+    sizes = Sizes(length, length, case["d"], case["p"], causal=causal, omega=omega)
+    x = sizes.on_itself(case["r"], case["s0"], r_g=r_g)
     predicted = [
         *attention.mixture(*attention.forward(x), case["r"], skip, gain, length, causal=causal),
         *attention.mixture(*attention.backward(x), r_g, skip, gain, length, causal=causal),
@@ -167,7 +167,7 @@ def test_value_skip(skip: float, gain: float, causal: bool, rotary: bool) -> Non
 def test_cross_attention(n_queries: int, r_query: float, r: float, bias: float) -> None:
     case = _SHAPE | {"s0": 1.0, "r": r, "r_g": 0.3}
     simulated, error = _simulate(200, n_queries=n_queries, r_query=r_query, bias=bias, **case)
-    x = across(r_query, r, 1.0, n_queries, 256, 128, 0.1, r_g=0.3, query_bias=bias)
+    x = Sizes(n_queries, 256, 128, 0.1).across(r_query, r, 1.0, r_g=0.3, query_bias=bias)
     query, key = attention.backward_apart(x)
     predicted = [*attention.forward(x), *key, *query]
     _assert_close(predicted, simulated, error, 0.03)
@@ -176,9 +176,8 @@ def test_cross_attention(n_queries: int, r_query: float, r: float, bias: float) 
 def test_query_bias_in_self_attention_and_key_bias_without_effect() -> None:
     case = _SHAPE | {"s0": 1.0, "r": 0.2, "r_g": 0.5}
     simulated, error = _simulate(150, bias=0.6, **case)
-    biased, plain = (
-        attention.backward(on_itself(0.2, 1.0, 256, 128, 0.1, r_g=0.5, query_bias=share)) for share in (0.6, 0.0)
-    )
+    sizes = Sizes(256, 256, 128, 0.1)
+    biased, plain = (attention.backward(sizes.on_itself(0.2, 1.0, r_g=0.5, query_bias=share)) for share in (0.6, 0.0))
     _assert_close(biased, simulated[2:4], error[2:4], 0.03)
     assert plain[0] < 0.95 * simulated[2]  # the bias does matter here
 
@@ -195,7 +194,7 @@ def test_outputs_vary_along_their_queries() -> None:
     a /= a.sum(2, keepdims=True)
     simulated = np.array([_moments(out) for out in a @ x])
     mean, error = simulated.mean(0), simulated.std(0) / math.sqrt(draws)
-    variance, covariance = attention.forward(on_itself(r, s0, n, d))
+    variance, covariance = attention.forward(Sizes(n, n, d).on_itself(r, s0))
     assert abs(variance - mean[0]) < 4 * error[0] + 0.01 * mean[0]
     assert 0.05 < 1 - covariance / mean[1] < 0.1
 
@@ -204,7 +203,7 @@ def test_outputs_vary_along_their_queries() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7, 300])
 def test_uniform_weights_are_exact(length: int, p: float) -> None:
     r, r_g = 0.3, 0.6
-    x = on_itself(r, 0.0, length, 100, p, r_g=r_g)
+    x = Sizes(length, length, 100, p).on_itself(r, 0.0, r_g=r_g)
     variance, covariance = attention.forward(x)
     assert variance == pytest.approx(r + (1 - r) / length / (1 - p) + r * p / (1 - p) / length)
     assert covariance == pytest.approx(min(r + (1 - r) / length, variance))
@@ -225,7 +224,7 @@ def test_uniform_causal_weights_are_exact(length: int) -> None:
     out, back = m @ kernel @ m.T, m.T @ gradient @ m
     extra = p / (1 - p) * (m**2)
     off = ~np.eye(length, dtype=bool)
-    x = on_itself(r, 0.0, length, 100, p, r_g=r_g, causal=True)
+    x = Sizes(length, length, 100, p, causal=True).on_itself(r, 0.0, r_g=r_g)
     variance, covariance = attention.forward(x)
     assert variance == pytest.approx((out.diagonal() + extra.sum(axis=1)).mean(), rel=3e-3)
     if length > 1:
@@ -239,12 +238,13 @@ def test_uniform_causal_weights_are_exact(length: int) -> None:
 def test_arrays_agree_with_numbers() -> None:
     r = np.array([0.0, 0.4, 1.0])[:, None]
     length, d = np.array([1.0, 50.0, 300.0, 300.0]), np.array([64.0, 64.0, 128.0, 64.0])
-    variance, covariance = attention.backward(on_itself(r, 2.0, length, d, 0.1, r_g=0.3, causal=True))
+    variance, covariance = attention.backward(Sizes(length, length, d, 0.1, causal=True).on_itself(r, 2.0, r_g=0.3))
     assert np.shape(variance) == np.shape(covariance) == (3, 4)
     for i in range(3):
         for j in range(4):
-            x = on_itself(float(r[i, 0]), 2.0, int(length[j]), int(d[j]), 0.1, r_g=0.3, causal=True)
-            one = attention.backward(x)
+            n = int(length[j])
+            sizes = Sizes(n, n, int(d[j]), 0.1, causal=True)
+            one = attention.backward(sizes.on_itself(float(r[i, 0]), 2.0, r_g=0.3))
             assert one == pytest.approx((variance[i, j], covariance[i, j]), rel=1e-12)
             assert isinstance(one[0], float)
 
@@ -261,8 +261,9 @@ def test_arrays_agree_with_numbers() -> None:
     query_bias=st.floats(0, 1),
 )
 def test_invariants(r, r_g, s0, length, d, p, causal, omega, query_bias) -> None:  # type: ignore[no-untyped-def]
-    x = on_itself(r, s0, length, d, p, r_g=r_g, causal=causal, omega=omega, query_bias=query_bias)
-    y = across(r, r_g, s0, 2 * length, length, d, p, r_g=r_g)
+    sizes = Sizes(length, length, d, p, causal=causal, omega=omega)
+    x = sizes.on_itself(r, s0, r_g=r_g, query_bias=query_bias)
+    y = Sizes(2 * length, length, d, p).across(r, r_g, s0, r_g=r_g)
     for variance, covariance in (
         attention.forward(x), attention.backward(x), attention.forward(y), *attention.backward_apart(y)
     ):  # fmt: skip
@@ -299,7 +300,7 @@ def test_harmonic_sums() -> None:
 @pytest.mark.parametrize("tokens", [2, 5])
 def test_so_many_tokens_are_not_less_correlated_than_possible(tokens: int) -> None:
     """n vectors whose sum vanishes have correlations of -1 / (n - 1)."""
-    assert attention.Sizes(tokens, tokens, 64).least == pytest.approx(-1 / (tokens - 1))
+    assert Sizes(tokens, tokens, 64).least == pytest.approx(-1 / (tokens - 1))
 
 
 @pytest.mark.parametrize("case", [{"r_g": 0.0, "p": 0.5}, {"r_g": 0.6, "p": 0.0}])
@@ -309,7 +310,7 @@ def test_gradients_of_few_features(case) -> None:  # type: ignore[no-untyped-def
     back 5 % more is missing."""
     shape = {"r": 0.2, "s0": 1.0, "n_keys": 24, "d": 24, "head": 64, **case}
     simulated, error = _simulate(1500, **shape)
-    x = on_itself(0.2, 1.0, 24, 24, case["p"], r_g=case["r_g"])
+    x = Sizes(24, 24, 24, case["p"]).on_itself(0.2, 1.0, r_g=case["r_g"])
     predicted = np.array([*attention.backward(x), *attention.backward_apart(x)[0]])
     size = np.repeat(simulated[2::2], 2)
     predicted[0] += 0.05 * size[0]

@@ -9,7 +9,7 @@ import pytest
 
 import signalprop as sp
 from signalprop.theory import attention
-from signalprop.theory.attention import on_itself
+from signalprop.theory.attention import Sizes
 from signalprop.theory.softmax import softmax_moments
 from signalprop_lab.reproductions.correlation import ffn_map, ffn_polynomial
 
@@ -29,17 +29,17 @@ def test_the_printed_variance_of_a_softmax_is_for_small_scores(s: float, excess:
 def test_attention_sends_gradient_back_through_queries_and_keys(r: float, r_g: float, missing: float) -> None:
     """v1 B.8 knows uniform weights and values alone: too little at the scores of Xavier weights (300 tokens)."""
     length, width = 300, 300
-    whole, _ = attention.backward(on_itself(r, 1.0, length, width, r_g=r_g))
+    whole, _ = attention.backward(Sizes(length, length, width).on_itself(r, 1.0, r_g=r_g))
     printed = (1 + (length - 1) * r_g) / length
     assert 1 - printed / whole == pytest.approx(missing, abs=0.01)
-    uniform, _ = attention.backward(on_itself(r, 0.0, length, width, r_g=r_g))
+    uniform, _ = attention.backward(Sizes(length, length, width).on_itself(r, 0.0, r_g=r_g))
     assert uniform == pytest.approx(printed)  # and right without scores
 
 
 def test_dropout_on_weights_also_meets_what_tokens_share() -> None:
     """v1 B.8 leaves r p/(1-p) P out of the variance: 3 % at p = 0.9 and 300 tokens of correlation 0.5."""
     r, p, length = 0.5, 0.9, 300
-    whole, _ = attention.forward(on_itself(r, 0.0, length, 300, p))
+    whole, _ = attention.forward(Sizes(length, length, 300, p).on_itself(r, 0.0))
     printed = r + (1 - r) / (length * (1 - p))
     assert whole - printed == pytest.approx(r * p / (1 - p) / length)
     assert printed / whole - 1 == pytest.approx(-0.0285, abs=1e-3)
@@ -47,8 +47,8 @@ def test_dropout_on_weights_also_meets_what_tokens_share() -> None:
 
 def test_formulas_of_an_encoder_miss_half_of_a_decoders_gradient() -> None:
     """All attention formulas of TGS are bidirectional; a causal head returns twice the variance, and half the rest."""
-    both, shared = attention.backward(on_itself(0.3, 0.0, 1000, 300, r_g=0.5))
-    causal, causal_shared = attention.backward(on_itself(0.3, 0.0, 1000, 300, r_g=0.5, causal=True))
+    both, shared = attention.backward(Sizes(1000, 1000, 300).on_itself(0.3, 0.0, r_g=0.5))
+    causal, causal_shared = attention.backward(Sizes(1000, 1000, 300, causal=True).on_itself(0.3, 0.0, r_g=0.5))
     assert causal / both == pytest.approx(2, abs=0.01)
     assert causal_shared / causal == pytest.approx(0.5 * shared / both, rel=0.02)
 

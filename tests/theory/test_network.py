@@ -37,7 +37,7 @@ def independent_pre_norm(
 
     variance, correlation, states = 1.0, r, []
     for _ in range(n_layers):
-        t, k = attention.forward(attention.on_itself(correlation, 1.0, length, d, p))
+        t, k = attention.forward(attention.Sizes(length, length, d, p).on_itself(correlation, 1.0))
         states.append(("attention", variance, correlation))
         new = variance + t / (1 - p)
         correlation = (variance * correlation + k) / new
@@ -52,7 +52,7 @@ def independent_pre_norm(
         if kind == "feed_forward":
             back_g, back_gamma = 0.32 / (1 - p) * g, 0.32 * (0.5 + math.asin(c) / math.pi) * gamma
         else:
-            read = attention.on_itself(c, 1.0, length, d, p, r_g=(1 - p) * gamma / g)
+            read = attention.Sizes(length, length, d, p).on_itself(c, 1.0, r_g=(1 - p) * gamma / g)
             t, k = attention.backward(read)
             back_g, back_gamma = t * g / (1 - p), k * g / (1 - p)
         g, gamma = g + back_g / v, gamma + back_gamma / v

@@ -97,7 +97,7 @@ class Sizes:
 
 
 class Attention(NamedTuple):
-    """One set of heads and what it reads: numbers, or arrays; made by `on_itself` or `across`.
+    """One set of heads and what it reads: numbers, or arrays; of `Sizes.on_itself` or `Sizes.across`.
 
     Attributes:
         xp: the functions to compute with. r_query, r_key: token correlations of what queries, and keys and values, are
@@ -113,23 +113,6 @@ class Attention(NamedTuple):
     r_g: Array
     s0: Array
     query_bias: Array
-
-
-def on_itself(
-    r: Array, s0: Array, length: Array, d: Array, p: Array = 0.0, *, causal: Mask = False,
-    omega: Array = 1.0, omega_rows: Array | None = None, **read: Array,
-) -> Attention:  # fmt: skip
-    """`Sizes.on_itself` of `length` tokens, once."""
-    sizes = Sizes(length, length, d, p, causal=causal, omega=omega, omega_rows=omega_rows)
-    return sizes.on_itself(r, s0, **read)
-
-
-def across(
-    r_query: Array, r_key: Array, s0: Array, n_queries: Array, n_keys: Array, d: Array, p: Array = 0.0,
-    **read: Array,
-) -> Attention:  # fmt: skip
-    """`Sizes.across`, once."""
-    return Sizes(n_queries, n_keys, d, p).across(r_query, r_key, s0, **read)
 
 
 class _Scores(NamedTuple):

@@ -146,13 +146,14 @@ def _predict_attention(case: Case, *, causal: bool = False, rotary: bool = False
     if rotary:
         options["omega"] = attention_scores.rotary_coherence(length, head, causal="pairs" if causal else None)
         options["omega_rows"] = attention_scores.rotary_coherence(length, head, causal="rows" if causal else None)
-    x = attention.on_itself(case["r"], case["s0"], length, case["width"], case["p"], r_g=case["g_r"], **options)
+    sizes = attention.Sizes(length, length, case["width"], case["p"], **options)
+    x = sizes.on_itself(case["r"], case["s0"], r_g=case["g_r"])
     return [_pair(*attention.forward(x)), _pair(*attention.backward(x))]
 
 
 def _predict_cross(case: Case) -> list[Moments]:
-    tokens, widths = (case["queries"], case["length"]), (case["width"], case["p"])
-    x = attention.across(case["q_r"], case["r"], case["s0"], *tokens, *widths, r_g=case["g_r"])
+    sizes = attention.Sizes(case["queries"], case["length"], case["width"], case["p"])
+    x = sizes.across(case["q_r"], case["r"], case["s0"], r_g=case["g_r"])
     return [_pair(*moments) for moments in (attention.forward(x), *attention.backward_apart(x))]
 
 
