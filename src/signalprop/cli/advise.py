@@ -10,7 +10,6 @@ from signalprop.cli import options as opt
 from signalprop.cli import output
 
 
-@opt.of_a_network()
 def advise(
     what: Annotated[
         str,
@@ -18,7 +17,10 @@ def advise(
             metavar="WHAT", help="ARCH, a checkpoint, a recipe of train (.yaml, .toml) or a monitor's .jsonl."
         ),
     ],
-    changed: opt.Changes,
+    layers: opt.Layers = None,
+    seq_len: opt.SeqLen = None,
+    norm: opt.Norm = None,
+    assignments: opt.Set = None,
     scheme: opt.SchemeName = None,
     fail_on: opt.FailOn = None,
     json_file: opt.Json = None,
@@ -39,6 +41,7 @@ def advise(
 
     output.check_outputs(json_file)
     output.check_severity(fail_on)
+    changed = opt.changes(assignments, n_layers=layers, seq_len=seq_len, norm_placement=norm)
     subject = subject_of(what, changed, scheme)
     p = subject.table
     costs = [expected_cost_of_ranking(p, default_statistics(p.architecture))] * (2 + len(CHANGES) + len(PAIRS))

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 _SEQUENCES = 2  # per batch
 
 
-@opt.of_a_network(seq_len=opt.SHORTENED)
 def compare(
     arch: opt.Arch,
-    changed: opt.Changes,
+    layers: opt.Layers = None,
+    seq_len: opt.Shortened = None,
+    norm: opt.Norm = None,
+    assignments: opt.Set = None,
     scheme: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +63,7 @@ def compare(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
+    changed = opt.changes(assignments, n_layers=layers, seq_len=seq_len, norm_placement=norm)
     chosen = check_fidelity(fidelity)
     if chosen == "simulate":
         raise InputError("compare measures networks itself; choose fidelity auto, moments or kernel")

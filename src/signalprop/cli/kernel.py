@@ -23,7 +23,6 @@ GALLERY = "gallery"
 _REPEATS = 0.02  # share of pairs of positions with equal tokens, in the gallery
 
 
-@opt.of_a_network(seq_len=opt.SHORTENED)
 def kernel(
     arch: Annotated[
         str,
@@ -32,7 +31,10 @@ def kernel(
             help="As for predict; or `gallery`, the seven attention-only networks of the SPA paper's figures 1 and 7.",
         ),
     ],
-    changed: opt.Changes,
+    layers: opt.Layers = None,
+    seq_len: opt.Shortened = None,
+    norm: opt.Norm = None,
+    assignments: opt.Set = None,
     scheme: opt.SchemeNames = None,
     data: opt.Text = None,
     everything: Annotated[bool, typer.Option("--all", help="Print every depth instead of a selection.")] = False,
@@ -55,6 +57,7 @@ def kernel(
     from signalprop.report.sections import Section
 
     output.check_outputs(json_file, plot=plot)
+    changed = opt.changes(assignments, n_layers=layers, seq_len=seq_len, norm_placement=norm)
     if arch == GALLERY:
         if scheme or data:
             raise InputError("the gallery fixes its schemes and input; leave out --scheme and --data")

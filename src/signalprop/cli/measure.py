@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _SEQUENCES = 4  # per batch
 
 
-@opt.of_a_network(seq_len=opt.SHORTENED)
 def measure(
     model: Annotated[
         str,
@@ -29,7 +28,10 @@ def measure(
             metavar="MODEL", help="A Hugging Face directory or .gguf file; or an ARCH, built with --scheme."
         ),
     ],
-    changed: opt.Changes,
+    layers: opt.Layers = None,
+    seq_len: opt.Shortened = None,
+    norm: opt.Norm = None,
+    assignments: opt.Set = None,
     scheme: Annotated[
         str | None,
         typer.Option("--scheme", metavar=opt.SCHEME, help="Initialisation of an ARCH (default: as predict)."),
@@ -63,7 +65,8 @@ def measure(
 
     output.check_outputs(json_file, plot=plot)
     output.check_severity(fail_on)
-    arrays = arrays_in(data, changed.get("seq_len"))
+    changed = opt.changes(assignments, n_layers=layers, seq_len=seq_len, norm_placement=norm)
+    arrays = arrays_in(data, seq_len)
     directory = Path(model) if sources.is_model(model) else None
     if directory is not None:
         sources.check_as_it_is(changed, scheme)

@@ -107,44 +107,10 @@ Inside = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Print every layer.")]
 NoGradient = Annotated[bool, typer.Option("--no-gradient", help="Forward pass only.")]
 
-Changes = dict[str, Any]  # fields of an architecture, by name
-SHORTENED = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]
-# Options that describe a network: type, field of the architecture that they change, help.
-_NETWORK: dict[str, tuple[Any, str, str]] = {
-    "layers": (int, "n_layers", "Number of layers."),
-    "seq_len": (int, "seq_len", "Tokens per sequence."),
-    "norm": (str, "norm_placement", "pre, post, sandwich, res-post or none."),
-}
-
-
-def of_a_network(*names: str, **other: Any) -> Callable[[Command], Command]:
-    """Gives a command the options that describe a network, in place of its parameter `changed`: the fields they change.
-
-    Args:
-        names: of the options, beside --set; default: all. other: options that are declared otherwise, by their names;
-            None: the command has a different one.
-    """
-    chosen: dict[str, Any] = {
-        name: Annotated[kind | None, typer.Option("--" + name.replace("_", "-"), help=words)]
-        for name, (kind, _, words) in _NETWORK.items()
-        if not names or name in names
-    }
-    shared = {name: kind for name, kind in (chosen | other).items() if kind is not None} | {"assignments": Set}
-    options = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=k) for n, k in shared.items()]
-
-    def decorated(command: Command) -> Command:
-        @wraps(command)
-        def run(**given: Any) -> None:
-            found = {name: given.pop(name, None) for name in shared}
-            command(**given, changed=changes(found.pop("assignments"), **found))
-
-        own = signature(command, eval_str=True).parameters.values()
-        parameters = [new for old in own for new in (options if old.name == "changed" else [old])]
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorated
+Layers = Annotated[int | None, typer.Option("--layers", help="Number of layers.")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", help="Tokens per sequence.")]
+Shortened = Annotated[int | None, typer.Option("--seq-len", help=f"Tokens per sequence (default: at most {LONGEST}).")]
+Norm = Annotated[str | None, typer.Option("--norm", help="pre, post, sandwich, res-post or none.")]
 
 
 _Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
@@ -184,10 +150,9 @@ def usable(device: str) -> str:
     return device
 
 
-def changes(assignments: list[str] | None, **options: Any) -> dict[str, Any]:
-    """Fields of the architecture that the options change; an option that is None changes nothing."""
-    named = {_NETWORK[o][1] if o in _NETWORK else o: value for o, value in options.items() if value is not None}
-    return _known(named | pairs(assignments, "--set"))
+def changes(assignments: list[str] | None, **fields: Any) -> dict[str, Any]:
+    """Fields of the architecture that --set and other options change; one that is None changes nothing."""
+    return _known({name: value for name, value in fields.items() if value is not None} | pairs(assignments, "--set"))
 
 
 def _known(changed: dict[str, Any]) -> dict[str, Any]:

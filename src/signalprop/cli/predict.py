@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,10 +24,11 @@ _SEQUENCES = 4  # of a text, and of a step whose cost is counted
 _NETWORKS = 8  # that fidelity simulate averages; `measure` takes others
 
 
-@opt.of_a_network(layers=None)
 def predict(
     arch: opt.Arch,
-    changed: opt.Changes,
+    seq_len: opt.SeqLen = None,
+    norm: opt.Norm = None,
+    assignments: opt.Set = None,
     layers: Annotated[
         str | None, typer.Option("--layers", metavar="N[,N...]", help="Number of layers; several give one table.")
     ] = None,
@@ -62,8 +63,12 @@ def predict(
     depths: Sequence[int | None] = opt.several_numbers(
         layers, "--layers", "a number of layers", "12, or 12,48,192"
     ) or [None]
+
+    def changed(depth: int | None) -> dict[str, Any]:
+        return opt.changes(assignments, seq_len=seq_len, norm_placement=norm, n_layers=depth)
+
     if cost:
-        a = sources.read_architecture(arch, changed | opt.changes(None, layers=depths[0]))
+        a = sources.read_architecture(arch, changed(depths[0]))
         found = step_cost(a, _SEQUENCES)
         output.deliver(json_file, lambda: found, lambda: output.echo(cost_table(found)))
         return
@@ -71,12 +76,10 @@ def predict(
     if many and all_rows:
         raise InputError("--all prints every layer of one network; leave it out, or give one scheme and one depth")
     if layers is not None and chosen == "auto":  # before the tables alone take gigabytes
-        output.refuse_hours(
-            [least_cost(sources.read_architecture(arch, changed | opt.changes(None, layers=n))) for n in depths]
-        )
+        output.refuse_hours([least_cost(sources.read_architecture(arch, changed(n))) for n in depths])
     pairs = [(name, n) for name in schemes for n in depths]
     tables = [  # all of them first: what is refused is refused before the long work
-        sources.parametrization(arch, changed | opt.changes(None, layers=n), name, qk_scale) for name, n in pairs
+        sources.parametrization(arch, changed(n), name, qk_scale) for name, n in pairs
     ]
 
     def read_by(a: Architecture) -> InputStatistics:

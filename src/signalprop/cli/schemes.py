@@ -32,9 +32,9 @@ _KEY = (
 )
 
 
-@opt.of_a_network("layers")
 def schemes(
-    changed: opt.Changes,
+    layers: opt.Layers = None,
+    assignments: opt.Set = None,
     name: Annotated[
         str | None, typer.Argument(metavar=opt.SCHEME, help="Describe this scheme; with --for it may have options.")
     ] = None,
@@ -56,6 +56,7 @@ def schemes(
     from signalprop.schemes import SCHEMES, scheme
 
     output.check_outputs(json_file)
+    changed = opt.changes(assignments, n_layers=layers)
     if architecture is None and changed:
         raise InputError("--layers and --set need --for")
     if name is None:
