@@ -171,9 +171,7 @@ def _refused(where: str, why: str) -> InputError:
     return InputError(_REFUSAL.format(where, why))
 
 
-def _value(number: float | nn.Parameter) -> Factor:
+def _value(multiplier: Tensor) -> Factor:
     """A multiplier as a number, or as one per feature in float64."""
-    if not isinstance(number, Tensor):
-        return float(number)
-    values = number.detach().double()
+    values = multiplier.detach().double()
     return float(values) if values.numel() == 1 else values.flatten()

@@ -228,6 +228,6 @@ def tie(model: nn.Module, groups: tuple[tuple[str, ...], ...]) -> None:
 def set_multipliers(attached: Anatomy, record: Record) -> None:
     """Trainable multipliers at their initial values."""
     for row, start in zip(attached.rows, record.parametrization.branch, strict=True):
-        multiplier = row.ending.multiplier if isinstance(row.ending, TrainedMultiplier) else None
-        if isinstance(multiplier, nn.Parameter):
+        if isinstance(row.ending, TrainedMultiplier):
+            multiplier = row.ending.multiplier
             fill(multiplier, torch.full(multiplier.shape, float(start), dtype=torch.float64))

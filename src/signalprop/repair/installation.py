@@ -116,18 +116,15 @@ class _Installation:
         p, width, carrier = self.table, self.table.architecture.d_model, here.ending
         like = next(carrier.parameters(), next(self.attached.model.parameters()))
         splice(carrier, TrainedMultiplier, gauge=gauge, dropout_p=dropout_p, point=nn.Identity())
-        start = float(p.branch[i])
-        if p.branch_trainable == "fixed":
-            carrier.multiplier = start
-            return
-        size = {"scalar": 1, "channel": width}[p.branch_trainable]
+        size = width if p.branch_trainable == "channel" else 1
         channels = getattr(carrier, "out_features", None) or getattr(carrier, "normalized_shape", (size,))[-1]
         if size > 1 and channels != size:  # streams whose width changes from layer to layer
             raise InputError(
                 f"{here.label}: its last map gives {channels} channels, and the scheme has a multiplier for each of "
                 f"{size}; take a scheme with one multiplier per branch, such as layerscale with trainable=scalar"
             )
-        carrier.multiplier = nn.Parameter(torch.full((size,), start, dtype=like.dtype, device=like.device))
+        start = torch.full((size,), float(p.branch[i]), dtype=like.dtype, device=like.device)
+        carrier.multiplier = nn.Parameter(start)
 
     def scale_norm(self, here: AttachedRow, row: RowPlan) -> None:
         """Multiply the output of a norm, once."""

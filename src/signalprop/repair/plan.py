@@ -42,8 +42,7 @@ class RowPlan:
     """What is done at one sublayer.
 
     Attributes:
-        treatment: of the carrier: nothing, a fixed multiplier, or a trained one, before which the branch is seen (so
-            where one is 0, too).
+        treatment: of the carrier: nothing, a fixed multiplier, or a trained one.
         scale: the fixed multiplier; of a trained one the factor beside it.
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
         before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
@@ -166,12 +165,14 @@ def _stack(
     a: Architecture, p: Parametrization, members: list[tuple[int, AttachedRow]], largest: float
 ) -> tuple[list[RowPlan], float]:
     """The rows of one stack, each with its place in the table, and P after its last one."""
-    trains = p.branch_trainable != "fixed" or bool((p.branch == 0).any())
+    trains = p.branch_trainable != "fixed"
     made = []
     product = before = 1.0  # P after and before a layer
     for i, item in members:
         own_skip, own = item.own_multipliers  # what the model's code multiplies with
         skip, beta = float(p.skip[i]) / own_skip, float(p.branch[i]) / own
+        if beta == 0 and not trains:
+            _refuse_wiring(a, p, item.label, "no branch (its multiplier is 0)")
         post = item.placement == "post"
         if not item.parallel:
             if p.skip_trainable != "fixed":

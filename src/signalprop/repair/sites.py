@@ -19,7 +19,6 @@ from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import number
 from signalprop.attachment.rows import AttachedRow
 from signalprop.errors import InputError
-from signalprop.repair.record import record_of
 from signalprop.repair.tiny_pass import ROUNDINGS, TinyPass, arguments_for, like, on_meta, rms, same
 
 
@@ -56,8 +55,6 @@ def refuse_not_finite(model: nn.Module) -> None:
 
 
 def _confirmed(attached: Anatomy, arguments: Dictionary[str, Any] | None) -> bool:
-    if record_of(attached.model) is not None:
-        raise InputError("this model carries a scheme already; confirm looks at models before apply")
     sites, rows = attached.plan, attached.layout
     carriers = carriers_of(attached)
     if on_meta(attached.model):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from signalprop.errors import InputError
 
@@ -113,22 +113,22 @@ class Multiplied(Splice):
 
 def trained_multipliers(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that a scheme added to a model, by their names."""
-    carriers = ((path, module) for path, module in model.named_modules() if isinstance(module, TrainedMultiplier))
-    return {f"{path}.multiplier": c.multiplier for path, c in carriers if isinstance(c.multiplier, nn.Parameter)}
+    found = ((path, module) for path, module in model.named_modules() if isinstance(module, TrainedMultiplier))
+    return {f"{path}.multiplier": module.multiplier for path, module in found}
 
 
 class TrainedMultiplier(Splice):
     """The last map of a branch, whose output is multiplied by a parameter after the branch's dropout.
 
     Attributes:
-        multiplier: a parameter of shape (1,) or (features,), or 0.
+        multiplier: of shape (1,) or (features,).
         gauge: factor beside it, for the units in which the stream is carried.
         dropout_p: probability of the output dropout that this module took over.
         point: an identity without parameters, where the branch can be seen.
     """
 
     brings = ("multiplier", "gauge", "dropout_p", "point")
-    multiplier: float | nn.Parameter
+    multiplier: nn.Parameter
     gauge: float
     dropout_p: float
     point: nn.Module
@@ -137,8 +137,5 @@ class TrainedMultiplier(Splice):
         out = super().forward(*args, **kwargs)
         first = out[0] if isinstance(out, tuple) else out
         branch = self.point(F.dropout(first, self.dropout_p, self.training))
-        multiplier = self.multiplier * self.gauge
-        if isinstance(multiplier, Tensor):  # in the type of what it multiplies, so that autocast's types stay
-            multiplier = multiplier.to(branch.dtype)
-        branch = multiplier * branch
+        branch = (self.multiplier * self.gauge).to(branch.dtype) * branch  # so that autocast's types stay
         return (branch, *out[1:]) if isinstance(out, tuple) else branch
