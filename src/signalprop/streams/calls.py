@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from collections.abc import Mapping as Dictionary
+from contextlib import suppress
 from typing import Any, TypeGuard
 from weakref import WeakKeyDictionary
 
@@ -103,6 +104,23 @@ def call(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
             args += arguments[name] if parameter.kind is parameter.VAR_POSITIONAL else [arguments[name]]
     named = {k: v for k, v in arguments.items() if k not in parameters or parameters[k].kind not in _POSITIONAL}
     return model(*args, **named)
+
+
+class Enough(BaseException):
+    """All that a pass was to show has been seen; raised by a hook, so that what comes after it does not run."""
+
+
+def call_until_enough(model: nn.Module, arguments: Dictionary[str, Any]) -> Any:
+    """As `call`; None where the pass was ended by `Enough`."""
+    with suppress(Enough):
+        return call(model, arguments)
+    return None
+
+
+def can_end(model: nn.Module) -> bool:
+    """Whether a pass may end midway: not where hooks of others (FSDP, accelerate) wait for the rest of it."""
+    return not any(module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
+                   for module in model.modules())  # fmt: skip
 
 
 def remember(model: nn.Module, inputs: Any) -> dict[str, Any] | None:

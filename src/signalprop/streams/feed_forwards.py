@@ -42,11 +42,13 @@ def _clamped(slope: float, most: float, gate: Tensor | None, up: Tensor) -> Tens
     return (up.clamp(-most, most) + 1) * below * (slope * below).sigmoid()
 
 
-def feed_forward(maps: Sequence[Map], last: Map, limit: float, between: Dictionary[str, Bend]) -> Replayed | float:
+def feed_forward(
+    maps: Sequence[Map], last: Map, limit: float, between: Dictionary[str, Bend], like: Replayed | None = None
+) -> Replayed | float:
     """The roles of maps that read one tensor, where `last` reads activation(up) or activation(gate) * up.
 
     Args:
-        between: as `bends` gives it.
+        between: as `bends` gives it. like: a branch that was proved, whose activation is tried first.
 
     Returns:
         The smallest error where none fits.
@@ -54,12 +56,16 @@ def feed_forward(maps: Sequence[Map], last: Map, limit: float, between: Dictiona
     target = last.read
     size = float(target.abs().max()) or 1.0
     best: tuple[float, Replayed | None] = (math.inf, None)
-    for (gate, up), (name, bend) in product(_pairs(maps, target.shape[-1]), between.items()):
-        error = float((bend(None if gate is None else gate[1], up[1]) - target).abs().max()) / size
-        if error < best[0]:
-            roles = {"up": up[0]} if gate is None else {"gate": gate[0], "up": up[0]}
-            best = error, Replayed({**roles, "down": (last.path, None)}, error, activation=name)
-    return best[1] if best[1] is not None and best[0] <= limit and bool(target.any()) else best[0]
+    for names in (between,) if like is None else ((like.activation,), between):
+        for (gate, up), name in product(_pairs(maps, target.shape[-1]), names):
+            bent = between[name](None if gate is None else gate[1], up[1])
+            error = float((bent - target).abs().max()) / size
+            if error < best[0]:
+                roles = {"up": up[0]} if gate is None else {"gate": gate[0], "up": up[0]}
+                best = error, Replayed({**roles, "down": (last.path, None)}, error, activation=name)
+        if best[1] is not None and best[0] <= limit and bool(target.any()):
+            return best[1]
+    return best[0]
 
 
 _Part = tuple[tuple[str, Rows], Tensor]

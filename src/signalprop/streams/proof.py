@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, first_tensor, loss_and_logits, whole
 from signalprop.streams.between import ambiguous, noise_in_branches, places_between, with_between
-from signalprop.streams.calls import call
+from signalprop.streams.calls import Enough, call_until_enough, can_end
 from signalprop.streams.parts import Branch, Layer, Multiplier, Place, Stack
 
 ROUNDINGS = 8  # of the tensors' type, that the two sides of an equation may differ by, in units of its largest entry
@@ -54,7 +54,7 @@ def prove(
         wanted |= places_between(stack) | ({Place(stack.final_reads, "input")} if stack.final_reads else set())
     both: tuple[Literal["input", "output"], ...] = ("input", "output")
     wanted |= {Place(path, side) for path in norms for side in both}
-    tensors, _ = tensors_of_pass(model, arguments, wanted)
+    tensors, _ = tensors_of_pass(model, arguments, wanted, whole_pass=False)
     parameters = dict(model.named_parameters())
     proved = tuple(replace(s, layers=tuple(_layer(one, tensors, parameters) for one in s.layers)) for s in stacks)
     proved = tuple(_with_between(model, arguments, stack, tensors) for stack in proved)
@@ -67,18 +67,24 @@ def _with_between(
 ) -> Stack:
     if ambiguous(stack, tensors):
         with noise_in_branches(model, stack, tensors):
-            tensors, _ = tensors_of_pass(model, arguments, places_between(stack))
+            tensors, _ = tensors_of_pass(model, arguments, places_between(stack), whole_pass=False)
     return with_between(stack, tensors)
 
 
 def tensors_of_pass(
-    model: nn.Module, arguments: Dictionary[str, Any], wanted: set[Place], *, last: bool = False
+    model: nn.Module,
+    arguments: Dictionary[str, Any],
+    wanted: set[Place],
+    *,
+    last: bool = False,
+    whole_pass: bool = True,
 ) -> tuple[dict[Place, Tensor], Tensor | None]:
     """Copies of the wanted tensors of a pass, and its first output.
 
     None for a tensor that the pass does not reach; of a module that runs more often than said, the first (or
-    the `last`).
+    the `last`). Without the `whole_pass` it may end when all were seen, and gives no output.
     """
+    ends = not (last or whole_pass) and can_end(model)
     points = sorted({(place.path, place.side, place.call) for place in wanted})
     calls: dict[tuple[str, str], int] = {}
     for place in wanted:  # those of a norm are not counted
@@ -88,11 +94,13 @@ def tensors_of_pass(
     def keep(index: int, tensor: Tensor | None) -> None:
         if tensor is not None and (last or points[index] not in found):
             found[points[index]] = tensor.detach().clone()
+        if ends and len(found) == len(points):
+            raise Enough
 
     hooks = Hooks()
     hooks.sites([Site(model.get_submodule(path), side, call, calls[path, side]) for path, side, call in points], keep)
     with hooks, torch.no_grad():
-        given = call(model, arguments)
+        given = call_until_enough(model, arguments)
     _, logits = loss_and_logits(given)
     output = first_tensor(given if logits is None else logits)
     return {place: found[p] for place in wanted if (p := (place.path, place.side, place.call)) in found}, output

@@ -107,6 +107,9 @@ class _Replay:
 
     def __init__(self, model: nn.Module, tensors: Dictionary[Place, Tensor], maps: list[str], norms: set[str]) -> None:
         self.model, self.tensors, self.maps, self.norms = model, tensors, maps, norms
+        self.modules: dict[str, Any] = dict(model.named_modules())
+        self.vectors = [path for path, module in self.modules.items() if _has_vector(module)]
+        self.rotations = tuple(self._rotations(text_config(model)))
         self.like: dict[tuple[str, bool], Replayed] = {}
         self.linear: dict[str, float] = {}
         self.tokens = 0
@@ -171,7 +174,8 @@ class _Replay:
                 if isinstance(found, Replayed):
                     break
         else:
-            found = feed_forward(maps, last, LIMIT, bends(self._numbers(layer)))
+            like = self.like.get(("feed-forward", False))
+            found = feed_forward(maps, last, LIMIT, bends(self._numbers(layer)), like)
         if not isinstance(found, Replayed):
             names = ", ".join(m.path.rpartition(".")[2] for m in [*maps, *memories[0]])
             if not names:
@@ -181,8 +185,8 @@ class _Replay:
             miss = f" ({alone}, so that any queries and keys would do)" if found <= LIMIT else miss
             return f"the roles of {names} in {last.path} are not proved{miss}"
         checked = self._checked(found)
-        if branch.sort == "attention" and isinstance(checked, Replayed):
-            self.like["attention", found.across] = found
+        if isinstance(checked, Replayed):
+            self.like["attention" if branch.sort == "attention" else "feed-forward", found.across] = found
         return checked
 
     def _homes(self, layer: Layer, branch: Branch) -> list[str]:
@@ -224,7 +228,7 @@ class _Replay:
 
     def _checked(self, found: Replayed) -> Replayed | str:
         """The same, where every map is the linear map of its weight."""
-        modules = dict(self.model.named_modules())
+        modules = self.modules
         # in one order in all processes that a model is sharded over, which gather each weight together
         for path in dict.fromkeys(path for path, _ in found.weights.values()):
             if path not in modules or Place(path, "output") not in self.tensors:
@@ -272,16 +276,16 @@ class _Replay:
         return self.tensor_at(branch.output)
 
     def _linear(self, path: str) -> float:
-        """Largest difference of a map's output from weight * input + bias, over its largest entry."""
+        """Largest difference of a map's output from weight * input + bias, in their type, over its largest entry."""
         if path not in self.linear:
             module: Any = self.model.get_submodule(path)
             x, y = self.at(path, "input"), self.at(path, "output")
             assert x is not None and y is not None
             module = with_adapters_merged(module)
-            weight, bias = whole(module.weight).detach().double(), whole(getattr(module, "bias", None))
+            weight, bias = whole(module.weight).detach().cpu(), whole(getattr(module, "bias", None))
             fits = weight.shape == (y.shape[-1], x.shape[-1]) and type(module).__name__ != "Conv1D"
-            mapped = x @ (weight.mT if fits else weight)
-            mapped = mapped + bias.detach().double() if isinstance(bias, Tensor) else mapped
+            mapped = (x.to(weight.dtype) @ (weight.mT if fits else weight)).double()
+            mapped = mapped + bias.detach().double().cpu() if isinstance(bias, Tensor) else mapped
             self.linear[path] = float((mapped - y).abs().max()) / (float(y.abs().max()) or 1.0)
         return self.linear[path]
 
@@ -305,23 +309,18 @@ class _Replay:
             if place.side == "output" and found.ndim in (3, 4) and found.shape[-3] == found.shape[-2]
             and isinstance(self.model.get_submodule(place.path), nn.Embedding)
         }  # fmt: skip
-        rotations = tuple(self._rotations(text_config(self.model)))
         counts = tuple(dict.fromkeys((*heads, *_COUNTS)))
-        return Hints(counts, tuple(scales), tuple(windows), rotations, norms, tables)
+        return Hints(counts, tuple(scales), tuple(windows), self.rotations, norms, tables)
 
     def _numbers(self, layer: Layer) -> dict[str, Any]:
         """What the configuration and a layer's modules hold, by name; the configuration's first."""
-        near = [m for path, m in self.model.named_modules() if layer.holds(path)]
+        near = [m for path, m in self.modules.items() if layer.holds(path)]
         return {name: value for place in [*near, text_config(self.model)] for name, value in _numbers(place)}
 
     def norm_paths(self, layer: Layer, branch: Branch) -> Iterator[str]:
         """Modules with one vector as weight in a layer, that do not read the stream: norms of queries and keys."""
         of_branches = {b.norm for b in layer.branches} | {b.post_norm for b in layer.branches}
-        for path, module in self.model.named_modules():
-            gain, _ = gain_and_bias(module)
-            one = isinstance(gain, Tensor) and gain.ndim == 1 and not isinstance(module, nn.Embedding)
-            if one and path != layer.path and layer.holds(path) and path not in of_branches:
-                yield path
+        return (p for p in self.vectors if p != layer.path and layer.holds(p) and p not in of_branches)
 
     def _rotations(self, text: Any) -> Iterator[Rotation]:
         """Of buffers that hold frequencies, and of a configuration's base."""
@@ -340,6 +339,12 @@ class _Replay:
         for frequencies, gain in found.items():
             for halves in (True, False):
                 yield Rotation(frequencies, halves, gain)
+
+
+def _has_vector(module: nn.Module) -> bool:
+    """Whether a module's weight is one vector, as that of norms."""
+    gain, _ = gain_and_bias(module)
+    return isinstance(gain, Tensor) and gain.ndim == 1 and not isinstance(module, nn.Embedding)
 
 
 _COUNTS = range(1, 129)  # of which those are tried that divide the width

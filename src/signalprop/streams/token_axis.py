@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from signalprop.hooks import Hooks, Site, rows_of
-from signalprop.streams.calls import call
+from signalprop.streams.calls import Enough, call_until_enough, can_end
 from signalprop.streams.parts import Place, Stack
 
 _CHANGED = 1e-5  # of the largest entry
@@ -141,13 +141,17 @@ class _Noise:
         def leaves(k: int, tensor: Tensor | None) -> None:
             if tensor is not None:
                 outputs[sites[k][0]].setdefault(k, tensor.detach().clone())
+            if ends and sum(map(len, outputs)) == len(sites):
+                raise Enough
+
+        ends = can_end(self.model)
 
         hooks.sites(
             [Site(self.model.get_submodule(place.path), place.side, place.call, place.calls) for _, place in sites],
             leaves,
         )
         with hooks, torch.no_grad():
-            call(self.model, self.given)
+            call_until_enough(self.model, self.given)
         return [_Stream(entries.get(i), found, before.get(i, ())) for i, found in enumerate(outputs)]
 
 
