@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.kernels.causal_attention import TokenAttention
+from signalprop.kernels.softmax_rows import turns
 from signalprop.network.inputs import InputStatistics
 from signalprop.network.kinds import Kind, kinds_in
 from signalprop.network.layout import PLACEMENTS
@@ -116,12 +117,10 @@ class Grid:
     @lru_cache(maxsize=8)  # noqa: B019
     def rotated(self, d_head: int, base: float, fraction: float) -> FloatArray:
         """Mean cosine of rotary angles between two different positions, over those that two nodes stand for, (m, m)."""
-        rotated = 2 * round(fraction * d_head / 2)
-        theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
-        total, lag = np.zeros_like(self.visible), np.arange(self.tokens)
-        for wave in (self._weighted(turn(lag * f)) for f in theta for turn in (np.cos, np.sin)):
-            total += np.multiply.outer(wave, wave) / len(theta)
-        share = rotated / d_head
+        turned = turns(self.tokens, d_head, base, fraction)
+        waves = np.array([self._weighted(part) for turn in turned for part in (turn.real, turn.imag)])
+        total = product(waves.T, waves) * (2 / len(waves)) if len(waves) else np.zeros_like(self.visible)
+        share = len(waves) / d_head
         per_token = self._equal
         pairs = np.multiply.outer(self.weights, self.weights) - per_token
         mean = np.divide(total - per_token, pairs, out=np.ones_like(total), where=pairs > 1e-6)

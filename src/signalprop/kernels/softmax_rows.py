@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
 from signalprop.network.products import diagonal, pairs, transposed
@@ -132,6 +134,7 @@ def by_pairs(n: FloatArray) -> FloatArray:
     return np.asarray((n > 1) / np.maximum(n * (n - 1), 1.0))
 
 
+_BLOCK = 64  # lags whose cosines are products of two, of a block's start and of places within it
 _AT_ONCE = 16384  # entries that are computed at a time: what is in between stays in the cache
 _WIDE = 384  # columns from which NumPy's sums down the rows, column by column, lose more than a loop costs
 
@@ -180,18 +183,27 @@ def mirrored(values: FloatArray) -> FloatArray:
     return out
 
 
+def turns(length: int, d_head: int, base: float, fraction: float) -> Iterator[NDArray[np.complex128]]:
+    """e^(i lag theta) by lag, (length,), of one frequency of rotary positions after the other."""
+    rotated = 2 * round(fraction * d_head / 2)
+    blocks, within = 1j * np.arange(0, length, _BLOCK), 1j * np.arange(_BLOCK)
+    for theta in base ** (-np.arange(0, rotated, 2) / max(rotated, 1)):
+        yield np.outer(np.exp(theta * blocks), np.exp(theta * within)).ravel()[:length]
+
+
 @lru_cache(maxsize=8)
 def rotation(length: int, d_head: int, base: float, fraction: float, causal: bool) -> tuple[FloatArray, FloatArray]:
     """Rotary positions: (rho, omega), rho[D] = mean cosine of the angles between positions D apart, and
     omega[i] = the share of a common key vector's score that row i keeps (mean of rho over pairs of its keys)."""
-    rotated = 2 * round(fraction * d_head / 2)
-    theta = base ** (-np.arange(0, rotated, 2) / max(rotated, 1))
-    lag = np.arange(length)
-    share = rotated / d_head
-    rho = 1 - share + share * sum((np.cos(lag * f) for f in theta), np.zeros(length)) / max(len(theta), 1)
+    total, frequencies = np.zeros(length), 0
+    for turn in turns(length, d_head, base, fraction):
+        total += turn.real
+        frequencies += 1
+    share = 2 * frequencies / d_head
+    rho = 1 - share + share * total / max(frequencies, 1)
     n = np.arange(1, length + 1, dtype=np.float64)
     # over the pairs of a row of n keys: (n rho_0 + 2 sum_D (n - D) rho_D) / n^2
-    omega = (2 * (n * np.cumsum(rho) - np.cumsum(rho * lag)) - n * rho[0]) / n**2
+    omega = (2 * (n * np.cumsum(rho) - np.cumsum(rho * (n - 1))) - n * rho[0]) / n**2
     return rho, omega if causal else np.full(length, omega[-1])
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,9 +311,12 @@ def _series(coefficients: FloatArray, total: FloatArray, enough: float) -> Block
         """By Horner's rule, for many entries."""
         left, right = terms_of(few_of(largest), i, j)
         sum_, term = np.zeros(r.shape), np.empty(r.shape)
+        times: Callable[..., Any] = np.multiply
+        if (i.ndim, j.ndim) == (2, 1):  # a column by a row: BLAS takes half the time of NumPy's broadcast product
+            right, times = right[:, None], np.dot
         for one, other in zip(left[::-1], right[::-1], strict=True):
             sum_ *= r
-            np.multiply(one, other, out=term)
+            times(one, other, out=term)
             sum_ += term
         return sum_
 
