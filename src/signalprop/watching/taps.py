@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -136,6 +137,15 @@ def _argument(module: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer's forward after the tap of its first argument.
+
+    A hook of a layer that is compiled by itself would be a graph of its own, and read the stream once more.
+    """
+    args, kwargs = _argument(module, args, kwargs) or (args, kwargs)
+    return type(module).forward(module, *args, **kwargs)
+
+
 def _rebound(module: Any, args: Any, kwargs: Any) -> None:
     """A stream that others read besides this module: all who read it from here on read the tap (a compiled graph has no
     copy)."""
@@ -186,6 +196,7 @@ class Taps:
         self.attached = attached
         self.groups = Groups() if groups is None else groups
         self._handles: list[Handle] = []
+        self._forwards: list[nn.Module] = []
         skip = 0 if self.groups.tokens is not None else skip_first
         stacks = {site.stack for site in attached.plan.sites}
         self._seen = {stack: Seen(skip if stack == DECODER else 0, self.groups.tokens) for stack in sorted(stacks)}
@@ -217,8 +228,12 @@ class Taps:
             self._leaves.append(leaf)
             vars(module)["_signalprop_seen"] = self._seen[stack]
             vars(module)[f"_signalprop_{'out' if side == 'output' else 'in'}"] = leaf
-            hook = {"argument": _argument, "input": _rebound}.get(side)
-            self._handles.append(plainly_after(module, _output) if hook is None else plainly_before(module, hook))
+            if side == "argument" and "forward" not in vars(module):
+                module.forward = MethodType(_forward, module)
+                self._forwards.append(module)
+            else:
+                hook = {"argument": _argument, "input": _rebound}.get(side)
+                self._handles.append(plainly_after(module, _output) if hook is None else plainly_before(module, hook))
         mapping, model = attached.mapping, attached.model
         first = min(self._seen)
         masks = [(self._seen[first], mapping.padding, mapping.padding_stride)]
@@ -233,7 +248,10 @@ class Taps:
         self.end()
         for handle in self._handles:
             handle.remove()
+        for module in self._forwards:
+            del module.forward
         self._handles.clear()
+        self._forwards.clear()
         self._leaves.clear()
         self._settings.close()
         for module in self.attached.model.modules():
