@@ -144,16 +144,16 @@ def dropout_behind(recorder: Pass, row: int) -> float:
     return float(getattr(owner, name)) if owner.training and not isinstance(owner, nn.Dropout) else 0.0
 
 
-def dropped(recorder: Pass, table: Table, point: str, row: int, *, gradient: bool) -> FloatArray:
-    """Moments of a point; of a branch after its dropout, in expectation, where it is seen before it.
+def dropped(
+    recorder: Pass, table: Table, point: str, row: int, values: FloatArray, rate: float, *, gradient: bool
+) -> FloatArray:
+    """Moments `values` of a point; of a branch after its dropout, in expectation, where it is seen before it.
 
     Dropout of rate p makes (v + p m^2) / (1 - p) of the variance v, and leaves mean and covariance. A gradient that
     is seen before it has 1 / (1 - p) times its variance.
     """
-    values = table[site_of(recorder, point, row, gradient=gradient)]
     virtual = recorder.plan.stream_out[row] < 0 and point == "stream_out" and not gradient
-    rate = dropout_behind(recorder, row) if point == "branch" or virtual else 0.0
-    if rate == 0:
+    if not (point == "branch" or virtual):
         return values
     mean, variance, correlation = values.tolist()
     if virtual:  # the recorder's sum of the stream and the branch
@@ -176,10 +176,12 @@ def powers(factors: FloatArray) -> FloatArray:
 def series(recorder: Pass, table: Table, *, unit: float = 1.0, gradient: bool = False) -> dict[str, Series]:
     """Series by probe point, in units of the variance `unit`."""
     out, rows = {}, range(len(recorder.plan.branch))
+    rates = [dropout_behind(recorder, row) for row in rows]
     for point in POINTS:
-        factors = np.array([factor_of(recorder, point, row, gradient=gradient) for row in rows])
-        seen = np.stack([dropped(recorder, table, point, row, gradient=gradient) for row in rows])
-        values = seen * powers(factors)
+        seen = np.array([table[site_of(recorder, point, row, gradient=gradient)] for row in rows])
+        for row in np.flatnonzero(rates).tolist():
+            seen[row] = dropped(recorder, table, point, row, seen[row], rates[row], gradient=gradient)
+        values = seen * powers(np.array([factor_of(recorder, point, row, gradient=gradient) for row in rows]))
         out[point] = Series.of(values[:, 1] / unit, values[:, 2], mean=values[:, 0] / math.sqrt(unit))
     return out
 

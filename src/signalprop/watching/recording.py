@@ -141,13 +141,14 @@ class Recorder(Pass):
         return not self._attached or me in self._skipping or self._owner not in (None, me)
 
     def _meet(self, index: int, tensor: Tensor | None) -> None:
-        if tensor is None or self._in_tokens(index, tensor).ndim != 3:
+        plain = None if tensor is None else self._in_tokens(index, tensor.detach())
+        if tensor is None or plain is None or plain.ndim != 3:
             got = "no tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
             raise InputError(
                 f"{self.plan.where(index)}: expected a tensor (batch, tokens, features), got {got}; fix the mapping"
             )
         if index not in self.forward:
-            self._record(index, tensor)
+            self._record(index, plain)
         if self.backward and tensor.requires_grad:
             with LOCK:
                 if not self._ignores():
@@ -168,8 +169,7 @@ class Recorder(Pass):
             self.folded = "the stream is (tokens, batch, features): correlations are over the tokens"
         return in_tokens(tensor, self.shapes.get(stack), tokens_first=self.mapping.tokens_first)
 
-    def _record(self, index: int, tensor: Tensor) -> None:
-        plain = self._in_tokens(index, tensor.detach())
+    def _record(self, index: int, plain: Tensor) -> None:
         stack = self.plan.sites[index].stack
         padding = self._padding_for(stack, plain)
         if padding is not None and padding.keep.shape != plain.shape[:2]:
