@@ -181,7 +181,7 @@ def test_a_dead_run_says_what_died(
             "model.scheme=xavier", "model.ends=null", "budget.steps=1", "cadence.signal=1", "cadence.save=0",
             "model.architecture.d_model=32", "budget.batch_size=2", text)  # fmt: skip
     result = train("bytes-decoder", tmp_path / "run", settings=(*SMALL, *sick), progress=False, final=False)
-    assert (result.status, result.findings[0].name, result.findings[0].step) == (status, found, 0)
+    assert result.status == status and (found, 0) in {(item.name, item.step) for item in result.findings}
     shown = read_run(tmp_path / "run")
     assert shown.result is not None and shown.result["findings"] == result.findings.to_json()
     assert [step for step, _ in shown.signal] == ([0, 1] if status == "finished" else [])
