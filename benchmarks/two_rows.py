@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from signalprop.files.storage import write_json
-from signalprop.network.moments import FloatArray
-from signalprop.theory.row_overlaps import FILE, NODES, bends, hermite, hermite_data, share
+from signalprop.network.moments import Array, FloatArray
+from signalprop.theory.row_overlaps import FILE, NODES, hermite, hermite_data
 from signalprop.theory.softmax import softmax_moments
 
 LENGTHS = (2, 3, 4, 6, 8, 12, 20, 40, 80, 160, 320, 1000, 3200, 10_000, 100_000, 1_000_000)
@@ -88,6 +88,18 @@ def exact_overlap(s: float, c: float, lengths: tuple[int, ...]) -> Overlap:
         value.append(n * first)
         jacobian.append(n * (first - 2 * second + third))
     return Overlap(np.array(value), np.array(jacobian))
+
+
+def share(s: Array, x: Array) -> Array:
+    """c/s, of x: the inverse of `position`."""
+    root = (s + 4.0) ** 0.5
+    return x * (2.0 * root - x * (root - 2.0)) / (root + 2.0)
+
+
+def bends(x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """What is added to the cubic of ln Λ_V: nothing at the ends, and no slope there."""
+    even = (x * (1 - x)) ** 2
+    return even, even * x
 
 
 def fitted(s: float) -> FloatArray:

@@ -19,13 +19,14 @@ from signalprop.data.batches import default_batch
 from signalprop.errors import InputError
 from signalprop.kernels.causal_shaping import exponential_kernel, uniform_kernel
 from signalprop.kernels.gallery import alibi, e_spa, figure_6, figure_7, u_spa
-from signalprop.kernels.given_kernels import checked_kernel, sampled_tokens
+from signalprop.kernels.given_kernels import checked_kernel
 from signalprop.kernels.kernel_statistics import distances, effective_rank
 from signalprop.kernels.predicting import predict_token_kernels
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.trace import attention_only, trace
 from signalprop.network.inputs import InputStatistics, collision_probability, from_tokens
 from signalprop.report import kernel_tables
+from signalprop_lab.reproductions.kernels import sampled_tokens
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "records" / "kernels.json").read_text())
 LENGTH, REPEATS = 100, 0.02

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.two_rows import LENGTHS, exact_overlap, fitted
+from benchmarks.two_rows import LENGTHS, exact_overlap, fitted, share
 from hypothesis import given
 from hypothesis import strategies as st
 
 from signalprop.files.storage import read_json
-from signalprop.theory.row_overlaps import FILE, LEAST, NODES, jacobian_overlap, log_overlap, position, share
+from signalprop.theory.row_overlaps import FILE, LEAST, NODES, jacobian_overlap, log_overlap, position
 from signalprop.theory.softmax import softmax_moments
 
 

@@ -1,4 +1,4 @@
-"""Token kernels to start from: given as a matrix, or as ids of tokens that repeat.
+"""Token kernels to start from, given as a matrix.
 
 Statistics of tokens (repeated by chance, or real ids) become a kernel by way of the network's embedding
 (`signalprop.kernels.embedding_and_loss.input_kernel`); a matrix is taken as the stream that enters the first sublayer.
@@ -6,13 +6,10 @@ Statistics of tokens (repeated by chance, or real ids) become a kernel by way of
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from signalprop.errors import InputError
-from signalprop.network.inputs import IntArray
 from signalprop.network.moments import FloatArray
 
 # Rounding of single-precision products, relative to the largest entry: asymmetry and negative eigenvalues up to this.
@@ -48,25 +45,3 @@ def checked_kernel(matrix: ArrayLike, what: str = "the kernel") -> FloatArray:
             "tokens, X X^T / d"
         )
     return np.asarray(k)
-
-
-def sampled_tokens(length: int, repeats: float, n: int = 1, seed: int = 0) -> IntArray:
-    """Sequences of independent tokens, two of which are equal with probability `repeats`; ids (n, length).
-
-    Uniform over 1 / repeats symbols where that is a whole number; else one more symbol stands for the remainder, which
-    is rarer. Without repeats every token is another.
-
-    Raises:
-        InputError: repeats outside [0, 1), or no sequence.
-    """
-    if not 0 <= repeats < 1:
-        raise InputError(f"repeats is {repeats!r:.40}; expected a share of equal pairs from 0 up to, but not, 1")
-    if n < 1 or length < 1 or seed < 0:
-        raise InputError(f"{n} sequences of {length} tokens, seed {seed}; expected at least 1 of each, and a seed >= 0")
-    if repeats == 0:
-        return np.tile(np.arange(length, dtype=np.int64), (n, 1))
-    symbols = math.ceil(1 / repeats - 1e-9)
-    # m - 1 symbols of probability p and one of 1 - (m - 1) p collide with probability `repeats`
-    p = (1 + math.sqrt(max(0.0, 1 - symbols * (1 - repeats) / (symbols - 1)))) / symbols
-    borders = p * np.arange(1, symbols)
-    return np.searchsorted(borders, np.random.default_rng([seed, length]).random((n, length)), side="right")

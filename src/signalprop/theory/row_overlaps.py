@@ -48,12 +48,6 @@ def position(s: Array, c: Array) -> Array:
     return c / (root + (s + 4.0 - c) ** 0.5) * ((root + 2.0) / s)
 
 
-def share(s: Array, x: Array) -> Array:
-    """c/s, of x: the inverse of `position`."""
-    root = (s + 4.0) ** 0.5
-    return x * (2.0 * root - x * (root - 2.0)) / (root + 2.0)
-
-
 def steepness(s: Array, x: Array) -> Array:
     """s dx/dc of `position`."""
     root = (s + 4.0) ** 0.5
@@ -79,13 +73,8 @@ def hermite(first: FloatArray, whole: FloatArray, last: FloatArray) -> FloatArra
     return np.stack([0 * first, first, 3 * whole - 2 * first - last, first + last - 2 * whole])
 
 
-def bends(x: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """What is added to the cubic of ln Λ_V: nothing at the ends, and no slope there."""
-    even = (x * (1 - x)) ** 2
-    return even, even * x
-
-
-_EVEN, _ODD = np.array([0, 0, 1, -2, 1, 0.0]), np.array([0, 0, 0, 1, -2, 1.0])  # coefficients of `bends`
+# Coefficients of what is added to the cubic of ln Λ_V: x²(1-x)², and x times it; nothing at the ends, and no slope.
+_EVEN, _ODD = np.array([0, 0, 1, -2, 1, 0.0]), np.array([0, 0, 0, 1, -2, 1.0])
 
 
 @lru_cache(maxsize=1)

@@ -7,16 +7,38 @@ from typing import Any
 
 import numpy as np
 
+from signalprop.errors import InputError
 from signalprop.kernels.causal_shaping import uniform_kernel
 from signalprop.kernels.gallery import figure_6, figure_7
-from signalprop.kernels.given_kernels import sampled_tokens
 from signalprop.kernels.trace import Trace, trace
-from signalprop.network.inputs import InputStatistics, from_tokens
+from signalprop.network.inputs import InputStatistics, IntArray, from_tokens
 from signalprop_lab.reproductions.result import Check, Curve, Findings, Panel, Settings
 
 DEPTHS = (1, 10, 30, 100)
 LENGTH, REPEATS, REPEATS_6 = 100, 0.02, 0.05
 _SAMPLES = (32, 64)  # sequences of figure 6, by scale
+
+
+def sampled_tokens(length: int, repeats: float, n: int = 1, seed: int = 0) -> IntArray:
+    """Sequences of independent tokens, two of which are equal with probability `repeats`; ids (n, length).
+
+    Uniform over 1 / repeats symbols where that is a whole number; else one more symbol stands for the remainder, which
+    is rarer. Without repeats every token is another.
+
+    Raises:
+        InputError: repeats outside [0, 1), or no sequence.
+    """
+    if not 0 <= repeats < 1:
+        raise InputError(f"repeats is {repeats!r:.40}; expected a share of equal pairs from 0 up to, but not, 1")
+    if n < 1 or length < 1 or seed < 0:
+        raise InputError(f"{n} sequences of {length} tokens, seed {seed}; expected at least 1 of each, and a seed >= 0")
+    if repeats == 0:
+        return np.tile(np.arange(length, dtype=np.int64), (n, 1))
+    symbols = math.ceil(1 / repeats - 1e-9)
+    # m - 1 symbols of probability p and one of 1 - (m - 1) p collide with probability `repeats`
+    p = (1 + math.sqrt(max(0.0, 1 - symbols * (1 - repeats) / (symbols - 1)))) / symbols
+    borders = p * np.arange(1, symbols)
+    return np.searchsorted(borders, np.random.default_rng([seed, length]).random((n, length)), side="right")
 
 
 def sequences(repeats: float, n: int, seed: int = 0) -> InputStatistics:
