@@ -1,8 +1,8 @@
 """What the weights of a model are that replays cannot show, by its twin: a random model of its configuration.
 
 On the meta device, in half precision and quantised, replays prove nothing. Of a model of transformers another one is
-made then, in single precision, and with two layers where all layers hold modules of the same names. What is proved
-there is carried over, layer by layer. A twin is proved once in a process.
+made then, in single precision, with few words, and with two layers where all layers hold modules of the same names.
+What is proved there is carried over, layer by layer. A twin is proved once in a process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from signalprop.attachment.arguments import BatchArguments
 from signalprop.attachment.found import taken
 from signalprop.attachment.found_roles import mapping_with_roles
 from signalprop.attachment.mapping import Mapping, SublayerMap
+from signalprop.errors import InputError
 from signalprop.files.checkpoint_loading import fresh, without_numbers
+from signalprop.streams.arguments import text_config
 from signalprop.streams.parts import Place, within
 from signalprop.streams.streams import Streams
 
 LARGEST = 10**9  # parameters of a twin: 4 GB
 KEPT = 2  # layers of a twin whose layers are equal
+WORDS = 1000  # of a twin: tables of tokens are drawn and multiplied as long as half of a small model
 _NOISE = 0.1  # on what is fresh at 0 or 1 (biases, gains), behind which nothing may hide
 _PROVED: dict[Any, Mapping | None] = {}
 
@@ -39,15 +42,22 @@ def mapping_by_twin(model: nn.Module, mapping: Mapping) -> Mapping | None:
     """
     assert mapping.found is not None
     paths = layer_paths(model, mapping.found)
-    for layers in depths(model, paths):
-        key = type(model), str(getattr(model, "config", "")), layers
-        if key not in _PROVED:
-            twin = twin_of(model, paths, layers)
-            _PROVED[key] = None if twin is None else mapping_with_roles(twin)
+    refusal: InputError | None = None
+    for size in sizes(model, paths):
+        key = type(model), str(getattr(model, "config", "")), size
+        try:
+            if key not in _PROVED:
+                twin = twin_of(model, paths, *size)
+                _PROVED[key] = None if twin is None else mapping_with_roles(twin)
+        except InputError as error:
+            refusal = error
+            continue
         proved = _PROVED[key]
         found = None if proved is None else _carried(model, proved, paths, mapping)
         if found is not None:
             return found
+    if refusal is not None:
+        raise refusal
     return None
 
 
@@ -56,24 +66,26 @@ def layer_paths(model: nn.Module, found: Streams) -> list[str]:
     return [layer.path for stack in taken(model, found) for layer in stack.layers]
 
 
-def depths(model: nn.Module, paths: list[str]) -> tuple[int | None, ...]:
-    """How many layers a twin may have, the fewest first; None: as many as the model."""
+def sizes(model: nn.Module, paths: list[str]) -> list[tuple[int | None, int | None]]:
+    """How many layers and words a twin may have, the fewest first; None: as many as the model."""
     inside = {frozenset(_names(model.get_submodule(path))) for path in paths}
-    return (KEPT, None) if len(paths) > KEPT and len(inside) == 1 else (None,)
+    depths = (KEPT, None) if len(paths) > KEPT and len(inside) == 1 else (None,)
+    many = (getattr(text_config(model), "vocab_size", None) or 0) > WORDS
+    return [(layers, words) for layers in depths for words in ((WORDS, None) if many else (None,))]
 
 
 def first_twin(model: nn.Module, found: Streams) -> nn.Module | None:
     """The smallest twin that can be made of a model with these streams."""
     paths = layer_paths(model, found)
-    twins = (twin_of(model, paths, layers) for layers in depths(model, paths))
+    twins = (twin_of(model, paths, *size) for size in sizes(model, paths))
     return next((twin for twin in twins if twin is not None), None)
 
 
-def twin_of(model: Any, paths: list[str], layers: int | None) -> nn.Module | None:
+def twin_of(model: Any, paths: list[str], layers: int | None, words: int | None = None) -> nn.Module | None:
     """A random model of the same class and configuration, in single precision; None where none can be made.
 
     Args:
-        paths: of the model's layers. layers: how many the twin has; None: as many.
+        paths: of the model's layers. layers, words: how many the twin has; None: as many.
     """
     config: Any = copy.deepcopy(getattr(model, "config", None))
     if not hasattr(config, "to_dict"):
@@ -82,6 +94,8 @@ def twin_of(model: Any, paths: list[str], layers: int | None) -> nn.Module | Non
     config.dtype, config._attn_implementation = torch.float32, "eager"
     if layers is not None and not _shortened(config.get_text_config(), layers):
         return None
+    if words is not None:
+        _with_words(config.get_text_config(), words)
     try:
         if sum(p.numel() for p in without_numbers(type(model), config).parameters()) > LARGEST:
             return None
@@ -115,6 +129,14 @@ def _shortened(config: Any, layers: int) -> bool:
     return True
 
 
+def _with_words(config: Any, words: int) -> None:
+    """Give a configuration so many words, with its special ones among them."""
+    config.vocab_size = words
+    for name, value in vars(config).items():
+        if name.endswith("token_id") and isinstance(value, int):
+            setattr(config, name, value % words)
+
+
 def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mapping) -> Mapping | None:
     """What was proved of a twin, of the model with layers at these paths; None where the twin's two layers differ."""
     a, items = proved.architecture, list(proved.sublayers)
@@ -131,6 +153,9 @@ def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mappi
     for i, (item, here) in enumerate(zip(items, mapping.sublayers, strict=True)):
         trained = [name for name in ("skip", "multiplier") if isinstance(getattr(item, name), Tensor)]
         items[i] = replace(item, **{name: getattr(here, name) for name in trained})
+    if isinstance(proved.embedding.token, str) and a.input == "tokens":
+        table: Any = model.get_submodule(proved.embedding.token)
+        a = a.replace(vocab_size=getattr(table, "num_embeddings", None) or table.weight.shape[0])
     made = proved.arguments
     if isinstance(made, BatchArguments):
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), made.dtype)
