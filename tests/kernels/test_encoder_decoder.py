@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from signalprop.kernels.position_grid import EqualTokens, Grid
 from signalprop.kernels.scaled_kernel import State
 from signalprop.kernels.stack import Stack
 from signalprop.network.inputs import from_tokens
+from signalprop.theory.branch_inputs import LARGEST_MEMORY
 
 D, QUERIES, KEYS = 96, 12, 16
 ALIKE = {"asks": 0.4, "keys": 0.2, "gradient": 0.3}
@@ -57,6 +59,16 @@ def test_one_head_agrees_with_sampling() -> None:
         mean, error = samples.mean(0), samples.std(0) / len(samples) ** 0.5
         expected = np.array([np.trace(predicted), predicted.sum()])
         assert (np.abs(mean - expected) < 4 * error + off * mean).all(), (name, mean, expected)
+
+
+def test_a_memory_without_a_final_norm_has_the_size_of_its_stream() -> None:
+    """Whose logarithm stands apart from the kernel: e^1.5 times it, and not beyond what products can hold."""
+    a = sp.Architecture(kind="encoder-decoder", n_layers=1, n_decoder_layers=1, d_model=32, n_heads=2, d_ff=64,
+                     norm_placement="none", final_norm=False, seq_len=4, target_len=3)  # fmt: skip
+    assert not a.has_final_norm
+    stack, last = Stack(sp.scheme("xavier")(a)), kernel(4, 0.3)
+    np.testing.assert_allclose(stack.read_memory(State(last, 1.5)), math.exp(1.5) * last)
+    np.testing.assert_allclose(stack.read_memory(State(last, 900.0)), math.exp(LARGEST_MEMORY) * last)
 
 
 @pytest.mark.parametrize("qk", [0.5, 8.0])

@@ -133,6 +133,15 @@ def test_smallest_gammas_of_the_papers_rule(n_layers: int) -> None:
     assert 0.7 < smallest_gamma(32, 0.9975) < 1 < smallest_gamma(32, 0.999)
 
 
+@pytest.mark.parametrize("over", [0.0, 2e-13])
+def test_the_largest_skip_itself_is_accepted(over: float) -> None:
+    """And what rounding has beyond it; not a billionth more."""
+    bound = float(step_bound(0.5, 0.8, exact=True))
+    assert exact_behind_skip(0.5, 0.8, bound * (1 + over)).zero == pytest.approx(-1.0, abs=1e-3)
+    with pytest.raises(InputError, match="too large"):
+        exact_behind_skip(0.5, 0.8, bound * (1 + 1e-9))
+
+
 @given(gammas=st.tuples(GAMMAS | st.just(math.inf), GAMMAS).map(sorted), share=st.floats(0, 1))
 def test_the_exact_filter_has_the_right_spectrum(gammas: list[float], share: float) -> None:
     """skip^2 S + (1 - skip^2) |A|^2 S = S' at every frequency, to the bound itself; its zero is below its pole."""
