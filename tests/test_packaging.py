@@ -129,9 +129,12 @@ def test_the_changelog_is_about_this_version_and_its_formats() -> None:
     assert re.findall(r"^## \[?(\d[\w.]*)", changelog, re.MULTILINE)[0] == PROJECT["version"]
     listed = changelog.split("### File formats")[1].split("###")[0]
     code = "".join(path.read_text(encoding="utf-8") for path in SOURCE.glob("signalprop*/**/*.py"))
-    schemas = set(re.findall(r'"signalprop/([\w-]+)/1"', code))
-    assert len(schemas) > 15 and set(re.findall(r"`([\w-]+)`", listed)) == schemas
-    assert set(re.findall(r'"signalprop/[\w-]+/(\d+)"', code)) == {"1"}
+    found = {
+        (name, number)
+        for number, names in re.findall(r"`signalprop/NAME/(\d+)`: ([^;.]+)[;.]", listed)
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
+    assert len(found) > 15 and found == set(re.findall(r'"signalprop/([\w-]+)/(\d+)"', code))
 
 
 def test_the_source_distribution_is_lean_and_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
