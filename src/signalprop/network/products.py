@@ -36,6 +36,8 @@ def product(a: FloatArray, b: FloatArray) -> FloatArray:
 
 def pairs(one: FloatArray, other: FloatArray) -> FloatArray:
     """Products of every entry of one vector with every one of another, (..., m) and (..., n) -> (..., m, n)."""
+    if one.ndim == other.ndim == 1 and one.size * other.size < _ALONE:
+        return np.asarray(np.dot(one[:, None], other[None]))  # in half the time
     return np.asarray(one[..., :, None] * other[..., None, :])
 
 

@@ -10,14 +10,16 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.polynomial import chebyshev, polynomial
+from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
 from signalprop.network.moments import Array, FloatArray
+from signalprop.network.products import product
 from signalprop.theory.remembered import remembered
 
 _ANGLES = 32  # on a circle through two independent draws: correlations cos(2 pi j / 32)
 _NUMBERS, _CIRCLES = 2**20, 2048  # logits of a table; circles that are enough for few experts
+_AT_ONCE = 8192  # entries whose powers are held
 _DEGREE = 10  # of the polynomial in the angle
 _STEP = 0.125  # of the grid in log s^2
 _SMALLEST, _LARGEST = -6.0, 6.0  # log s^2: beyond, weights are equal, or one expert has it all
@@ -78,8 +80,19 @@ def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> W
     if place.size == 1:
         tables = [(np.ones(place.shape), sum(part.item() * table for part, table in tables))]
     at = np.asarray(2 / np.pi * np.arccos(np.clip(np.broadcast_arrays(correlation, variance)[0], -1.0, 1.0)) - 1)
-    out = [sum(part * polynomial.polyval(at, table[:, k]) for part, table in tables) for k in range(3)]
+    out = sum(part * _polynomials(table, at) for part, table in tables)
     return Weights(*(float(one) if one.ndim == 0 else one for one in out))
+
+
+def _polynomials(table: FloatArray, x: FloatArray) -> FloatArray:
+    """Polynomials in x, (degree + 1, 3) and (...) -> (3, ...), so many entries at a time that their powers are few."""
+    out, flat = np.empty((3, x.size)), x.ravel()
+    for start in range(0, x.size, _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        powers = np.empty((len(table), len(flat[part])))
+        powers[0], powers[1:] = 1.0, flat[part]
+        out[:, part] = product(table.T, np.multiply.accumulate(powers, axis=0, out=powers))
+    return out.reshape(3, *x.shape)
 
 
 def load_variation(router: Router, shared: Array, tokens: int) -> Array:

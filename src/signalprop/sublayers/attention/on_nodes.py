@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.nodes import Nodes
 from signalprop.kernels.position_grid import AlikeAttention, GridAttention
-from signalprop.kernels.shaped_attention import ShapedAttention
 from signalprop.network.moments import Array, FloatArray
 from signalprop.network.products import pairs
 from signalprop.sublayers.attention.heads import Row
@@ -58,13 +56,16 @@ class Shaped:
     nodes: Nodes
     fields: dict[str, Any]
 
+    def _of(self, read: Signal) -> Any:
+        from signalprop.kernels.shaped_attention import ShapedAttention
+
+        return ShapedAttention(kernel=self.nodes.matrix(read), **self.fields)
+
     def forward(self, gain: Array, bias: Array) -> Signal:
-        values = self.nodes.matrix(linear(self.x, gain, bias))
-        return self.nodes.signal(ShapedAttention(kernel=values, **self.fields).forward())
+        return self.nodes.signal(self._of(linear(self.x, gain, bias)).forward())
 
     def backward(self, g: Signal) -> Signal:
-        kernel = self.nodes.matrix(self.x)
-        return self.nodes.signal(ShapedAttention(kernel=kernel, **self.fields).backward(self.nodes.matrix(g)))
+        return self.nodes.signal(self._of(self.x).backward(self.nodes.matrix(g)))
 
     def beside_sink(self, sink: float) -> None:
         return None
@@ -80,6 +81,8 @@ def placed(nodes: Nodes, read: Signal, turned: Turned, fields: dict[str, Any], *
     rho, omega, turn = turned
     grid = nodes.grid
     if grid is None:
+        from signalprop.kernels.bidirectional_attention import UnmaskedAttention
+
         return (TokenAttention if causal else UnmaskedAttention)(kernel=read.matrix(), rho=rho, omega=omega, **fields)
     if omega is not None:
         fields |= {"turn": turn, "omega": omega[grid.positions]}

@@ -54,14 +54,16 @@ class Experts(Sublayers):
         logits = self._logits(i, x)
         size, per_token = logits.per_token, np.asarray(logits.per_token)
         if logits.has_nodes:
-            same = np.ptp(per_token) <= _ONE_SIZE * per_token.max()
-            size, r = (
-                (per_token[:1], logits.cosine()) if same else (np.sqrt(np.outer(per_token, per_token)), logits.cosine())
-            )
-            r = r if (per_token > 0).all() else np.ones_like(r)
+            r = logits.cosine() if (per_token > 0).all() else np.ones_like(logits.shared)
+            if np.ptp(per_token) <= _ONE_SIZE * per_token.max():
+                size = per_token = per_token[:1]
+            else:
+                size = np.sqrt(np.outer(per_token, per_token))
         else:
             r = np.where(per_token > 0, logits.cosine(), 1.0)  # equal logits choose the same experts
         found = weights(self.router, per_token, 1.0), weights(self.router, size, r)
+        if not self.hashed:
+            return found
         return tuple(_by_table(one, self.p.layer[i] < self.hashed, self.router) for one in found)  # type: ignore
 
     def load_variation(self, i: Rows, x: Signal) -> Array:
