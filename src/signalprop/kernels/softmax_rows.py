@@ -90,8 +90,8 @@ def _tabulated(lengths: tuple[int, ...]) -> FloatArray:
 
 def _alone(length: int) -> Spline:
     """`favour` and `response` of `Rows` where two rows are tabulated; two keys are always as far from their mean."""
-    favour = response_to_key_variance(length) if length > 2 else np.zeros((len(node_variances()), 2))
-    return Spline(np.column_stack([favour, linear_response(node_moments(length))])[::STRIDE])
+    favour = response_to_key_variance(length, STRIDE) if length > 2 else np.zeros((len(node_variances()), 2))
+    return Spline(np.column_stack([favour, linear_response(node_moments(length, STRIDE))])[::STRIDE])
 
 
 def rows_of(score_variance: FloatArray, row_length: FloatArray, longest: int | None = None) -> Rows:

@@ -105,7 +105,7 @@ def steady(length: int) -> Spline:
     """
     if length == 1:
         return Spline(np.zeros((len(NODES), 5)))
-    m = node_moments(length)
+    m = node_moments(length, STRIDE)
     second, jacobian = m.second[::STRIDE], m.jacobian[::STRIDE]
     knots, rest = _tabulated()
     at, weight = lagrange(np.log([length]), knots)

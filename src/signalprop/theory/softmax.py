@@ -188,10 +188,20 @@ def softmax_moments(variance: Array, length: int) -> SoftmaxMoments:
 # --- interpolation -------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)
-def node_laplace() -> Laplace:
-    """At `node_variances()`."""
-    return laplace_of(_KNEE * _NODES / (1.0 - _NODES))
+@lru_cache(maxsize=2)
+def node_laplace(stride: int = 1) -> Laplace:
+    """At `node_variances()`: at every so many, and the first three."""
+    if stride == 1:
+        return laplace_of(_KNEE * _NODES / (1.0 - _NODES))
+    every = node_laplace()
+    borders = [*every.start, len(every.u)]
+    parts = [np.arange(borders[k], borders[k + 1]) for k in _places(stride)]
+    some = np.concatenate(parts)
+    return Laplace(np.cumsum([0, *map(len, parts[:-1])]), *(column[some] for column in every[1:]))
+
+
+def _places(stride: int) -> list[int]:
+    return sorted({0, 1, 2, *range(0, len(_NODES), stride)})
 
 
 @lru_cache(maxsize=2)
@@ -272,11 +282,13 @@ def vanishing(s: Array) -> Array:
 
 
 @lru_cache(maxsize=256)
-def node_moments(length: int) -> SoftmaxMoments:
-    """The moments for one length at `node_variances()`."""
+def node_moments(length: int, stride: int = 1) -> SoftmaxMoments:
+    """The moments for one length at `node_variances()`; NaN at those that `node_laplace` leaves out."""
     if length == 1:
         return _one_hot(np.ones(len(_NODES)))
-    return _integrate(node_laplace(), length)
+    found = np.full((len(SoftmaxMoments._fields), len(_NODES)), np.nan)
+    found[:, _places(stride)] = _integrate(node_laplace(stride), length)
+    return SoftmaxMoments(*found)
 
 
 def linear_response(m: SoftmaxMoments) -> FloatArray:
@@ -288,13 +300,14 @@ def linear_response(m: SoftmaxMoments) -> FloatArray:
     return np.asarray(response, dtype=np.float64)
 
 
-def response_to_key_variance(length: int) -> FloatArray:
+def response_to_key_variance(length: int, stride: int = 1) -> FloatArray:
     """d ln E A_k and d ln E A_k², by d ln of the variance of logit k about the others' mean; (nodes, 2).
 
     The mean of those variances is kept, so this says how much more of a row a key gets that lies farther from the
-    other keys than they do, at `node_variances()`: docs/theory/kernels.md, "Keys that lie apart". At least 3 logits.
+    other keys than they do, at the nodes of `node_moments`: docs/theory/kernels.md, "Keys that lie apart". At least
+    3 logits.
     """
-    m, s, others = node_moments(length), node_variances(), length - 1.0
+    m, s, others = node_moments(length, stride), node_variances(), length - 1.0
     fourth = (5.0 * m.third - 2.0 * m.second * (1.0 - m.squared_tilt)) / 3.0
     # sums over k of E of second derivatives of A_k, A_k²: by the logit itself, and by all the others
     itself = np.stack([1.0 - 3.0 * m.second + 2.0 * m.third, 4.0 * m.second * m.squared_tilt])
