@@ -20,7 +20,7 @@ LAYERS, WIDTH, HIDDEN, ROUNDS = 4, 2048, 8192, 5
 TITLE = "Weights of a checkpoint"
 ABOUT = f"""
 `python -m benchmarks weights`: a float32 checkpoint of {LAYERS} layers of width {WIDTH}, which the system has in
-memory, on one thread; CPU time. *signalprop* is what `diagnose --weights-only` reads, quantiles and casts included;
+memory, on one thread; CPU time. *signalprop* is what `diagnose --weights-only` reads, digests of all bytes included;
 *plain NumPy* takes of every tensor the root mean square, the largest size, and the numbers of zeros and of entries that
 are not finite; *floor* adds all entries up.
 """

@@ -18,6 +18,7 @@ from signalprop.diagnosis.result import (
     Numbers,
     Weights,
     known,
+    mean_of,
     paired,
 )
 from signalprop.report import diagnosis_tables
@@ -89,17 +90,13 @@ def _charts(named: Mapping[str, Diagnosis]) -> list[Chart]:
         return drawn(lambda d: [None if w is None else value(w) for _, w in paired(d)], "predicted from weights")
 
     def heads(value: Callable[[LayerSignal], Numbers]) -> list[Curve]:
-        """The mean over heads, and their range."""
-        made = drawn(lambda d: [float(np.mean(found)) if (found := known(value(s))) else None for s in d.signal])
-        ranges = {
-            len(d.signal): [[f(known(value(s)) or [np.nan]) for s in d.signal] for f in (np.min, np.max)]
-            for d in named.values()
-        }
-        ends = [ranges[len(curve.y)] for curve in made] if len(named) == 1 else [(None, None)] * len(made)
-        return [
-            replace(curve, low=None if low is None else np.array(low), high=None if high is None else np.array(high))
-            for curve, (low, high) in zip(made, ends, strict=True)
-        ]
+        """The mean over heads, and their range where there is one diagnosis."""
+        made = drawn(lambda d: [mean_of(value(s)) for s in d.signal])
+        if len(named) > 1 or not made:
+            return made
+        (only,) = named.values()
+        found = [known(value(s)) or [np.nan] for s in only.signal]
+        return [replace(made[0], low=np.array([min(v) for v in found]), high=np.array([max(v) for v in found]))]
 
     def chart(title: str, curves: list[Curve], y: str, caption: str = "", log: bool = False) -> Chart:
         return Chart(title, curves, "layer", y, log=log, positive=log, caption=caption)
