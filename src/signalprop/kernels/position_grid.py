@@ -72,6 +72,11 @@ class Grid:
         return np.minimum.outer(nodes, nodes)
 
     @cached_property
+    def longer(self) -> NDArray[np.intp]:
+        """The last one of every two nodes, (m, m)."""
+        return np.maximum.outer(np.arange(len(self.n)), np.arange(len(self.n)))
+
+    @cached_property
     def lengths(self) -> FloatArray:
         """Products of the numbers of keys that two nodes see."""
         return np.multiply.outer(self.n, self.n)
@@ -358,7 +363,7 @@ class GridAttention(TokenAttention):
         return kernel * core + rest, per_token * core.diagonal(0, -2, -1) + rest.diagonal(0, -2, -1)
 
     def _of_longer(self, per_row: FloatArray) -> FloatArray:
-        return np.where(self._visible, per_row[..., None], per_row[..., None, :])
+        return per_row.take(self.grid.longer, -1)
 
 
 class AlikeAttention(GridAttention):

@@ -6,6 +6,7 @@ Logits are Gaussian: variance s^2, correlation rho between two tokens, independe
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -72,10 +73,8 @@ def weights(router: Router, variance: Array, correlation: Array) -> Weights:
 def _weights(router: Router, variance: FloatArray, correlation: FloatArray) -> Weights:
     with np.errstate(divide="ignore"):
         place = np.clip(np.log(variance), _SMALLEST, _LARGEST) / _STEP
-    lower = np.floor(place).astype(int)
-    below = set(lower.ravel().tolist())
-    numbers = sorted(below | {number + 1 for number in below})
-    parts = [(np.clip(1 - np.abs(place - number), 0, None), number) for number in numbers]
+    low, high = (math.floor(x) if math.isfinite(x) else 0 for x in (place.min(), place.max()))
+    parts = [(np.clip(1 - np.abs(place - number), 0, None), number) for number in range(low, high + 2)]
     tables = [(part, _table(router, number)) for part, number in parts if part.any()]
     if place.size == 1:
         tables = [(np.ones(place.shape), sum(part.item() * table for part, table in tables))]

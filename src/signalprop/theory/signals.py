@@ -59,7 +59,7 @@ class Signal(NamedTuple):
         if isinstance(self[1], float) or not self.has_nodes:
             return correlation(self[1], self[0])
         root = inverse_roots(np.asarray(self.per_token))
-        return np.asarray(np.clip(self.shared * pairs(root, root), -1.0, 1.0))
+        return np.asarray((self.shared * pairs(root, root)).clip(-1.0, 1.0))
 
     def of_pairs(self, per_token: Array) -> Array:
         """Of a number per token, the product for every pair of them."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from signalprop.network.moments import Array
 from signalprop.network.parametrization import Parametrization
+from signalprop.network.products import pairs
 from signalprop.sublayers.experts.roles import Settings, width
 from signalprop.sublayers.feed_forward.signal import FeedForward, Row, of_roles
 from signalprop.theory.log_arithmetic import plain
@@ -58,7 +59,7 @@ class Experts(Sublayers):
             if np.ptp(per_token) <= _ONE_SIZE * per_token.max():
                 size = per_token = per_token[:1]
             else:
-                size = np.sqrt(np.outer(per_token, per_token))
+                size = pairs(np.sqrt(per_token), np.sqrt(per_token))
         else:
             r = np.where(per_token > 0, logits.cosine(), 1.0)  # equal logits choose the same experts
         found = weights(self.router, per_token, 1.0), weights(self.router, size, r)
