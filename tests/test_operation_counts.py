@@ -75,7 +75,7 @@ LATENT = {"branches": ("latent_attention", "feed_forward"), "activation": "silu"
 
 
 # Calls of a sublayer, mean of both; those of activations without a closed form by Hermite's series.
-@pytest.mark.parametrize(("changes", "bound"), [({}, 129), ({"activation": "silu"}, 141), (LATENT, 202)])
+@pytest.mark.parametrize(("changes", "bound"), [({}, 125), ({"activation": "silu"}, 137), (LATENT, 194)])
 def test_a_prediction_grows_as_its_depth(changes: dict[str, Any], bound: int) -> None:
     """Every sublayer costs the same: none of the passes is quadratic in the depth."""
     predict_moments(network(64, **changes), INPUTS)  # tables that are made once
@@ -89,12 +89,12 @@ def test_what_sp_predict_adds_grows_as_the_depth() -> None:
     sp.predict(network(64), INPUTS)
     counts = [calls(lambda n=n: sp.predict(network(n), INPUTS)) for n in (16, 32, 64)]  # type: ignore[misc]
     assert (counts[2] - counts[1]) == pytest.approx(2 * (counts[1] - counts[0]), rel=0.02)
-    assert counts[2] - counts[1] <= 64 * 129
+    assert counts[2] - counts[1] <= 64 * 126
 
 
-@pytest.mark.parametrize(("preset", "bound"), [("gpt2", 745), ("qwen3-30b-a3b", 1190)])
+@pytest.mark.parametrize(("preset", "bound"), [("gpt2", 681), ("qwen3-30b-a3b", 1060), ("olmo2-7b", 895)])
 def test_a_prediction_on_a_grid_grows_as_its_depth(preset: str, bound: int) -> None:
-    """Presets at their own contexts: calls of a sublayer, both ways. Tests before it leave 1,176 to 1,180."""
+    """Presets at their own contexts: calls of a sublayer, both ways; tests before it move them by four."""
     counts = []
     for n in (4, 8):
         p = sp.scheme("huggingface")(sp.Architecture.preset(preset, n_layers=n))
@@ -114,7 +114,7 @@ def test_schemes_that_are_ranked_together_make_the_calls_of_one() -> None:
         return calls(lambda: list(predict_all_for_ranking(tables, inputs)))
 
     two, eight = (ranked(8, members) - ranked(4, members) for members in (2, 8))
-    assert eight == two <= 8 * 874
+    assert eight == two <= 8 * 826
 
 
 def sweep(size: int) -> Parametrization:
