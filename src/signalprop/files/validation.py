@@ -88,20 +88,16 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 def _checked(function: Callable[P, R], name: str) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        signature, hints = _declared(function, tuple(name in sys.modules for name in _LATER.values()))
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError:
-            return function(*args, **kwargs)  # whose message has its name
-        for parameter, value in given.items():
-            if parameter in hints:
-                declared = signature.parameters[parameter]
-                for item in _SEVERAL.get(declared.kind, lambda one: (one,))(value):
-                    if not _is_a(item, hints[parameter]):
-                        expected, shape = _in_words(str(declared.annotation)), getattr(item, "shape", None)
-                        got = f"of shape {tuple(shape)}" if isinstance(shape, tuple) else f"{item!r:.60}"
-                        got = f"{type(item).__name__} {got}"
-                        raise InputError(f"{name} takes as {parameter}: {expected}; it was given the {got}")
+        names, rest, more, hints = _declared(function, tuple(name in sys.modules for name in _LATER.values()))
+        given = [*zip(names, args, strict=False), *((rest, value) for value in args[len(names) :])]
+        given += [(key if key in hints else more, value) for key, value in kwargs.items()]
+        for parameter, value in given:
+            if parameter in hints and not _is_a(value, hints[parameter]):
+                declared = str(inspect.signature(function).parameters[parameter].annotation)
+                shape = getattr(value, "shape", None)
+                got = f"of shape {tuple(shape)}" if isinstance(shape, tuple) else f"{value!r:.60}"
+                got = f"{type(value).__name__} {got}"
+                raise InputError(f"{name} takes as {parameter}: {_in_words(declared)}; it was given the {got}")
         try:
             return function(*args, **kwargs)
         except OSError as error:
@@ -128,16 +124,20 @@ _LATER = {
 
 
 @functools.cache
-def _declared(function: Callable[..., Any], imported: tuple[bool, ...]) -> tuple[inspect.Signature, dict[str, Any]]:
-    """Signature, and types by parameter. Of what a module imports for type checkers alone, _LATER is known."""
+def _declared(
+    function: Callable[..., Any], imported: tuple[bool, ...]
+) -> tuple[tuple[str, ...], str, str, dict[str, Any]]:
+    """Names of positional parameters, of the one for further positions, of that for further names, and all types.
+
+    Of what a module imports for type checkers alone, _LATER is known.
+    """
     nn, anatomy = (sys.modules.get(name, _NotImported) for name in _LATER.values())
-    names = {"nn": nn, "Anatomy": getattr(anatomy, "Anatomy", _NotImported.Module)}
-    return inspect.signature(function), get_type_hints(function, localns=names)
-
-
-_SEVERAL: dict[Any, Callable[[Any], Iterable[Any]]] = {
-    inspect.Parameter.VAR_POSITIONAL: tuple, inspect.Parameter.VAR_KEYWORD: dict.values
-}  # fmt: skip
+    known = {"nn": nn, "Anatomy": getattr(anatomy, "Anatomy", _NotImported.Module)}
+    by_kind: dict[Any, list[str]] = {kind: [] for kind in inspect._ParameterKind}
+    for parameter in inspect.signature(function).parameters.values():
+        by_kind[parameter.kind].append(parameter.name)
+    only, both, rest, _, more = by_kind.values()
+    return (*only, *both), "".join(rest), "".join(more), get_type_hints(function, localns=known)
 
 
 def _in_words(annotation: str) -> str:
@@ -149,10 +149,8 @@ def _is_a(value: Any, hint: Any) -> bool:
     """Whether a value is of an annotated type, as far as one look shows; NumPy scalars count as Python's."""
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType):
-        members, numbers = set(get_args(hint)), set(get_args(ArrayLike))
-        if numbers <= members:
-            return _is_numbers(value) or any(_is_a(value, member) for member in members - numbers)
-        return any(_is_a(value, member) for member in members)
+        numbers, members = _members(hint)
+        return (numbers and _is_numbers(value)) or any(_is_a(value, member) for member in members)
     if origin is Annotated:
         return _is_a(value, get_args(hint)[0])
     if origin is Literal:  # the function names the choices
@@ -166,6 +164,13 @@ def _is_a(value: Any, hint: Any) -> bool:
     if getattr(origin, "_is_protocol", False) or origin is Callable:  # one that is not a function says what it looks at
         return isinstance(value, origin) if getattr(origin, "_is_runtime_protocol", False) else callable(value)
     return origin is Any or not isinstance(origin, type) or isinstance(value, origin)
+
+
+@functools.cache
+def _members(union: Any) -> tuple[bool, tuple[Any, ...]]:
+    """Whether an ArrayLike is one of a union's types, and the other ones."""
+    members, numbers = set(get_args(union)), set(get_args(ArrayLike))
+    return numbers <= members, tuple(members - numbers if numbers <= members else members)
 
 
 _SCALARS: dict[Any, tuple[type, ...]] = {

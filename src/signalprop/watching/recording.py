@@ -155,6 +155,8 @@ class Recorder(Pass):
                     self._gradients.see(index, tensor, self._reduced)
 
     def _in_tokens(self, index: int, tensor: Tensor) -> Tensor:
+        if tensor.ndim == 3 and not self.mapping.tokens_first:
+            return tensor
         if tensor.ndim == 4 and self.mapping.architecture.streams is not None:  # (batch, tokens, streams, features)
             return tensor.flatten(2)
         stack = self.plan.sites[index].stack

@@ -98,9 +98,8 @@ def moments(x: Tensor, padding: Padding | None = None) -> Rows | Sums:
 
     On the CPU Rows or Sums; elsewhere Sums, which stay on the device so that nothing waits.
     """
-    if x.device.type != "cpu" or x.dtype == torch.float64:
-        return exact(x, padding)
-    return _single(x, padding) or exact(x, padding)
+    found = _single(x, padding) if x.is_cpu and x.dtype != torch.float64 else None
+    return found or exact(x, padding)
 
 
 def collect(results: Sequence[Rows | Sums]) -> FloatArray:
@@ -168,7 +167,6 @@ def _finish(values: FloatArray, count: float, count2: float, features: int) -> F
 
 def _single(x: Tensor, padding: Padding | None) -> Rows | None:
     """Norms and sums in float32, or None where that would lose digits or range."""
-    batch, tokens, features = x.shape
     if x.dtype != torch.float32:
         x = x.float()
     if padding is not None:
@@ -178,7 +176,7 @@ def _single(x: Tensor, padding: Padding | None) -> Rows | None:
     sums = x.sum(1)
     # the same two kernels again, whose code is at hand: digits do not matter here
     length, total = torch.linalg.vector_norm(lengths).item(), sums.sum().item()
-    entries = (batch * tokens if padding is None else padding.count) * features or 1.0  # of no token nothing is known
+    entries = (x.numel() if padding is None else padding.count * x.shape[2]) or 1.0  # of no token nothing is known
     second, mean = length * length / entries, total / entries
     if not single_is_enough(second, mean):
         return None

@@ -33,6 +33,8 @@ from signalprop.watching.reduction import Sums, single_is_enough
 # What a tap adds up, over passes and processes: the sum of squares, of |S_b|^2, of all, of n_b times sequence b's sum,
 # of the numbers n_b of real tokens and of their squares (see `Sums`); tokens of a sequence, features; 1.
 _SUMS = 9
+# Tokens that are added up at a time: a loop over all of a sequence's, for a few features, would leave the cache.
+_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -94,11 +96,13 @@ class _Tap(torch.autograd.Function):
 
 
 def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
-    """The sums of a tensor (batch, tokens, features), in float32: first over tokens, which keeps them exact."""
+    """The sums of a tensor (batch, tokens, features), in float32: first over few entries, which keeps them exact."""
     x = x.detach()[:, skip:].float()
     if keep is not None:
         x = torch.where(keep[:, skip:, None], x, 0.0)
-    sums, squares = x.sum(1), (x * x).sum(1)
+    rows = x.shape[1] // _ROWS * _ROWS
+    sums = x[:, :rows].unflatten(1, (-1, _ROWS)).sum(2).sum(1) + x[:, rows:].sum(1)
+    squares = (x * x).sum(2)
     tokens = x.new_full((), x.shape[1])
     counts = tokens.expand(x.shape[0]) if keep is None else keep[:, skip:].sum(1).to(x.dtype)
     if group is not None:  # |S_b|^2 is of whole sequences
