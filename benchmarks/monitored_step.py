@@ -23,12 +23,42 @@ ABOUT = f"""
 `python -m benchmarks monitored_step`: forward and backward pass of a GPT-2 of Hugging Face (training mode, no dropout,
 4 x 128 tokens, float32, one thread, CPU time). *watched* is the same step under a `Probe` with its numbers read, in
 turns with the bare one. *checkpointed*: layers run again in the backward pass (non-reentrant); *compiled*: every layer
-by itself, as recipes with `compile: true` do. The goal is {GOAL}.
+by itself, as recipes with `compile: true` do. *floor*: plain hooks on the same tensors, written for this one model,
+that take of each the two reductions without which no variance and no token correlation is known (the norms of its
+tokens, and the sums over its tokens) and do nothing with them. The goal is {GOAL}.
 """
 
 
+def floor(model: Any) -> Callable[[], Any]:
+    """Hook the streams, branches and gradients of a GPT-2; what is called before every step."""
+    found: list[Any] = []
+    last: list[int] = []  # an addition hands one gradient to both of its terms
+
+    def reduced(x: torch.Tensor) -> None:
+        found.append((torch.linalg.vector_norm(x, dim=-1), x.sum(1)))
+
+    def flows(gradient: torch.Tensor) -> None:
+        if last[-1:] != [gradient.data_ptr()]:
+            last[:] = [gradient.data_ptr()]
+            reduced(gradient)
+
+    def seen(x: torch.Tensor) -> None:
+        reduced(x.detach())
+        x.register_hook(flows)
+
+    def output(_: Any, __: Any, given: Any) -> None:
+        seen(given[0] if isinstance(given, tuple) else given)
+
+    for layer in model.transformer.h:
+        for branch in (layer.attn, layer.mlp):
+            branch.register_forward_hook(output)
+    for norm in [norm for layer in model.transformer.h for norm in (layer.ln_1, layer.ln_2)] + [model.transformer.ln_f]:
+        norm.register_forward_pre_hook(lambda _, given: seen(given[0]))
+    return lambda: (found.clear(), last.clear())
+
+
 def steps(way: str, layers: int, width: int) -> dict[str, Callable[[], Any]]:
-    """A step of the bare model, the same again, and one of a watched copy."""
+    """A step of the bare model, the same again, one of a watched copy, and the floor."""
     torch.manual_seed(0)
     bare = hugging_face("gpt2", layers, width=width, heads=width // 64).train()
     bare.config.use_cache = False
@@ -53,7 +83,12 @@ def steps(way: str, layers: int, width: int) -> dict[str, Callable[[], Any]]:
         if probe.profile() is None:
             raise ValueError("the probe did not sample this step")
 
-    return {"bare": partial(step, bare), "bare again": partial(step, bare), "watched": read}
+    variants = {"bare": partial(step, bare), "bare again": partial(step, bare), "watched": read}
+    if way == "eager":
+        by_hand = copy.deepcopy(bare)
+        begin = floor(by_hand)
+        variants["floor"] = lambda: (begin(), step(by_hand))
+    return variants
 
 
 def measured() -> Iterator[str]:

@@ -100,8 +100,9 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
     x = x.detach()[:, skip:].float()
     if keep is not None:
         x = torch.where(keep[:, skip:, None], x, 0.0)
-    rows = x.shape[1] // _ROWS * _ROWS
-    sums = x[:, :rows].unflatten(1, (-1, _ROWS)).sum(2).sum(1) + x[:, rows:].sum(1)
+    parts = x.shape[1] // _ROWS
+    rest = x[:, parts * _ROWS :].sum(1)
+    sums = x[:, : parts * _ROWS].reshape(x.shape[0], parts, _ROWS, x.shape[2]).sum(2).sum(1) + rest
     squares = (x * x).sum(2)
     tokens = x.new_full((), x.shape[1])
     counts = tokens.expand(x.shape[0]) if keep is None else keep[:, skip:].sum(1).to(x.dtype)
@@ -113,8 +114,8 @@ def _sums(x: Tensor, keep: Tensor | None, skip: int, group: Any) -> Tensor:
         tokens = tokens * torch.distributed.get_world_size(group)
     totals = sums.sum(1)
     one = torch.ones_like(tokens)
-    parts = [squares.sum(), (sums * sums).sum(), totals.sum(), (totals * counts).sum(), counts.sum()]
-    whole_parts = [whole(part) for part in (*parts, (counts * counts).sum(), tokens, one * x.shape[2], one)]
+    found = [squares.sum(), (sums * sums).sum(), totals.sum(), (totals * counts).sum(), counts.sum()]
+    whole_parts = [whole(part) for part in (*found, (counts * counts).sum(), tokens, one * x.shape[2], one)]
     return torch.stack(whole_parts)
 
 
