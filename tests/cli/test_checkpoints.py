@@ -85,6 +85,33 @@ def test_a_half_precise_checkpoint_gets_the_rounded_draws_and_keeps_what_was_tra
         assert all(torch.equal(found[path], t.bfloat16()) for path, t in expected.state_dict().items())
 
 
+def test_the_anatomy_of_a_half_precise_checkpoint_is_that_in_single_precision(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "single")
+    single = result_of(command, "anatomy", str(tmp_path / "single"))
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    read: list[Any] = []
+    monkeypatch.setattr("signalprop.cli.loading.load_model", lambda place, **_: read.append(place) or model.float())
+    half = result_of(command, "anatomy", str(tmp_path / "half"))
+    assert not read and single["numbers"] and not half["numbers"]
+    assert half["proved"] and half["weights"]["proved"] and half["error"] < 1e-5
+
+    def said(found: Any) -> Any:
+        stacks = [{**s, "layers": [{**layer, "branches": [
+            {k: v for k, v in b.items() if k not in ("error", "rounding")} for b in layer["branches"]
+        ]} for layer in s["layers"]]} for s in found["stacks"]]  # fmt: skip
+        return stacks, sorted((n["path"], n["kind"], n["offset"]) for n in found["norms"])
+
+    assert said(half) == said(single)
+    (tmp_path / "half" / "model.safetensors").unlink()
+    model.model.bfloat16().save_pretrained(tmp_path / "half")  # without its head: its weights have to be read
+    LlamaConfig(**LLAMA, architectures=["LlamaForCausalLM"], dtype="bfloat16").save_pretrained(tmp_path / "half")
+    assert result_of(command, "anatomy", str(tmp_path / "half"))["numbers"] and read
+
+
 def test_a_folded_checkpoint_is_the_same_function(command: Command, llama: Path, tmp_path: Path) -> None:
     unfolded, folded = (str(tmp_path / name) for name in ("a", "b"))
     result_of(command, "apply", str(llama), "--scheme", "layerscale", "--out", unfolded)

@@ -8,7 +8,8 @@ What is proved there is carried over, layer by layer. A twin is proved once in a
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from signalprop.attachment.arguments import BatchArguments
 from signalprop.attachment.found import taken
 from signalprop.attachment.found_roles import mapping_with_roles
-from signalprop.attachment.mapping import Mapping, SublayerMap
+from signalprop.attachment.mapping import Mapping
 from signalprop.errors import InputError
 from signalprop.files.checkpoint_loading import fresh, without_numbers
 from signalprop.streams.arguments import text_config
-from signalprop.streams.parts import Place, within
+from signalprop.streams.parts import within
 from signalprop.streams.streams import Streams
 
 LARGEST = 10**9  # parameters of a twin: 4 GB
@@ -79,6 +80,27 @@ def first_twin(model: nn.Module, found: Streams) -> nn.Module | None:
     paths = layer_paths(model, found)
     twins = (twin_of(model, paths, *size) for size in sizes(model, paths))
     return next((twin for twin in twins if twin is not None), None)
+
+
+def with_proofs(found: Streams, proved: Streams) -> Streams:
+    """Streams without numbers, with what those of a twin prove of sums, norms and the axis of tokens, layer by layer.
+
+    As they were, where the twin's layers have other branches.
+    """
+    stacks, norms = [], {norm.path: norm for norm in proved.norms}
+    for here, there in zip(found.stacks, proved.stacks, strict=False):
+        layers = []
+        for layer, of_twin in zip_longest(here.layers, there.layers[: len(here.layers)], fillvalue=there.layers[-1]):
+            moved = _moved(of_twin, of_twin.path, layer.path)
+            if tuple(replace(b, error=None, rounding=0.0) for b in moved.branches) != layer.branches:
+                return found
+            layers.append(replace(layer, branches=moved.branches))
+            inside = [norm for norm in proved.norms if within(norm.path, of_twin.path)]
+            norms |= {norm.path: norm for norm in (_moved(one, of_twin.path, layer.path) for one in inside)}
+        axis = {name: getattr(there, name) for name in ("causal", "memory", "tokens_first", "reads_tokens_first")}
+        stacks.append(replace(here, layers=tuple(layers), **axis))
+    same = [stack.path for stack in found.stacks] == [stack.path for stack in proved.stacks]
+    return replace(found, stacks=tuple(stacks), norms=tuple(norms.values())) if same else found
 
 
 def twin_of(model: Any, paths: list[str], layers: int | None, words: int | None = None) -> nn.Module | None:
@@ -166,16 +188,16 @@ def _carried(model: nn.Module, proved: Mapping, paths: list[str], mapping: Mappi
     )  # fmt: skip
 
 
-def _moved(item: SublayerMap, old: str, new: str) -> SublayerMap:
-    """A sublayer of the layer at one path, as that of the layer at another."""
+def _moved(item: Any, old: str, new: str) -> Any:
+    """What is said of the layer at one path, as of the layer at another."""
 
     def move(value: Any) -> Any:
         if isinstance(value, str) and within(value, old):
             return new + value[len(old) :]
-        if isinstance(value, Place):
-            return replace(value, path=move(value.path))
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{name: move(one) for name, one in vars(value).items()})
         if isinstance(value, tuple):
             return tuple(move(one) for one in value)
         return {role: move(one) for role, one in value.items()} if isinstance(value, dict) else value
 
-    return replace(item, **{name: move(value) for name, value in vars(item).items()})
+    return move(item)

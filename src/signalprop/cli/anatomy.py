@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,6 @@ from signalprop.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from signalprop.attachment.anatomy import Anatomy
     from signalprop.streams.streams import Streams
 
 
@@ -45,40 +45,53 @@ def anatomy(
     """Find and prove a model's residual stream, branches and norms.
 
     One forward pass is followed addition by addition; a second one tests that stream = skip * stream + multiplier *
-    branch, a third one what every weight is.
+    branch, a third one what every weight is. In half precision, a random model of the same configuration proves it.
 
     \b
     Example: signalprop anatomy ./my-checkpoint
     """
-    from signalprop.attachment.anatomy import anatomy as found_in
-    from signalprop.cli.loading import at, called_with
+    from signalprop.diagnosis.loading import stored_in_half
 
     output.check_outputs(json_file)
-    place = device if device == "meta" else opt.usable(device)
-    whole = _model(Path(model), meta=device == "meta")
-    live = at(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
-    called_with(live, data)
-    found = found_in(live)
-    weights, lines = _weights(live, found)
+    streams = None
+    if device == "cpu" and inside is None and data is None and (n := stored_in_half(model)):
+        with suppress(InputError):  # on the weights it would prove less, to their rounding, and take longer
+            streams, weights, lines = _found(_model(Path(model), meta=True), numbers=n)
+    if streams is None or not (streams.proved and weights["proved"]):
+        from signalprop.cli.loading import at, called_with
+
+        place = device if device == "meta" else opt.usable(device)
+        whole = _model(Path(model), meta=device == "meta")
+        live = at(whole if next(whole.parameters()).is_meta else whole.to(place), inside)
+        called_with(live, data)
+        streams, weights, lines = _found(live)
     output.deliver(
         json_file,
-        lambda: {**found.to_json(), "weights": weights},
-        lambda: output.echo("\n".join([str(found), *lines])),
+        lambda: {**streams.to_json(), "weights": weights},
+        lambda: output.echo("\n".join([str(streams), *lines])),
     )
 
 
-def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]]:
-    """What every weight is, as far as that can be proved: as a JSON value, and in words."""
-    from signalprop.attachment.found_roles import mapping_of_roles, roles_of, without_replay
-    from signalprop.attachment.twin import first_twin
+def _found(live: nn.Module, numbers: int | None = None) -> tuple[Streams, dict[str, Any], list[str]]:
+    """The streams, and what every weight is, as far as that can be proved: as a JSON value, and in words.
 
+    Args:
+        numbers: that the model has to have.
+    """
+    from signalprop.attachment.anatomy import anatomy as found_in
+    from signalprop.attachment.found_roles import mapping_of_roles, roles_of, without_replay
+    from signalprop.attachment.twin import first_twin, with_proofs
+
+    if numbers is not None and sum(p.numel() for p in live.parameters()) != numbers:
+        raise InputError("the files hold another model than config.json says")
+    found = found_in(live).streams
     branches: list[dict[str, Any]] = []
     lines: list[str] = []
-    streams: Streams | None = found.streams
     try:
-        if without_replay(live, found.streams) and (twin := first_twin(live, found.streams)) is not None:
-            live, streams = twin, None
-        roles = roles_of(live, found=streams)
+        twin = first_twin(live, found) if without_replay(live, found) else None
+        roles = roles_of(live, found=found) if twin is None else roles_of(twin)
+        if not found.numbers:
+            found = with_proofs(found, roles.found)
         for label, one in zip(roles.labels, roles.proof.branches, strict=True):
             what = {"why": one} if isinstance(one, str) else {"is": one.words, "error": one.error}
             weights = {} if isinstance(one, str) else {role: path for role, (path, _) in one.weights.items()}
@@ -89,17 +102,22 @@ def _weights(live: nn.Module, found: Anatomy) -> tuple[dict[str, Any], list[str]
         alike = Counter(re.sub(r"\.\d+(?=[. ])", ".*", _words(row)) for row in branches)
         lines = [
             f"weights proved      {proved}",
-            *(["  in a random model of the same configuration"] * (streams is None)),
+            *(["  in a random model of the same configuration"] * (twin is not None)),
             *(f"  {n} x {what}" for what, n in alike.items()),
         ]
-        a = mapping_of_roles(live, roles).architecture
+        a = mapping_of_roles(live if twin is None else twin, roles).architecture
     except InputError as error:
         why = str(error).partition(" only the stream is known: ")[2] or str(error)
         said: dict[str, Any] = {"proved": False, "why": why} | ({"sublayers": branches} if lines else {})
-        return said, [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"]
+        return (
+            found,
+            said,
+            [*lines, f"{'not predicted' if lines else 'weights':<20}{'' if lines else 'not known: '}{why}"],
+        )
     heads = f"{a.n_heads} heads, {a.n_kv_heads} of keys, positions {a.positions}, {a.kind}"
     inside = f"{a.d_ff} features inside, {'gated ' if a.gated else ''}{a.activation}"
-    return {"proved": True, "sublayers": branches}, [*lines, f"architecture        {heads}; {inside}"]
+    said = {"proved": True, "sublayers": branches}
+    return found, said, [*lines, f"architecture        {heads}; {inside}"]
 
 
 def _words(row: dict[str, Any]) -> str:

@@ -148,8 +148,10 @@ def read_structure(source: str | Path) -> nn.Module:
     place = _place(source)
     with _told(f"cannot read a configuration from {place}", place):
         config = checkpoint_loading.configuration(place)
-        model: nn.Module = checkpoint_loading.without_numbers(_class_of(config, place), config)
-    return model.eval()
+        model: Any = checkpoint_loading.without_numbers(_class_of(config, place), config)
+        model.tie_weights()  # as a model that is loaded; without numbers nothing has tied them
+    found: nn.Module = model.eval()
+    return found
 
 
 def parameters_of(source: str | Path) -> int:
@@ -166,6 +168,15 @@ def parameters_of(source: str | Path) -> int:
             if any(folder.glob("*.safetensors")):
                 return sum(tensor.n for tensor in stored_tensors(folder))
             return sum(tensor.numel() for tensor in read_structure(folder).parameters())
+    return 0
+
+
+def stored_in_half(source: str | Path) -> int:
+    """How many numbers a plain checkpoint in half precision holds; 0 of any other, or of one that cannot be read."""
+    with suppress(Exception):
+        tensors = stored_tensors(Path(source))
+        half = {tensor.dtype for tensor in tensors} & {"BF16", "F16"}
+        return sum(tensor.n for tensor in tensors) if half and not (Path(source) / "signalprop.json").is_file() else 0
     return 0
 
 

@@ -22,7 +22,8 @@ class Streams:
     Attributes:
         model: the name of its class. stacks: the largest first. norms: what those of stream and branches compute.
         inputs: names of the arguments of the passes. invented: signalprop chose them.
-        numbers: whether the passes had numbers; without (on the meta device) nothing is proved.
+        numbers: whether the passes had numbers; without (on the meta device) a random model of the same configuration
+            may prove sums and norms.
         not_run: lists of layers that the passes did not run, as those for images where text alone was given.
     """
 
@@ -183,12 +184,14 @@ def _proofs(found: Streams) -> Iterator[str]:
     yield from (f"not run             {path} (the input does not reach it)" for path in found.not_run)
     branches = [b for s in found.stacks for b in s.branches]
     proved = [b.error for b in branches if b.proved and b.error is not None]
-    if not found.numbers:
+    if not found.numbers and not proved:
         yield "proved              nothing: structure only (parameters on the meta device hold no numbers)"
         return
     largest = f", largest error {max(proved):.1e} of the stream, in float64" if proved else ""
     yield f"proved              {len(proved)} of {len(branches)} sums{largest}"
     norms = [norm for norm in found.norms if norm.kind != "unknown"]
     yield f"norms proved        {len(norms)} of {len(found.norms)}"
+    if not found.numbers:
+        yield "  in a random model of the same configuration, of two layers where all are alike"
     invented = "random: " if found.invented else ""
     yield f"input               {invented}{', '.join(found.inputs)}"
