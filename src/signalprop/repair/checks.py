@@ -291,7 +291,7 @@ def _now(attached: Anatomy, record: Record | None, i: int) -> dict[str, float]:
         return out
     # as the modules hold them: something that wrapped or replaced one may have lost its multiplier
     plan, carrier, norm = record.plan.rows[i], row.ending, row.norm
-    if plan.treatment != "trained":
+    if record.parametrization.branch_trainable == "fixed":
         installed = plan.scale * (plan.norm_scale if norm is carrier else 1.0)
         out["branch"] *= float(getattr(carrier, "branch_scale", 1.0)) / installed
     if norm is not None and norm is not carrier:

@@ -88,8 +88,8 @@ class _Installation:
 
     def dropouts(self) -> dict[int, float]:
         """Take the dropout of branches with trained multipliers over: its probability by row; the model's becomes 0."""
-        rows = zip(self.attached.rows, self.record.plan.rows, strict=True)
-        targets = {i: here.dropout for i, (here, row) in enumerate(rows) if here.dropout and row.treatment == "trained"}
+        rows = self.attached.rows if self.table.branch_trainable != "fixed" else ()
+        targets = {i: here.dropout for i, here in enumerate(rows) if here.dropout}
         kept = {i: float(getattr(owner, name)) for i, (owner, name) in targets.items()}
         for owner, name in targets.values():
             if getattr(owner, name) != 0:
@@ -106,10 +106,10 @@ class _Installation:
         if row.input_scale != 1:
             for reader in here.readers:
                 multiply(Held(reader).module(where), input_scale=row.input_scale)
-        if row.treatment == "multiplied":
-            multiply(here.ending, branch_scale=row.scale)
-        elif row.treatment == "trained":
+        if self.table.branch_trainable != "fixed":
             self.train(i, here, row.scale, dropout_p)
+        elif row.scale != 1:
+            multiply(here.ending, branch_scale=row.scale)
 
     def train(self, i: int, here: AttachedRow, gauge: float, dropout_p: float) -> None:
         """Splice a trained multiplier into a carrier, on the device and in the type of its weights."""
@@ -185,7 +185,6 @@ class Applied(Splice):
     """A model that carries a scheme. Its name stays that of the vanilla class, which libraries look at."""
 
     keeps_name = True
-    adaptable = True
     brings = ("signalprop_record",)
     signalprop_record: Record
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
 from signalprop.attachment.anatomy import Anatomy
 from signalprop.attachment.mapping import Mapping
@@ -24,8 +23,6 @@ from signalprop.network.layout import PLACEMENTS
 from signalprop.network.parametrization import Parametrization
 from signalprop.network.residual import NORM_BEFORE
 from signalprop.schemes import SCHEMES, scheme
-
-Treatment = Literal["none", "multiplied", "trained"]
 
 # Multipliers beyond this lose a stream in fp32 or bf16 (fp16): measured in docs/theory/gauge.md.
 LARGEST_MULTIPLIER = {"float16": 1e2}
@@ -42,15 +39,13 @@ class RowPlan:
     """What is done at one sublayer.
 
     Attributes:
-        treatment: of the carrier: nothing, a fixed multiplier, or a trained one.
-        scale: the fixed multiplier; of a trained one the factor beside it.
+        scale: the multiplier of the branch where it is fixed; the factor beside it where it trains.
         input_scale: factor on what the maps that read the stream read (branches that read it raw).
         before, behind: P before and after the sublayer: the model's stream times P is the Parametrization's.
         score_ratio: factor on the model's score scale.
         eps_factor: what the epsilon of the row's norm has to be multiplied with for exactness.
     """
 
-    treatment: Treatment = "none"
     scale: float = 1.0
     input_scale: float = 1.0
     before: float = 1.0
@@ -187,7 +182,6 @@ def _stack(
             _refuse_wiring(a, p, item.label, f"skip multipliers in the stream itself (their product is {product:.2g})")
         made.append(
             RowPlan(
-                treatment="trained" if trains else "none" if scale == 1 else "multiplied",
                 scale=scale,
                 input_scale=before if item.placement == "res-post" else 1.0,
                 before=before,

@@ -104,7 +104,7 @@ def attached_applied(model: nn.Module) -> Anatomy:
 
 def _row(vanilla: Anatomy, record: Record, i: int) -> AttachedRow:
     row, p, done = vanilla.rows[i], record.parametrization, record.plan.rows[i]
-    carrier, trained = row.ending, done.treatment == "trained"
+    carrier, trained = row.ending, p.branch_trainable != "fixed"
     learnt = (number(v) if isinstance(v, Tensor) else 1.0 for v in (row.skip, row.multiplier))
     own = (1.0, 1.0) if record.kept else tuple(learnt)  # of weights that were kept, the table holds them
     return replace(

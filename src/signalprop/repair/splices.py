@@ -19,12 +19,11 @@ from signalprop.errors import InputError
 class Splice(nn.Module):
     """What all mixins share: they come before the vanilla class, so that `super().forward` is its forward.
 
-    `brings`: the attributes that a mixin sets on a module. `adaptable`: an adapter may be parallel to its map.
-    `keeps_name`: the class that it makes has the vanilla one's name.
+    `brings`: the attributes that a mixin sets on a module. `keeps_name`: the class that it makes has the vanilla name.
     """
 
     brings: tuple[str, ...] = ()
-    adaptable = keeps_name = False
+    keeps_name = False
     _mixins: tuple[type[Splice], ...] = ()
     _vanilla: type[nn.Module] = nn.Module
 
@@ -59,8 +58,7 @@ def spliced(mixin: type[Splice], base: type[nn.Module]) -> Any:
 def refuse_adapters(model: nn.Module) -> None:
     """Raise InputError where an adapter (peft's, which call the map `base_layer`) is parallel to a multiplied map."""
     for path, module in model.named_modules():
-        child = module._modules.get("base_layer")
-        if isinstance(child, Splice) and not all(mixin.adaptable for mixin in child._mixins):
+        if isinstance(module._modules.get("base_layer"), Splice):
             raise InputError(
                 f"{path} has an adapter on a map with a scheme's multiplier, which the adapter does not "
                 "get, so merging would change the function; load the model again and fold(model) before adapters are "
