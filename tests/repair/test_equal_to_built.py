@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -99,3 +101,22 @@ def test_the_line_that_refuses_other_wiring_names_a_call_that_builds_it(
     called = str(refusal.value).partition("build a new model with it: ")[2]
     made = eval(called, {"sp": sp, "model": model})
     assert made.parametrization == sp.scheme(scheme, **options)(sp.Architecture.from_hf(model))
+
+
+@pytest.mark.parametrize(
+    ("network", "columns", "says"),
+    [
+        ({}, {"skip": 1e-5}, r"layer 0 feed-forward: .* in the stream itself \(their product is 1e-10\)"),
+        ({}, {"skip": -0.5}, "layer 0 attention: .* a skip multiplier of -0.5"),
+        ({}, {"branch": 0.0}, "layer 0 attention: .* no branch"),
+        ({"final_norm": False}, {"skip": 0.8}, r"in the stream itself \(it is read without a norm\)"),
+        ({"norm_placement": "none"}, {"skip": 0.8}, "layer 0 attention reads it without a norm"),
+    ],
+)
+def test_multipliers_that_no_branch_can_take_over_are_refused(
+    network: dict[str, Any], columns: dict[str, float], says: str
+) -> None:
+    a = sp.Architecture(kind="decoder", n_layers=2, d_model=32, n_heads=2, vocab_size=50, seq_len=9, **network)
+    table = sp.scheme("xavier")(a)
+    with pytest.raises(InputError, match=says):
+        sp.apply(sp.build(table, seed=0), table.with_columns(**columns), seed=0)
