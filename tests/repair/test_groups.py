@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from applied import VOCABULARY, loss_of, vanilla
 from signalprop.errors import InputError
 from signalprop.hooks import first_tensor
+from signalprop.models import build
 from signalprop.repair import apply, parameter_groups
 
 IDS = torch.randint(3, VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0))
@@ -115,6 +116,14 @@ class TestMaximalUpdate:
         assert names["lm_head.weight"] == (0 if tied else 1)
         assert model.lm_head.input_scale == pytest.approx(0.25)
         assert by_name(parameter_groups(model, lr=1.0), "lr")["transformer.wte.weight"] == 1.0
+
+    def test_trained_multipliers_learn_as_vectors_do(self) -> None:
+        model = applied_model("gpt2", "depth-mup", base="layerscale", base_width=32, base_depth=1)
+        built = build(model.signalprop_record.parametrization, seed=0)
+        for one in (model, built):
+            rates = by_name(parameter_groups(one, lr=1.0), "lr")
+            trained = [rate for name, rate in rates.items() if name.endswith("multiplier")]
+            assert trained == pytest.approx(6 * [3**-0.5])
 
     def test_a_fused_map_that_would_need_two_rates_is_refused(self) -> None:
         model = vanilla("gpt2", 3)
