@@ -311,20 +311,6 @@ class TestPublicMistakes:
             ("feed_forward", name) for name in named
         }
 
-    def test_alpha_on_the_branch_an_inverted_gain_and_the_alpha_of_another_depth(self) -> None:
-        """annotated_deep_learning_paper_implementations #145; MixLN at ff45826 divides by beta, and takes one alpha."""
-        a = Architecture(
-            kind="encoder", n_layers=12, d_model=32, n_heads=4, vocab_size=60, seq_len=8, norm_placement="post"
-        )
-        table, beta = scheme("deepnorm")(a), (8 * 12) ** -0.25
-        swapped = check(build(table.with_columns(skip=1.0, branch=table.skip), seed=0), "deepnorm")
-        assert {row.name for row in swapped.wrong} == {"skip", "branch"}
-        scaled = ("value", "output", "up", "down")
-        inverted = table.with_columns(**{f"weight__{role}": table.weights[role] / beta**2 for role in scaled})
-        assert {row.name for row in check(build(inverted, seed=0), "deepnorm").wrong} == set(scaled)
-        other = check(build(table.with_columns(skip=(2 * 32) ** 0.25), seed=0), "deepnorm")
-        assert {row.name for row in other.wrong} == {"skip"} and len(other.wrong) == 24
-
 
 class TestResults:
     def test_json_and_options(self) -> None:

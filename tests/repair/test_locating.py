@@ -114,10 +114,6 @@ def own(fault: str = "") -> OwnGPT:
 
 
 class TestModelsThatAreNotWhatTheMappingSays:
-    def test_the_right_one(self) -> None:
-        model = own()
-        assert confirm(attach(model, model.signalprop_mapping())) is True
-
     @pytest.mark.parametrize(
         ("fault", "message"),
         [
