@@ -8,6 +8,8 @@ import pytest
 from signalprop.kernels.bidirectional_attention import UnmaskedAttention
 from signalprop.kernels.causal_attention import TokenAttention
 from signalprop.kernels.similar_keys import centred, similar_keys
+from signalprop.kernels.softmax_rows import rows_of
+from signalprop.theory.repeated_keys import softmax_of_groups
 
 IDS = np.array([0] * 9 + [1] * 5 + [2] * 3 + [3] * 3 + list(range(4, 16)))
 
@@ -86,6 +88,20 @@ def test_two_queries_share_a_key(s0: float, causal: bool) -> None:
     else:
         shared = (both * attention._keys_in_common * (1 - np.eye(40))).sum()
     assert not agrees(found - shared, drawn, 0.005)
+
+
+def test_equal_keys_move_by_what_their_group_leaves() -> None:
+    """E A_k (1 - weight of k's group), of groups of one, two and six keys, over 200,000 rows."""
+    word, s = np.repeat(np.arange(6), [1, 1, 1, 2, 2, 6]), 4.0
+    attention = UnmaskedAttention((word[:, None] == word).astype(float), s, d_model=10**9)
+    sizes, same = np.bincount(word)[word].astype(float), np.equal.outer(word, word).astype(float)
+    rows = rows_of(np.full(2, s), np.full(2, 6.0))
+    shapes = attention._of_groups(rows, rows, softmax_of_groups(s, sizes), same)[2]
+    a = np.exp(np.sqrt(s) * np.random.default_rng(0).normal(size=(200_000, 6)))[:, word]
+    a /= a.sum(1, keepdims=True)
+    moved = a * (1 - a @ same)
+    error = moved.std(0) / len(a) ** 0.5
+    assert (np.abs(shapes[0] - moved.mean(0)) < 4.5 * error + 0.005 * moved.mean(0)).all()
 
 
 @pytest.mark.parametrize("length", [1, 7])

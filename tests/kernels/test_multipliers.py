@@ -164,6 +164,18 @@ def test_both_formulas_agree_where_tokens_are_equivalent(name: str) -> None:
             np.testing.assert_allclose(one.token_correlation, other.token_correlation, rtol=0, atol=correlated)
 
 
+@pytest.mark.parametrize("placement", ["sandwich", "res-post"])
+def test_a_norm_on_a_branch_has_its_epsilon(placement: Any) -> None:
+    """Half of what it divides by; a branch would be half as large again without."""
+    a = Architecture(**SHAPE | {"kind": "encoder", "n_layers": 1, "norm_placement": placement, "norm_eps": 0.5})
+    inputs = InputStatistics(token_correlation=0.2, target_correlation=0.1)
+    averages, kernels = (
+        predict(scheme("xavier")(a), inputs, fidelity=fidelity).forward["branch"] for fidelity in ("moments", "kernel")
+    )
+    np.testing.assert_allclose(averages.log_variance, kernels.log_variance, rtol=0, atol=0.02)
+    assert (kernels.variance < 0.8).all()
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_sweep_is_its_networks_whatever_they_are(name: str) -> None:
     """Of tables that differ in every column."""

@@ -158,6 +158,19 @@ def test_the_size_of_gaussian_tokens(placement: Any) -> None:
     np.testing.assert_allclose(x.gaussian(1.0, 0.3), drawn, rtol=4 * (2 / n) ** 0.5)
 
 
+def test_the_mean_gradient_before_a_norm_that_scatters() -> None:
+    """Of 1 - f + f / q, E q = 1, less half the variance of its logarithm, which is counted apart."""
+    x, v = response("pre", token_correlation=0.3, target_correlation=0.2), 1e-5
+    spread, none = x.spread(), np.zeros((len(x.r), 2))
+    sizes = np.zeros_like(spread.forward["stream_in"])
+    sizes[:, 0, 0] = v
+    only = spread._replace(forward={"stream_in": sizes}, by_signals=0 * spread.by_signals)
+    f = x.returned[1][0]
+    expected = np.log(1 - f + f * np.exp(v)) - f**2 * v / 2
+    found = x.mean_of_gradient(only, none)
+    np.testing.assert_allclose(found[:-1], np.cumsum(expected[::-1])[::-1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_skip_and_branch_make_the_whole(placement: Any) -> None:
     """Shares of the sum and of the gradient add up to 1, and their covariances to the correlation of the whole."""
