@@ -105,7 +105,7 @@ def test_equal_keys_move_by_what_their_group_leaves() -> None:
 
 
 def test_keys_far_from_the_others_get_more_of_the_squared_weights() -> None:
-    """E A_k^2 of two sizes of keys over 100,000 rows, to first order: within 1.2 %; 3 % off with 2/3 of the exponent."""
+    """E A_k^2 of two sizes of keys over 100,000 rows, to first order: within 1.2 %; 3 % off with 2/3 the exponent."""
     size, s = np.repeat([0.92, 1.08], 6), 2.0
     weights = UnmaskedAttention(np.diag(size), s, d_model=10**9)._weights
     far = centred(np.diag(size)).diagonal()
