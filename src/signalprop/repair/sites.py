@@ -107,20 +107,15 @@ def _confirmed(attached: Anatomy, arguments: Dictionary[str, Any] | None) -> boo
                 raise InputError(f"{where}: its layer is post-norm, but no norm of this sum is known")
             total, free = _only(tiny_pass.inputs, norm, f"{where}: its norm", tiny_pass), True
         elif sites.stream_out[i] >= 0:
-            total, free = at(sites.stream_out[i]) * row.units[2], False
+            total, free = at(sites.stream_out[i]), False
         else:
             continue  # the attention row of a parallel layer: the sum is tested at the next row
-        terms = [(number(row.skip) * row.units[0], stream), (row.multiplier, branch * row.units[1])]
-        if rows.parallel[i]:
-            before = attached.rows[i - 1]
-            terms[0] = (number(before.skip) * before.units[0], stream)
-            terms.append((before.multiplier, at(sites.branch[i - 1]) * before.units[1]))
-        elif row.placement != "post":  # branches between whose sums no module sees the stream (Falcon-H1)
-            ends = (sites.stream_in[i], sites.stream_out[i])
-            for j in range(len(attached.rows)):
-                if j != i and ends == (sites.stream_in[j], sites.stream_out[j]):
-                    other = attached.rows[j]
-                    terms.append((other.multiplier, at(sites.branch[j]) * other.units[1]))
+        ends = (sites.stream_in[i], sites.stream_out[i])
+        together = [i - 1, i] if rows.parallel[i] else [i]
+        if not rows.parallel[i] and row.placement != "post":  # no module sees the stream between them (Falcon-H1)
+            together = [j for j in range(len(carriers)) if ends == (sites.stream_in[j], sites.stream_out[j])]
+        terms = [(number(attached.rows[together[0]].skip), stream)]
+        terms += [(attached.rows[j].multiplier, at(sites.branch[j])) for j in together]
         _check_sum(total, terms, where, free=free)
     return True
 
