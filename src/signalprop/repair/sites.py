@@ -114,7 +114,7 @@ def _confirmed(attached: Anatomy, arguments: Dictionary[str, Any] | None) -> boo
         together = [i - 1, i] if rows.parallel[i] else [i]
         if not rows.parallel[i] and row.placement != "post":  # no module sees the stream between them (Falcon-H1)
             together = [j for j in range(len(carriers)) if ends == (sites.stream_in[j], sites.stream_out[j])]
-        terms = [(number(attached.rows[together[0]].skip), stream)]
+        terms: list[tuple[Any, Tensor]] = [(number(attached.rows[together[0]].skip), stream)]
         terms += [(attached.rows[j].multiplier, at(sites.branch[j])) for j in together]
         _check_sum(total, terms, where, free=free)
     return True
