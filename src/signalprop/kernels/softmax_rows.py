@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from signalprop.network.moments import FloatArray
-from signalprop.network.products import diagonal, pairs, transposed
+from signalprop.network.products import diagonal, pairs
 from signalprop.theory.row_overlaps import (
     STRIDE,
     by_position,
@@ -168,9 +168,7 @@ def running(values: FloatArray, axis: int) -> FloatArray:
 
 
 def mirrored(values: FloatArray) -> FloatArray:
-    """The symmetric matrix with this upper triangle, block by block; of several all at once."""
-    if values.ndim > 2:
-        return np.where(np.tri(values.shape[-1], dtype=bool), transposed(values), values)
+    """The symmetric matrix with this upper triangle, block by block."""
     out, side = np.empty(values.shape), 128
     for start in range(0, len(out), side):
         part = slice(start, start + side)
