@@ -142,8 +142,8 @@ def _argument(module: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """A layer's forward after the tap of its first argument.
+def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """A layer's forward after the tap of its first argument; by its name pickle finds the class's.
 
     A hook of a layer that is compiled by itself would be a graph of its own, and read the stream once more.
     """
@@ -152,8 +152,7 @@ def _forward(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _rebound(module: Any, args: Any, kwargs: Any) -> None:
-    """A stream that others read besides this module: all who read it from here on read the tap (a compiled graph has no
-    copy)."""
+    """A stream that others read too: all who read it from here on read the tap (a compiled graph has no copy)."""
     x = read_by(args, kwargs)
     tapped = _tapped(x, module._signalprop_in, module._signalprop_seen)
     if x is not None and tapped is not None:
@@ -234,7 +233,7 @@ class Taps:
             vars(module)["_signalprop_seen"] = self._seen[stack]
             vars(module)[f"_signalprop_{'out' if side == 'output' else 'in'}"] = leaf
             if side == "argument" and "forward" not in vars(module):
-                module.forward = MethodType(_forward, module)
+                module.forward = MethodType(forward, module)
                 self._forwards.append(module)
             else:
                 hook = {"argument": _argument, "input": _rebound}.get(side)
