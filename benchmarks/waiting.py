@@ -25,9 +25,9 @@ OF_MODELS = """
 As above, of a checkpoint with random weights. Commands stand over their floor: a process that imports PyTorch and
 transformers, loads the same checkpoint, reads every weight once (transformers only maps the file into memory), and does
 what the result is made of: for `apply` all weights drawn and written, for `measure` one forward and backward pass over
-4 sequences of 128 tokens, for `diagnose` one over its tokens, for `anatomy` and `check` nothing more. Until 28 November
-2026 the floor neither read, drew nor wrote. A table whose first round takes longer than a minute of CPU time has one
-round.
+4 sequences of 128 tokens, for `compare` eight over 2, for `diagnose` one over its tokens, for `anatomy` and `check`
+nothing more. Every command runs once before it is counted, so that bytecode is cached, as once a package has been
+installed; a table whose round takes longer than a minute of CPU time has that one alone.
 """
 READING = """
 On a busy machine, old and new code in turns, the prediction in `predict qwen3-30b-a3b` took .65 s of processor time in
@@ -48,12 +48,12 @@ _LOAD = """
 import sys, torch
 from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model, drawn = AutoModelForCausalLM.from_pretrained(sys.argv[1]), {drawn}
 with torch.no_grad():
     for p in model.parameters():
-        p.sum() if {drawn} is None else p.normal_(std=0.02)
-if {drawn}:
-    model.save_pretrained({drawn})
+        p.normal_(std=0.02) if drawn else p.sum()
+if drawn:
+    model.save_pretrained(drawn)
 for sequences, tokens in {passes}:
     ids = torch.randint(0, 10_000, (sequences, tokens))
     model(ids, labels=ids).loss.backward()
@@ -110,8 +110,15 @@ def running(model: str) -> Commands:
     return {
         "floor: load, one pass of 4 x 128": _floor(model, "((4, 128),)"),
         "measure": (*COMMAND, "measure", model),
-        "compare": (*COMMAND, "compare", model),
         "diagnose --tokens 512": (*COMMAND, "diagnose", model, "--tokens", "512"),
+    }
+
+
+def comparing(model: str) -> Commands:
+    """A comparison, which runs a model eight times, and its floor."""
+    return {
+        "floor: load, eight passes of 2 x 128": _floor(model, "((2, 128),) * 8"),
+        "compare": (*COMMAND, "compare", model),
     }
 
 
@@ -147,9 +154,9 @@ def with_a_model(config: dict[str, object], *tables: Callable[[str], Commands]) 
     """Tables of commands on one checkpoint, which is made for them."""
     with _in_a_folder() as (work, cache):
         model = checkpoint_in(work / "model", config)
-        for number, commands in enumerate(tables):
+        for commands in tables:
             typed = commands(model)
-            yield _table("", typed, next(iter(typed)), cache, warm_up=number == 0)
+            yield _table("", typed, next(iter(typed)), cache)
 
 
 @contextmanager
@@ -164,14 +171,11 @@ def _in_a_folder() -> Iterator[tuple[Path, str]]:
             os.chdir(here)
 
 
-def _table(title: str, commands: Commands, base: str, cache: str, warm_up: bool = True) -> str:
-    names = list(commands)
-    if warm_up:
-        _run({base: commands[base]}, cache)  # bytecode is cached, as once a package has been installed
+def _table(title: str, commands: Commands, base: str, cache: str) -> str:
     seconds, peaks = _run(commands, cache)
     if sum(values[0] for values in seconds.values()) < ONE_ROUND:
-        again, _ = _run({name: commands[name] for name in reversed(names)}, cache)
-        seconds = {name: seconds[name] + again[name] for name in names}
+        rounds = [_run({name: commands[name] for name in order}, cache)[0] for order in (commands, reversed(commands))]
+        seconds = {name: [one[name][0] for one in rounds] for name in commands}
     usual = "" if base == START else f"{OVER_FLOOR} times"
     goals = {name: GOALS.get(name, "" if name == base else usual) for name in commands}
     return compared(title, seconds, base, goal=goals, **{"peak memory": peaks}).strip()

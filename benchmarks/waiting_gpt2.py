@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.waiting import OF_MODELS, applying, looking, running, with_a_model
+from benchmarks.waiting import OF_MODELS, applying, comparing, looking, running, with_a_model
 
 TITLE = "What users wait for: GPT-2 small"
 ABOUT = f"GPT-2 small, 124M parameters in single precision. {OF_MODELS.strip()}"
@@ -23,4 +23,4 @@ CONFIG: dict[str, object] = {"model_type": "gpt2", "architectures": ["GPT2LMHead
 
 def measured() -> Iterator[str]:
     """The section of the page."""
-    return with_a_model(CONFIG, looking, applying, running)
+    return with_a_model(CONFIG, looking, applying, running, comparing)

@@ -1,7 +1,7 @@
-"""How many small errors in the theory its fast tests catch: `python -m signalprop_lab.mutants`, or `make mutants`.
+"""How many small errors in some rooms their fast tests catch: `python -m signalprop_lab.mutants`, or `make mutants`.
 
-A mutant is the theory with one constant, sign, operation or term changed in memory. Tests are collected once. A forked
-process runs those of a file on the plain theory and notes which of them reach a changed statement. Then one for each
+A mutant is the code with one constant, sign, operation or term changed in memory. Tests are collected once. A forked
+process runs those of a file on the plain code and notes which of them reach a changed statement. Then one for each
 mutant runs the tests that reach it, the shortest first, then the others of their files (which may find remembered what
 a test before them computed), until one fails or time is up. A survivor means that a test is missing or that the term is
 not needed (it stays if a fast test fails without it).
@@ -34,8 +34,20 @@ from typing import Any, NamedTuple, Protocol
 
 import pytest
 
-ROOMS = ("theory", "kernels", "sublayers")
-TESTED = ("theory", "kernels", "models", "test_invariants.py")  # of tests/, about these rooms
+# Folders of src/, and what in tests/ is about them.
+ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "theory": (
+        ("signalprop/theory", "signalprop/kernels", "signalprop/sublayers"),
+        ("theory", "kernels", "models", "test_invariants.py"),
+    ),
+    "measuring": (
+        ("signalprop/measurement", "signalprop/watching", "signalprop/attachment", "signalprop/streams"),
+        ("measurement", "attachment", "streams"),
+    ),
+    "repair": (("signalprop/repair",), ("repair",)),
+    "diagnosis": (("signalprop/diagnosis", "signalprop/monitoring"), ("diagnosis", "monitoring")),
+    "training": (("signalprop_lab/training",), ("lab",)),
+}
 _SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
 }  # fmt: skip
@@ -125,13 +137,14 @@ def parsed(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-def mutants(source: Path) -> list[Mutant]:
-    """All of the theory in `source`, the folder of the package."""
-    files = [file for room in ROOMS for file in sorted((source / room).rglob("*.py")) if file.name not in _BESIDE]
+def mutants(source: Path, room: str = "theory") -> list[Mutant]:
+    """All of a room in `source`, the folder of the packages."""
+    folders = [source / folder for folder in ROOMS[room][0]]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py")) if file.name not in _BESIDE]
     return [Mutant(file, at, *change) for file in files for at, change in enumerate(changes_of(parsed(file)))]
 
 
-_BESIDE = ("cost.py", "__init__.py")  # operations are counted, not theory
+_BESIDE = ("cost.py", "__init__.py")  # of counts of operations, and without code
 
 
 class Hunt:
@@ -141,8 +154,8 @@ class Hunt:
         self._chosen, self.caught = chosen, 0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        theory = Loaded({one.file for one in self._chosen})
-        probes = [pair for file in {one.file for one in self._chosen} for pair in self._probes(theory, file)]
+        code = Loaded({one.file for one in self._chosen})
+        probes = [pair for file in {one.file for one in self._chosen} for pair in self._probes(code, file)]
         assert probes or not self._chosen, "no function with a mutant is found in memory"
         gc.freeze()
         notes: list[tuple[list[int], float, pytest.Item]] = []  # numbers of the mutants that a test reaches; seconds
@@ -155,20 +168,20 @@ class Hunt:
             reaching = [test for reached, _, test in notes if number in reached]
             files = {test.path for test in reaching}  # what is remembered is computed by the first test of a file alone
             reaching += [test for reached, _, test in notes if test.path in files and number not in reached]
-            failed = _forked(partial(_failing, theory, session, one, reaching), _LIMIT)
+            failed = _forked(partial(_failing, code, session, one, reaching), _LIMIT)
             self.caught += bool(failed)
             verdict = f"caught    {_said(one)}  by {failed}" if failed else f"SURVIVED  {_said(one)}"
             print(f"{verdict}  ({len(reaching)} tests)", flush=True)
         return True
 
-    def _probes(self, theory: Loaded, file: Path) -> list[tuple[FunctionType, CodeType]]:
+    def _probes(self, code: Loaded, file: Path) -> list[tuple[FunctionType, CodeType]]:
         lines = {number: one.line for number, one in enumerate(self._chosen) if one.file == file}
-        return theory.exchanged(file, _probed(file, lines))
+        return code.exchanged(file, _probed(file, lines))
 
 
-def _failing(theory: Loaded, session: pytest.Session, mutant: Change, tests: list[pytest.Item]) -> str:
+def _failing(code: Loaded, session: pytest.Session, mutant: Change, tests: list[pytest.Item]) -> str:
     """The id of the first test that fails on a mutant."""
-    theory.install(mutant.file, mutant.tree())
+    code.install(mutant.file, mutant.tree())
     for test in tests:
         session.config.hook.pytest_runtest_protocol(item=test, nextitem=None)
         if session.testsfailed:
@@ -318,16 +331,20 @@ def _probe(number: int) -> ast.expr:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", metavar="FILE[:LINE]", help="only here; default: all of the theory")
+    parser.add_argument("places", nargs="*", metavar="FILE[:LINE]", help="only here; default: all of the room")
+    parser.add_argument("--room", choices=ROOMS, default="theory", help="which one (theory)")
     parser.add_argument("--number", type=int, default=100, help="how many, by chance (100)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tests", nargs="+", default=[f"tests/{name}" for name in TESTED], help="files of tests")
+    parser.add_argument("--tests", nargs="+", help="files of tests; default: those of the room")
     given = parser.parse_args()
-    every = mutants(Path("src/signalprop"))
+    every = mutants(Path("src"), given.room)
     if given.places:
         every = [one for one in every if {str(one.file), f"{one.file}:{one.line}"} & set(given.places)]
+        if not every:
+            parser.error(f"nothing to change there in {', '.join(ROOMS[given.room][0])} (--room names another room)")
     chosen = random.Random(given.seed).sample(every, min(given.number, len(every)))
-    sys.exit(hunt(chosen, given.tests) < 0.9 * len(chosen))
+    tests = given.tests or [f"tests/{name}" for name in ROOMS[given.room][1]]
+    sys.exit(hunt(chosen, tests) < 0.9 * len(chosen))
 
 
 def hunt(chosen: Sequence[Change], tests: list[str]) -> int:

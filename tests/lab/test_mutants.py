@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from signalprop_lab.mutants import changes_of, mutants
+from signalprop_lab.mutants import ROOMS, changes_of, mutants
 
-SOURCE = Path(__file__).parents[2] / "src" / "signalprop"
+SOURCE = Path(__file__).parents[2] / "src"
 
 
 def test_constants_signs_operations_and_terms_change_one_at_a_time() -> None:
@@ -34,6 +34,13 @@ def test_the_size_of_what_is_left_for_reshape_to_find_is_no_change() -> None:
 def test_a_guard_is_there_or_not_whatever_its_size() -> None:
     tree = ast.parse("x / (y + 1e-12)")
     assert [ast.unparse(tree) for _ in changes_of(tree)] == ["x * (y + 1e-12)", "x / (y - 1e-12)", "x / (y + 0)"]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_folders_and_tests_of_a_room_are_there(room: str) -> None:
+    folders, tests = ROOMS[room]
+    assert all(any((SOURCE / folder).rglob("*.py")) for folder in folders)
+    assert all((SOURCE.parent / "tests" / name).exists() for name in tests)
 
 
 @pytest.mark.slow
