@@ -9,14 +9,13 @@ from benchmarks.waiting import OF_MODELS, applying, comparing, looking, running,
 TITLE = "What users wait for: GPT-2 small"
 ABOUT = f"GPT-2 small, 124M parameters in single precision. {OF_MODELS.strip()}"
 READING = """
-Since that row `anatomy` ends passes before the head, tries first what the layer before was proved to do, and tests
-maps in the type of their weights; a checkpoint in half precision is proved on a random model of its configuration,
-and no weights are read; `apply` keeps no copy of a model that it drops if it fails, and draws into the type of the
-checkpoint. On a busy machine, in turns with the code of the row: `anatomy` of GPT-2 1.29 times its floor (1.38), of
-SmolLM2 1.36 (1.47), of the Llama 1.47 (4.49; 0.9 GB in place of 7.5); `apply` of the Llama 1.34 (1.75; 3.8 GB in
-place of 9.9). Of SmolLM2's remaining 2.1 s .5 are imports of signalprop, typer and pydantic. `check` of the Llama
-took 1.56 (1.62): mean, standard deviation and kurtosis of 1.2 billion weights in float64 take 2.1 s on one thread,
-adding them up in bfloat16 .2 s.
+An `anatomy` ends passes before the head, and tries first what the layer before was proved to do. One of a checkpoint in
+half precision is proved on a random model of its configuration and reads no weights. `apply` keeps no copy of a model
+that it drops if it fails, and draws into the type of the checkpoint. Before 28 November's last changes, in turns on a
+busy machine: `anatomy` of GPT-2 1.38 times its floor (1.29 after), of SmolLM2 1.47 (1.36), of the Llama 4.49 (1.47; 0.9
+GB in place of 7.5); `apply` of the Llama 1.75 (1.34; 3.8 GB in place of 9.9). What is left: .5 s are imports of
+signalprop, typer and pydantic, and for `check` of the Llama mean, standard deviation and kurtosis of 1.2 billion
+weights in float64, which take 2.1 s on one thread, where adding them up in bfloat16 takes .2 s.
 """
 CONFIG: dict[str, object] = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
 
