@@ -145,7 +145,7 @@ def _argument(module: Any, args: Any, kwargs: Any) -> Any:
 def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
     """A layer's forward after the tap of its first argument; by its name pickle finds the class's.
 
-    A hook of a layer that is compiled by itself would be a graph of its own, and read the stream once more.
+    A hook of a layer that is compiled by itself would be a separate graph, which reads the stream once more.
     """
     args, kwargs = _argument(module, args, kwargs) or (args, kwargs)
     return type(module).forward(module, *args, **kwargs)
